@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+SHELL := /bin/bash
+PY := .venv/bin/python
+SAN ?= address
+
+.PHONY: help setup demo test lint bench native-test stubs clean
+help:
+	@grep -E '^[a-z-]+: .*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+setup:  ## create .venv, install, build the native module (once a change of the build files)
+	@scripts/setup.sh
+
+demo: setup  ## train a model, lose a worker, carry on; ARGS="--seconds 60" passes options
+	@.venv/bin/fireflyer demo $(ARGS)
+
+test: setup  ## run all tests
+	@scripts/setup.sh --test-packages
+	@$(PY) -m pytest $(ARGS)
+
+lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings as errors
+	@scripts/lint.sh
+
+bench: setup  ## the benchmark figures of the README
+	@.venv/bin/fireflyer bench allreduce $(ARGS)
+
+native-test: setup  ## the C++ tests under a sanitizer: SAN=address|undefined|thread
+	@scripts/native-test.sh $(SAN)
+
+stubs: setup  ## regenerate the committed type stubs of the native module
+	@scripts/stubs.sh
+
+clean:  ## remove the virtual environment and all build output
+	rm -rf .venv build

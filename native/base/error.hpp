@@ -1,0 +1,41 @@
+// The one error type of the native code. A thread that runs native work catches it at its own top and
+// stores it in the operation it was serving; bind.cpp turns the code into the Python exception tree.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace ff {
+
+enum class Code {
+  invalid,            // ValueError: the caller's argument
+  corrupted,          // errors.Corrupted
+  no_space,           // errors.NoSpace
+  storage,            // errors.StorageError
+  peer_lost,          // errors.PeerLost
+  deadline_exceeded,  // errors.DeadlineExceeded
+  collective,         // errors.CollectiveError
+  rank_failed,        // errors.RankFailed(rank)
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, const std::string& message, int rank = -1)
+      : std::runtime_error(message), code_(code), rank_(rank) {}
+  Code code() const { return code_; }
+  int rank() const { return rank_; }  // the failed rank of Code::rank_failed, else -1
+
+ private:
+  Code code_;
+  int rank_;
+};
+
+// "what: strerror(errno)"; ENOSPC, EDQUOT and ENOMEM become Code::no_space.
+[[noreturn]] inline void throw_errno(const std::string& what, int error = errno) {
+  const bool full = error == ENOSPC || error == EDQUOT || error == ENOMEM;
+  throw Error(full ? Code::no_space : Code::storage, what + ": " + std::strerror(error));
+}
+
+}  // namespace ff

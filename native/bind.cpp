@@ -1,0 +1,73 @@
+// The one module `fireflyer._native`: a submodule a part, and the one place where native errors become
+// Python's.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "base/crc32.hpp"
+#include "base/error.hpp"
+#include "simd/kernels.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+const char* class_name(ff::Code code) {
+  switch (code) {
+    case ff::Code::corrupted: return "Corrupted";
+    case ff::Code::no_space: return "NoSpace";
+    case ff::Code::storage: return "StorageError";
+    case ff::Code::peer_lost: return "PeerLost";
+    case ff::Code::deadline_exceeded: return "DeadlineExceeded";
+    case ff::Code::rank_failed: return "RankFailed";
+    default: return "CollectiveError";
+  }
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const ff::Error& error) {
+    if (error.code() == ff::Code::invalid) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+      return;
+    }
+    const nb::object type = nb::module_::import_("fireflyer.errors").attr(class_name(error.code()));
+    const nb::object value = error.code() == ff::Code::rank_failed
+                                 ? type(nb::str(error.what()), nb::arg("rank") = error.rank())
+                                 : type(nb::str(error.what()));
+    PyErr_SetObject(type.ptr(), value.ptr());
+  }
+}
+
+// A contiguous buffer of any Python object, released with the holder.
+class Buffer {
+ public:
+  explicit Buffer(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
+  }
+  ~Buffer() { PyBuffer_Release(&view_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  const void* data() const { return view_.buf; }
+  std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+
+ private:
+  Py_buffer view_{};
+};
+
+std::uint32_t crc32(nb::handle data, std::uint32_t value) {
+  const Buffer buffer(data);
+  const nb::gil_scoped_release release;
+  return ff::crc32(value, buffer.data(), buffer.size());
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::register_exception_translator(translate);
+  m.def("crc32", &crc32, nb::arg("data"), nb::arg("value") = 0,
+        nb::sig("def crc32(data: typing_extensions.Buffer, value: int = 0) -> int"),
+        "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
+  m.def("isa", [] { return ff::simd::kernels().isa; },
+        "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
+}

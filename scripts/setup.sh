@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Brings the checkout to a working state: .venv, dependencies by constraints.txt, the native module. Does nothing when
+# a stamp named by the hash of the build files is there. `--test-packages` adds the Debian packages that tests need.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+log=build/setup.log
+mkdir -p build
+
+need() {  # need COMMAND PACKAGE: one line and the install command when a tool is missing
+  command -v "$1" >/dev/null || { echo "setup: '$1' is missing: apt-get install $2" >&2; exit 1; }
+}
+
+stage() {  # stage NAME COMMAND...: one line with its seconds; the log's end on failure
+  local name=$1 start=$EPOCHREALTIME; shift
+  if ! "$@" >>"$log" 2>&1; then
+    echo "setup: $name failed; the end of $log:" >&2
+    tail -n 25 "$log" >&2
+    exit 1
+  fi
+  printf 'setup: %-24s %5.1f s\n' "$name" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN{print b-a}')"
+}
+
+if [ "${1:-}" = --test-packages ]; then
+  command -v ip >/dev/null && command -v tc >/dev/null && exit 0
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    stage "Debian packages" bash -c \
+      'apt-get -o DPkg::Lock::Timeout=180 update -q && apt-get -o DPkg::Lock::Timeout=180 install -y -q --no-install-recommends iproute2'
+  fi
+  exit 0
+fi
+
+python=${PYTHON:-python3}
+need "$python" "python3 python3-venv python3-dev"
+need c++ g++
+need make make
+"$python" - <<'E2' || exit 1
+import sys, sysconfig, pathlib, importlib.util
+if sys.version_info < (3, 11):
+    sys.exit(f"setup: Python {sys.version.split()[0]} is too old: 3.11 or newer is needed (set PYTHON=...)")
+if importlib.util.find_spec("ensurepip") is None:
+    sys.exit("setup: Python's venv is missing: apt-get install python3-venv")
+if not pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists():
+    sys.exit("setup: Python's headers are missing: apt-get install python3-dev")
+E2
+
+hash=$( { cat pyproject.toml constraints.txt CMakeLists.txt scripts/setup.sh; find native -type f | LC_ALL=C sort | xargs cat; } | sha256sum | cut -c1-16)
+stamp=.venv/.setup-$hash
+[ -e "$stamp" ] && exit 0
+: >"$log"
+pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-compile -c constraints.txt)
+[ -n "${TORCH_INDEX:-}" ] && pip+=(--extra-index-url "$TORCH_INDEX")
+
+deps=.venv/.deps-$(cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+if [ ! -e "$deps" ]; then
+  [ -x .venv/bin/python ] || stage "virtual environment" "$python" -m venv .venv
+  # cmake and ninja come from PyPI only where the system has none.
+  tools=(scikit-build-core nanobind)
+  command -v cmake >/dev/null || tools+=(cmake)
+  command -v ninja >/dev/null || tools+=(ninja)
+  stage "torch" "${pip[@]}" torch
+  stage "build tools" "${pip[@]}" "${tools[@]}"
+  wanted=$(.venv/bin/python - <<'E2'
+import tomllib, pathlib
+p = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
+extras = p["optional-dependencies"]
+names = p["dependencies"] + [d for e in ("torch", "demo", "dev") for d in extras[e]]
+print("\n".join(n for n in names if not n.startswith("fireflyer[")))
+E2
+)
+  mapfile -t wanted <<<"$wanted"
+  stage "dependencies" "${pip[@]}" "${wanted[@]}"
+  rm -f .venv/.deps-*
+  touch "$deps"
+fi
+stage "native module" "${pip[@]}" --no-build-isolation --no-deps -e .
+rm -f .venv/.setup-*
+touch "$stamp"

@@ -1,0 +1,11 @@
+from typing_extensions import Buffer
+
+def crc32(data: Buffer, value: int = 0) -> int:
+    """
+    CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.
+    """
+
+def isa() -> str:
+    """
+    Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).
+    """

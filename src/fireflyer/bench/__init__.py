@@ -1,0 +1,1 @@
+"""Benchmarks: one module a part, one row format."""

@@ -1,0 +1,1 @@
+"""Checkpoint Manager: asynchronous, verified, resumable saves."""

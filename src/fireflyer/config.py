@@ -1,0 +1,1 @@
+"""Settings: dataclasses beside their owners, read from TOML and `--set a.b=c`."""

@@ -1,0 +1,1 @@
+"""The demo: train a model, lose a worker, carry on."""

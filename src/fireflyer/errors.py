@@ -1,0 +1,93 @@
+"""Every error that Fireflyer raises for a reason outside the caller's code.
+
+    FireflyerError
+    ├── ConfigError            a setting, option or argument that cannot work
+    ├── WireError              between processes
+    │   ├── ProtocolMismatch   the other side speaks another version or is not who it should be
+    │   ├── PeerLost           the other side went away
+    │   └── DeadlineExceeded   no answer in time
+    ├── StorageError           bytes at rest
+    │   ├── Corrupted          a checksum or a structure does not hold
+    │   └── NoSpace            disk, quota or memory is full
+    ├── CollectiveError        a collective operation cannot complete
+    │   └── RankFailed         because of one rank; `rank` names it
+    ├── CheckpointError        no checkpoint that can be used, or state that cannot be saved
+    ├── TaskError              the platform refuses or cannot do what was asked of a task
+    └── LabError               the lab cannot be set up on this machine
+
+A message says what happened, to which object, and what to do. Programming errors stay
+ValueError and TypeError.
+`retryable` says whether the same call may succeed later without a change by the caller.
+"""
+
+
+class FireflyerError(Exception):
+    """Root of the tree."""
+
+    retryable = False
+
+
+class ConfigError(FireflyerError):
+    """A setting, option or argument that cannot work."""
+
+
+class WireError(FireflyerError):
+    """Something between two processes went wrong."""
+
+
+class ProtocolMismatch(WireError):
+    """The other side speaks another protocol version, or failed to prove the shared secret."""
+
+
+class PeerLost(WireError):
+    """The other side closed the connection or died."""
+
+    retryable = True
+
+
+class DeadlineExceeded(WireError):
+    """No answer within the deadline."""
+
+    retryable = True
+
+
+class StorageError(FireflyerError):
+    """Reading or writing stored bytes failed."""
+
+
+class Corrupted(StorageError):
+    """Stored bytes do not match their checksum or their structure."""
+
+
+class NoSpace(StorageError):
+    """A disk, quota or memory reservation is full."""
+
+    retryable = True
+
+
+class CollectiveError(FireflyerError):
+    """A collective operation cannot complete."""
+
+
+class RankFailed(CollectiveError):
+    """A collective cannot complete because of one rank.
+
+    Attributes:
+        rank: the rank that died, froze or left, in the group of the operation.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class CheckpointError(FireflyerError):
+    """No usable checkpoint exists, or a state cannot be saved."""
+
+
+class TaskError(FireflyerError):
+    """The platform refuses, or cannot do, what was asked of a task."""
+
+
+class LabError(FireflyerError):
+    """The lab cannot be set up on this machine."""

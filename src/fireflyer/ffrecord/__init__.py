@@ -1,0 +1,1 @@
+"""FFRecord: record files with random batch reads."""

@@ -1,0 +1,1 @@
+"""HAI Platform: tasks, time sharing, failure handling."""

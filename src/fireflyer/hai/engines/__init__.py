@@ -1,0 +1,124 @@
+"""The seam between the platform and whatever runs processes: a gang, its events, and the `Engine` calls.
+
+The server decides; an engine executes and reports. `local` runs gangs as supervised processes
+of this machine.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that can hold one gang member."""
+
+    name: str
+    """Unique in the engine; given to the ranks as FIREFLYER_NODE."""
+
+
+class Gang(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a task: `ranks_per_node` processes on each of `nodes`, started and ended together."""
+
+    task: str
+    """Id of the task, e.g. "t17"; names its directory."""
+    attempt: int
+    """Counts from 1; a new attempt fences the older ones."""
+    script: str
+    """Absolute path of the Python script."""
+    args: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    """The user's environment for the ranks, without the FIREFLYER_* and rendezvous names,
+    which the engine adds."""
+    nodes: tuple[str, ...]
+    """Rank = index of the node here * ranks_per_node + local rank."""
+    ranks_per_node: int
+    start: Literal["fork", "exec"]
+    """fork: from a warmed fork server, kept for the next attempt; exec: a fresh interpreter a rank."""
+    secret: str
+    """Hex secret of the task, given to the ranks as FIREFLYER_SECRET; never logged."""
+    directory: Path
+    """Directory of this attempt; `<rank>.log` and the engine's own files go there."""
+
+
+class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):
+    task: str
+    attempt: int
+    rank: int
+    node: str
+    pid: int
+    monotonic_ns: int
+    """CLOCK_MONOTONIC when the engine saw it."""
+    wall: float
+
+
+class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
+    task: str
+    attempt: int
+    rank: int
+    node: str
+    code: int | None
+    """Exit status, or None when a signal ended it."""
+    signal: int | None
+    suspended: bool
+    """The rank acknowledged a suspend by `fireflyer.hai.suspended()` before it ended."""
+    monotonic_ns: int
+    wall: float
+
+
+class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
+    """No process of the attempt is left on any node."""
+
+    task: str
+    attempt: int
+    outcome: Literal["finished", "failed", "stopped", "suspended", "lost"]
+    """finished: every rank returned 0; failed: a rank did not; stopped and suspended: as asked for; lost: a
+    supervisor died and took its ranks with it."""
+    reason: str
+    """One line for people, e.g. "rank 1 on n1 was killed by SIGKILL"."""
+    monotonic_ns: int
+    wall: float
+
+
+EngineEvent = RankStarted | RankExited | GangEnded
+
+
+class Engine(Protocol):
+    """What the platform needs of an engine. Every call may be repeated to no further effect."""
+
+    def nodes(self) -> list[Node]:
+        """The nodes as of now."""
+        ...
+
+    async def launch(self, gang: Gang) -> None:
+        """Starts the gang. A failure to start is reported as GangEnded(failed), not raised."""
+        ...
+
+    async def recover(self, gang: Gang) -> None:
+        """Takes up a gang that an earlier server process launched: its events since then follow,
+        each at least once, or GangEnded(lost) if its supervisors are gone."""
+        ...
+
+    async def suspend(self, task: str, attempt: int, grace_s: float) -> None:
+        """Asks every rank to save and leave: `suspend_requested()` turns true at one call number on
+        all ranks. Ranks that have not left after `grace_s` are ended; the outcome is
+        `suspended` either way."""
+        ...
+
+    async def stop(self, task: str, attempt: int, grace_s: float) -> None:
+        """SIGTERM to every rank, SIGKILL after `grace_s`; the outcome is `stopped`."""
+        ...
+
+    async def release(self, task: str) -> None:
+        """Gives back what the engine kept warm for the task's next attempt (supervisors, fork servers)."""
+        ...
+
+    def events(self) -> AsyncIterator[EngineEvent]:
+        """What happened, in order for each task; ends when the engine is closed. One reader."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go without ending anything: gangs run on and can be recovered."""
+        ...

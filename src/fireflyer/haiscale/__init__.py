@@ -1,0 +1,1 @@
+"""HaiScale: parallel training over HFReduce."""

@@ -1,0 +1,1 @@
+"""HFReduce: collectives that reduce on the CPU."""

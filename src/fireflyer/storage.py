@@ -1,0 +1,1 @@
+"""The storage protocol: read ranges, write, list, rename, sync."""
