@@ -9,6 +9,9 @@
 
 namespace nb = nanobind;
 
+// One function a part, defined in native/<part>/bind.cpp.
+namespace ff::hfreduce { void bind(nb::module_ m); }
+
 namespace {
 
 const char* class_name(ff::Code code) {
@@ -70,4 +73,5 @@ NB_MODULE(_native, m) {
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
+  ff::hfreduce::bind(m.def_submodule("hfreduce"));
 }
