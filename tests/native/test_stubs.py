@@ -12,4 +12,6 @@ def test_committed_stubs_are_current(tmp_path: Path) -> None:
     names = {p.name for p in tmp_path.iterdir()}
     assert names == {p.name for p in committed.iterdir()}
     for name in names:
-        assert (tmp_path / name).read_text() == (committed / name).read_text(), f"run: make stubs ({name})"
+        assert (tmp_path / name).read_text() == (committed / name).read_text(), (
+            f"run: make stubs ({name})"
+        )
