@@ -9,11 +9,12 @@ import pytest
 from fireflyer.bench.__main__ import with_default_json
 from fireflyer.bench.report import Row
 
+BENCH = [sys.executable, "-m", "fireflyer.bench", "allreduce"]
+
 
 def test_allreduce_report() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fireflyer.bench", "allreduce", "--ranks", "2"]
-        + ["--sizes", "4K,1M", "--rounds", "2", "--json"],
+        [*BENCH, *"--ranks 2 --sizes 4K,1M --rounds 2 --json".split()],
         capture_output=True,
         text=True,
     )
@@ -49,7 +50,7 @@ def test_json_without_a_file(given: list[str], meant: list[str]) -> None:
 @pytest.mark.parametrize("arguments", [["--sizes", "1X"], ["--dtype", "int3"], ["--ranks", "0"]])
 def test_bad_options_are_usage_errors(arguments: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fireflyer.bench", "allreduce", *arguments],
+        [*BENCH, *arguments],
         capture_output=True,
         text=True,
     )
