@@ -14,7 +14,7 @@ BENCH = [sys.executable, "-m", "fireflyer.bench", "allreduce"]
 
 def test_allreduce_report() -> None:
     done = subprocess.run(
-        [*BENCH, *"--ranks 2 --sizes 4K,1M --rounds 2 --json".split()],
+        [*BENCH, "--ranks", "2", "--sizes", "4K,1M", "--rounds", "2", "--json"],
         capture_output=True,
         text=True,
     )
