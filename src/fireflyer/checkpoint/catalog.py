@@ -29,8 +29,7 @@ class Catalog:
         return sorted(found, reverse=True)
 
     def whole(self) -> Iterator[Generation]:
-        """Those with an undamaged manifest and data files of the right size, the newest first, looked at one by
-        one."""
+        """Those with an undamaged manifest and data files of the right size, the newest first. Lazy."""
         return (generation for generation in self.generations() if self._is_whole(generation))
 
     def manifest(self, generation: Generation) -> Manifest:
@@ -65,7 +64,7 @@ class Catalog:
         return True
 
     def set_aside(self, generation: Generation) -> None:
-        """Moves a damaged checkpoint under damaged/, the manifest first: it ceases to exist, its bytes do not."""
+        """Moves a damaged checkpoint under damaged/. The manifest first: it ceases to exist, its bytes stay."""
         files = [name for _, owner, name in self._files(generation.step) if owner == generation]
         files.sort(key=lambda name: not name.startswith("manifest"))
         directory = generation.directory
@@ -79,7 +78,7 @@ class Catalog:
             )
 
     def delete(self, generation: Generation) -> None:
-        """Removes a checkpoint, the manifest first: nothing of it is taken for whole if this is interrupted."""
+        """Removes a checkpoint. The manifest first, so that no interruption leaves one that looks whole."""
         self.storage.delete(generation.manifest)
         for _, owner, name in self._files(generation.step):
             if owner == generation:

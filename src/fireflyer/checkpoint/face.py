@@ -59,7 +59,7 @@ class SaveHandle:
 
 
 class CheckpointManager:
-    """Saves and loads the state of a training run in one directory; docs/checkpoint.md has the format and promises.
+    """Saves and loads the state of a training run in one directory; docs/checkpoint.md draws the format.
 
     Under an initialised torch.distributed, `save`, `load` and `should_save` are collective: all
     ranks call them, in one order, with the same step. Without it they serve one process. Not safe
