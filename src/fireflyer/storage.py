@@ -67,7 +67,7 @@ class Storage(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Removes a file or an empty directory. No error if there is none, or if the directory is not empty."""
+        """Removes a file or an empty directory; leaves a directory that is not empty. No error if absent."""
         ...
 
 

@@ -64,7 +64,7 @@ class Catalog:
         return True
 
     def set_aside(self, generation: Generation) -> None:
-        """Moves a damaged checkpoint under damaged/. The manifest first: it ceases to exist, its bytes stay."""
+        """Moves a damaged checkpoint under damaged/. Its manifest goes first."""
         files = [name for _, owner, name in self._files(generation.step) if owner == generation]
         files.sort(key=lambda name: not name.startswith("manifest"))
         directory = generation.directory

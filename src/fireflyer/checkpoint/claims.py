@@ -1,4 +1,4 @@
-"""Fencing: who may save into a directory. A run claims it in `claims/<epoch>.json`; the highest epoch owns it.
+"""Fencing: who may save into a directory. A run claims it in `claims/<epoch>.json`; the highest epoch owns.
 
 A save bears its run's epoch in the names of all its files, so runs never write over one another,
 and a newer run's checkpoints sort before an older run's whatever their steps. Rank 0 looks at the
@@ -39,8 +39,8 @@ class Claims:
         return max(self._epochs(), default=0)
 
     def succeeds(self) -> bool:
-        """Whether this run is a later attempt of the task that owns the directory (or nobody does), so that it
-        can take over at once. Any other run may be here only to read."""
+        """Whether this run is a later attempt of the task that owns the directory (or nobody does), so
+        that it can take over at once. Any other run may be here only to read."""
         epochs = self._epochs()
         if self.me.attempt is None or not epochs:
             return self.me.attempt is not None

@@ -53,7 +53,8 @@ def load_newest(catalog: Catalog, step: int | None, into: Any | None) -> Loaded:
     skipped: set[Generation] = set()
     while True:
         generation = _pick(catalog, step, skipped)
-        finding, loaded, error = _GOOD, None, None
+        finding, loaded = _GOOD, None
+        error: CheckpointError | StorageError | None = None
         try:
             loaded = _read(catalog, generation, targets)
         except Corrupted as damage:
@@ -105,7 +106,7 @@ def _skip(catalog: Catalog, generation: Generation, finder: int, damage: Excepti
     rank, _ = rank_and_world()
     if rank == finder:
         _log.warning(
-            "the checkpoint of step %d is damaged: %s; it is moved to %s/damaged and the next older one is used",
+            "the checkpoint of step %d is damaged: %s; moving it to %s/damaged, trying the next older one",
             generation.step,
             damage,
             catalog.storage,
@@ -167,7 +168,7 @@ def _check_fit(manifest: Manifest, targets: dict[Path, Leaf]) -> None:
         node = saved.get(path)
         if node is None:
             raise CheckpointError(
-                f"the checkpoint has no tensor {path_name(path)} to load into the given one"
+                f"the checkpoint has no tensor {path_name(path)} to fill the given one"
             )
         have = (leaf_kind(target), leaf_dtype(target), tuple(target.shape))
         want = (node.kind, node.dtype, node.shape)

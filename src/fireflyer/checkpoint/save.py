@@ -201,8 +201,8 @@ class Committer:
         return True
 
     def _undo(self, job: Job, promised: bool) -> None:
-        """Gives the space of a failed save back, unless its manifest came to be, or still may: rank 0 commits what
-        was promised to it until it says that it has failed."""
+        """Gives the space of a failed save back, unless its manifest came to be, or still may: rank 0 commits
+        what was promised to it until it says that it has failed."""
         generation = job.generation
         self._swept = False
         try:

@@ -1,4 +1,4 @@
-"""State trees: a nested dict, list or tuple taken apart into nodes that JSON can hold, and put together again.
+"""State trees: nested dicts, lists and tuples taken apart into nodes that JSON can hold, and back.
 
 A node is a container, a plain value or a tensor, each with its path of keys from the root;
 parents come before their children, children in their order. Nothing is pickled.
@@ -128,8 +128,8 @@ def _leaf(path: Path, item: Any) -> Value | Leaf:
     if kind is bytes:
         return Value(path=path, kind="bytes", value=base64.b64encode(item).decode())
     raise CheckpointError(
-        f"cannot save {path_name(path)}: a {kind.__module__}.{kind.__qualname__}; a state holds dicts, lists, "
-        "tuples, torch tensors, numpy arrays, int, float, bool, str, bytes and None"
+        f"cannot save {path_name(path)}: a {kind.__module__}.{kind.__qualname__}; a state holds dicts, "
+        "lists, tuples, torch tensors, numpy arrays, int, float, bool, str, bytes and None"
     )
 
 
