@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it is dead. Pids are reused, the pair is not."""
+    """When a process started, in ticks since boot; None if it is dead. Pids are reused, the pair is not."""
     fields = _stat_fields(pid)
     return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
