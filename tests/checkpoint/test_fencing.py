@@ -54,8 +54,8 @@ def test_a_newer_attempt_fences_at_construction(attempt: Start, differences: Dif
 def test_a_zombie_frozen_anywhere_in_its_save(
     attempt: Start, tmp_path: Path, told: Told, differences: Differences
 ) -> None:
-    """For every storage call of attempt 1's save of step 20: attempt 1 freezes before it, attempt 2 starts and
-    saves steps 20 and 15, attempt 1 thaws and ends its save."""
+    """For every storage call of attempt 1's save of step 20: attempt 1 freezes before it, attempt 2
+    starts and saves steps 20 and 15, attempt 1 thaws and ends its save."""
     frozen_at, reached, acknowledged = 0, True, 0
     until_frozen: int | None = None
     place = DirectoryStorage(tmp_path)
