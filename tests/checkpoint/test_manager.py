@@ -165,6 +165,23 @@ def test_the_newest_is_what_was_saved_last(tmp_path: Path) -> None:
     assert manager.steps() == [100, 110, 200]
 
 
+@pytest.mark.parametrize("call", ["read", "read_into"])
+def test_a_reader_goes_on_with_what_a_saving_run_keeps(
+    tmp_path: Path, told: Told, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    writer = CheckpointManager(tmp_path, keep=1)
+    writer.save(1, {"step": 1, "w": torch.ones(2)}).wait()
+
+    def retire(called: str, name: str) -> None:
+        if called == call and "step-000000000001" in name:
+            writer.save(2, {"step": 2, "w": torch.ones(2)}).wait()
+
+    reader = CheckpointManager(told(DirectoryStorage(tmp_path), retire))
+    assert reader.load()["step"] == 2
+    assert not caplog.records
+    assert not (tmp_path / "damaged").exists()
+
+
 def test_a_manager_works_on_across_a_fork(tmp_path: Path, forked: Forked) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"a": 1}).wait()
