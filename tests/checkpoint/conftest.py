@@ -46,7 +46,7 @@ def _differs(a: Any, b: Any, path: str) -> Iterator[str]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().contiguous().resolve_conj().resolve_neg().reshape(-1)
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
     return bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
 
 
