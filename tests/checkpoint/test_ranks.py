@@ -1,5 +1,6 @@
 """Several ranks over gloo: each writes its own, all or none commit, all load the same."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,33 @@ def test_a_missing_rank_is_named(job: Job, tmp_path: Path) -> None:
         assert manager.load()["step"] == 1
 
     job(body)
+
+
+def test_a_rank_that_gave_up_waiting_leaves_what_rank_0_still_commits(
+    job: Job, tmp_path: Path, told: Told
+) -> None:
+    gave_up, tell = os.pipe()
+
+    def body(rank: int) -> None:
+        def commit_late(call: str, name: str) -> None:
+            if rank == 0 and call == "write" and "/manifest-" in name:
+                assert os.read(gave_up, 1) == b"!"
+
+        storage = told(DirectoryStorage(tmp_path / "c"), commit_late)
+        manager = CheckpointManager(storage, commit_deadline_s=30 if rank == 0 else 0.2)
+        if rank == 1:
+            with pytest.raises(CheckpointError, match="rank 0 did not commit it within 0.2 s"):
+                save(manager, rank, 1)
+            os.write(tell, b"!")
+        else:
+            save(manager, rank, 1)
+        dist.barrier()
+        assert manager.load()["step"] == 1
+        assert (manager.loaded_per_rank() or {})["rank"] == rank
+
+    job(body)
+    os.close(gave_up)
+    os.close(tell)
 
 
 def test_a_rank_without_space_fails_the_save_on_all(job: Job, tmp_path: Path, told: Told) -> None:
