@@ -153,7 +153,7 @@ def test_a_rank_that_gave_up_waiting_leaves_what_rank_0_still_commits(
         storage = told(DirectoryStorage(tmp_path / "c"), commit_late)
         manager = CheckpointManager(storage, commit_deadline_s=30 if rank == 0 else 0.2)
         if rank == 1:
-            with pytest.raises(CheckpointError, match="rank 0 did not commit it within 0.2 s"):
+            with pytest.raises(CheckpointError, match=r"rank 0 did not commit it within 0.2 s"):
                 save(manager, rank, 1)
             os.write(tell, b"!")
         else:
