@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import struct
 import sys
 import traceback
@@ -146,3 +147,35 @@ def forked() -> Callable[..., list[int]]:
         return [_reap(child) for child in children]
 
     return run
+
+
+FILE_CALLS = (
+    *("open", "close", "write", "fsync", "preadv"),
+    *("replace", "link", "unlink", "mkdir", "rmdir", "listdir"),
+)
+
+
+def _die_at(call: int) -> None:
+    """From now on the process kills itself at its `call`-th system call on files; a write is cut in half."""
+    count = 0
+
+    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == call:
+                if name == "write":
+                    real(args[0], args[1][: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return called
+
+    for name in FILE_CALLS:
+        setattr(os, name, wrap(name, getattr(os, name)))
+
+
+@pytest.fixture(scope="session")
+def die_at() -> Callable[[int], None]:
+    """For forked children only."""
+    return _die_at

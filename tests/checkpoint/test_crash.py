@@ -16,19 +16,7 @@ from fireflyer.errors import CheckpointError, NoSpace
 
 Differences = Callable[[Any, Any], list[str]]
 Forked = Callable[..., list[int]]
-CALLS = (
-    "open",
-    "write",
-    "fsync",
-    "replace",
-    "link",
-    "unlink",
-    "mkdir",
-    "rmdir",
-    "preadv",
-    "listdir",
-    "close",
-)
+DieAt = Callable[[int], None]
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -38,26 +26,6 @@ def state_of(step: int) -> dict[str, Any]:
         "opt": {"state": {0: {"m": torch.randn(5, generator=generator)}}, "lr": 0.5 / step},
         "step": step,
     }
-
-
-def die_at(call: int) -> None:
-    """From now on the process kills itself at its `call`-th system call on files; a write is cut in half."""
-    count = 0
-
-    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == call:
-                if name == "write":
-                    real(args[0], args[1][: len(args[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return called
-
-    for name in CALLS:
-        setattr(os, name, wrap(name, getattr(os, name)))
 
 
 def copied(base: Path, target: Path) -> Path:
@@ -71,7 +39,7 @@ def files_under(directory: Path) -> set[str]:
 
 
 def test_killed_at_any_point_of_a_save(
-    tmp_path: Path, differences: Differences, forked: Forked
+    tmp_path: Path, differences: Differences, forked: Forked, die_at: DieAt
 ) -> None:
     base = tmp_path / "base"
     first = CheckpointManager(base, keep=2)
@@ -113,7 +81,7 @@ def test_killed_at_any_point_of_a_save(
 
 
 def test_killed_at_any_point_of_setting_a_damaged_one_aside(
-    tmp_path: Path, differences: Differences, forked: Forked
+    tmp_path: Path, differences: Differences, forked: Forked, die_at: DieAt
 ) -> None:
     base = tmp_path / "base"
     manager = CheckpointManager(base)

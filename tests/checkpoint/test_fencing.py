@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fireflyer.checkpoint import CheckpointManager
-from fireflyer.errors import CheckpointError
+from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.storage import DirectoryStorage, Storage
 
 Differences = Callable[[Any, Any], list[str]]
@@ -151,5 +151,5 @@ def test_a_malformed_attempt_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("FIREFLYER_ATTEMPT", value)
-    with pytest.raises(CheckpointError, match="is not a whole number"):
+    with pytest.raises(ConfigError, match="is not a whole number"):
         CheckpointManager(tmp_path)

@@ -1,6 +1,8 @@
 """Several ranks over gloo: each writes its own, all or none commit, all load the same."""
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +261,46 @@ def test_ranks_agree_when_to_save_whatever_their_clocks_say(job: Job, tmp_path: 
         assert len(decided) >= 8
 
     job(body)
+
+
+@pytest.mark.parametrize("victim", range(WORLD))
+def test_a_rank_killed_at_points_of_a_save(
+    tmp_path: Path, forked: Callable[..., list[int]], die_at: Callable[[int], None], victim: int
+) -> None:
+    """Every third system call on files; the other rank gives up or commits. No mixture, nothing lost."""
+    acknowledged = tmp_path / "acknowledged"
+
+    def body(rank: int, place: Path, call: int) -> None:
+        rendezvous = f"file://{place}.rendezvous"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
+        manager = CheckpointManager(place, commit_deadline_s=0.3)
+        save(manager, rank, 1)
+        dist.barrier()
+        if rank == victim:
+            die_at(call)
+        manager.save(2, state_of(2), per_rank={"rng": torch.full((rank + 1,), 2), "rank": rank})
+        with contextlib.suppress(CheckpointError):
+            manager.wait()
+            acknowledged.touch()
+
+    alive, call, steps = True, 1, []
+    while alive:
+        acknowledged.unlink(missing_ok=True)
+        place = tmp_path / f"killed-{call}"
+        ranks = [
+            lambda rank=rank, place=place, call=call: body(rank, place, call)
+            for rank in range(WORLD)
+        ]
+        codes = forked(*ranks)
+        alive = codes[victim] == -signal.SIGKILL
+        assert codes[1 - victim] == 0
+        reader = CheckpointManager(place)
+        state = reader.load()
+        step = state["step"]
+        assert step == 2 or not acknowledged.exists()
+        assert state["w"].tolist() == [float(step)] * 100
+        assert (reader.loaded_per_rank() or {})["rng"].tolist() == [step]
+        steps.append(step)
+        call += 3
+    assert len(steps) > 4
+    assert 1 in steps

@@ -148,6 +148,22 @@ def test_run_executes_on_the_host(lab: Lab) -> None:
 
 
 @pytest.mark.netns
+def test_a_job_finds_its_place_in_the_environment(lab: Lab) -> None:
+    port = lab.hosts[0].free_port()
+    assert lab.job_env(2, port) == {
+        "FIREFLYER_LAB_HOST": "2",
+        "FIREFLYER_LAB_HOSTS": "3",
+        "FIREFLYER_NODE": "h2",
+        "FIREFLYER_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "MASTER_ADDR": lab.hosts[0].address,
+        "MASTER_PORT": str(port),
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+    }
+
+
+@pytest.mark.netns
 def test_kill_reaches_descendants_that_left_the_group(lab: Lab) -> None:
     process = lab.popen(
         1, ["sh", "-c", "setsid sleep 1000 & echo $!; exec sleep 1000"], stdout=subprocess.PIPE

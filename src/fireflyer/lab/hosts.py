@@ -246,6 +246,8 @@ class Lab:
             "FIREFLYER_LAB_HOSTS": str(len(self.hosts)),
             "FIREFLYER_NODE": place.name,
             "FIREFLYER_IFNAME": place.interface,
+            # gloo's own choice is the address of the host name, which only the real machine has.
+            "GLOO_SOCKET_IFNAME": place.interface,
             "MASTER_ADDR": self.hosts[0].address,
             "MASTER_PORT": str(port),
             "RANK": str(host),
