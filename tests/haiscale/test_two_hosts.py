@@ -52,6 +52,11 @@ def enter(lab: Lab, rank: int, world: int, store_path: str) -> None:
     dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
 
 
+def reduce_for_ever() -> None:
+    while True:
+        dist.all_reduce(torch.ones(100_000))
+
+
 @pytest.mark.netns
 def test_two_hosts_of_two_ranks(start_gang: Callable[..., Any], store_path: str, lab: Lab) -> None:
     reference = build()
@@ -92,8 +97,7 @@ def test_a_cut_cable_ends_training_with_a_typed_error(
         if rank == 0:
             os.write(write, b"x")
         with pytest.raises(RankFailed) as caught:
-            while True:
-                dist.all_reduce(torch.ones(100_000))
+            reduce_for_ever()
         return str(caught.value)
 
     gang = start_gang(body, 2)
