@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -279,29 +280,29 @@ def test_the_buffer_may_change_after_write_one(tmp_path: Path) -> None:
 def test_a_child_of_a_fork_neither_writes_nor_ends_the_file_of_its_parent(
     tmp_path: Path, encode: Encode
 ) -> None:
-    with FileWriter(tmp_path / "a.ffr") as writer:
-        writer.write_one(b"one")
-        child = os.fork()
-        if child == 0:
-            refused = 0
-            attempts: list[Callable[[], None]] = [
-                partial(writer.write_one, b"two"),
-                writer.close,
-                writer.discard,
-            ]
-            for attempt in attempts:
-                try:
-                    attempt()
-                except RuntimeError:
-                    refused += 1
-            del attempts, attempt
-            writer.__exit__(None, None, None)
-            writer.__exit__(KeyError, KeyError(), None)
-            del writer
-            gc.collect()
-            os._exit(0 if refused == 3 else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        writer.write_one(b"three")
+    writer = FileWriter(tmp_path / "a.ffr")
+    writer.write_one(b"one")
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        attempts: list[Callable[[], None]] = [
+            partial(writer.write_one, b"two"),
+            writer.close,
+            writer.discard,
+        ]
+        for attempt in attempts:
+            try:
+                attempt()
+            except RuntimeError:
+                refused += 1
+        writer.__exit__(None, None, None)
+        writer.__exit__(KeyError, KeyError(), None)
+        ended = weakref.ref(writer)
+        del attempts, attempt, writer
+        os._exit(0 if refused == 3 and ended() is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    writer.write_one(b"three")
+    writer.close()
     assert (tmp_path / "a.ffr").read_bytes() == encode([b"one", b"three"])
 
 
