@@ -152,29 +152,57 @@ def test_close_during_reads_of_other_threads_lets_them_finish(reader: FileReader
 
 
 def test_a_read_releases_the_interpreter_lock(store: Store) -> None:
-    """With no forced switching, another thread runs between `set` and the end of the read only when the
+    """With no forced switching, this thread runs between `set` and the end of the read only when the
     read itself lets go of the lock; which it does each time, but the scheduler may be late."""
     reader = FileReader(store([bytes(16 << 20)]))
+
+    def read(started: threading.Event, ended: threading.Event) -> None:
+        started.set()
+        reader.read([0] * 4)
+        ended.set()
+
     interval = sys.getswitchinterval()
-    seen_inside = False
-    deadline = time.monotonic() + 60
-    while not seen_inside and time.monotonic() < deadline:
-        started = threading.Event()
-        ended: list[bool] = []
-
-        def read(started: threading.Event, ended: list[bool]) -> None:
-            sys.setswitchinterval(1000)
-            started.set()
-            reader.read([0] * 4)
-            ended.append(True)
-            sys.setswitchinterval(interval)
-
-        thread = threading.Thread(target=read, args=(started, ended))
-        thread.start()
-        started.wait()
-        seen_inside = not ended
-        thread.join()
+    sys.setswitchinterval(1000)
+    try:
+        seen_inside = False
+        deadline = time.monotonic() + 20
+        while not seen_inside and time.monotonic() < deadline:
+            started, ended = threading.Event(), threading.Event()
+            thread = threading.Thread(target=read, args=(started, ended))
+            thread.start()
+            started.wait()
+            seen_inside = not ended.is_set()
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert seen_inside
+
+
+def read_calls() -> int:
+    """Read system calls of this thread so far."""
+    if not os.path.exists("/proc/thread-self/io"):
+        pytest.skip("this kernel does not count system calls")
+    with open("/proc/thread-self/io") as io:
+        return int(dict(line.split(":") for line in io)["syscr"])
+
+
+def calls_of(reader: FileReader, indices: list[int]) -> int:
+    before = read_calls()
+    own = read_calls() - before
+    before = read_calls()
+    reader.read(indices)
+    return read_calls() - before - own
+
+
+def test_neighbours_are_read_with_one_call_and_repeats_once(store: Store) -> None:
+    reader = FileReader([store([b"abc"] * 100, "a.ffr"), store([b"", b"x", b""] * 100, "b.ffr")])
+    shuffled = np.random.default_rng(0).permutation(100).tolist()
+    assert calls_of(reader, shuffled) == 1
+    assert calls_of(reader, list(range(400))) == 2
+    assert calls_of(reader, [7] * 1000) == 1
+    assert calls_of(reader, [9, 5, 7, 6]) == 2
+    assert calls_of(reader, [100, 102, 103]) == 0
+    assert calls_of(reader, []) == 0
 
 
 def test_a_reader_used_before_a_fork_works_in_parent_and_children(reader: FileReader) -> None:
