@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
 
+#include "base/check.hpp"
 #include "base/crc32.hpp"
 #include "base/error.hpp"
 
@@ -18,12 +18,6 @@ namespace {
 using ff::ffrecord::Batch;
 using ff::ffrecord::Reader;
 using Bytes = std::vector<unsigned char>;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "failed: %s\n", what);
-  std::exit(1);
-}
 
 template <typename T>
 void append(Bytes& bytes, const T& value) {
@@ -59,8 +53,8 @@ class Scratch {
   ~Scratch() { ::unlink(path_.c_str()); }
   const std::string& store(const Bytes& bytes) const {
     std::FILE* file = std::fopen(path_.c_str(), "wb");
-    expect(file != nullptr, "the scratch file opens");
-    for (const unsigned char byte : bytes) expect(std::fputc(byte, file) == byte, "the scratch file is written");
+    CHECK(file != nullptr);
+    for (const unsigned char byte : bytes) CHECK(std::fputc(byte, file) == byte);
     std::fclose(file);
     return path_;
   }
@@ -87,11 +81,11 @@ bool readable(const std::string& path, bool check_data) {
 void damage(const Scratch& scratch, const Bytes& good, std::mt19937_64& random) {
   const std::size_t metadata_end = 12 + 12 * 5;
   for (std::size_t cut = 0; cut < good.size(); ++cut)
-    expect(!readable(scratch.store(Bytes(good.begin(), good.begin() + cut)), true), "a cut is refused");
+    CHECK(!readable(scratch.store(Bytes(good.begin(), good.begin() + cut)), true));
   for (std::size_t at = 0; at < good.size(); ++at) {
     Bytes bad = good;
     bad[at] = static_cast<unsigned char>(bad[at] ^ 0x40);
-    expect(!readable(scratch.store(bad), true), "a flip is refused");
+    CHECK(!readable(scratch.store(bad), true));
     if (at < 4 || at >= metadata_end) continue;
     for (int value : {0x00, 0x7F, 0x80, 0xFF}) {  // a lie in the metadata under a right checksum
       bad[at] = static_cast<unsigned char>(value);
@@ -125,9 +119,8 @@ void share(const Scratch& scratch, const std::vector<Bytes>& samples) {
         const Batch batch = reader.read(wanted.data(), wanted.size());
         for (std::size_t j = 0; j < wanted.size(); ++j) {
           const Bytes& sample = samples[wanted[j]];
-          expect(batch.offsets[j + 1] - batch.offsets[j] == static_cast<std::int64_t>(sample.size()) &&
-                     std::equal(sample.begin(), sample.end(), batch.arena.get() + batch.offsets[j]),
-                 "threads read what was stored");
+          CHECK(batch.offsets[j + 1] - batch.offsets[j] == static_cast<std::int64_t>(sample.size()) &&
+                     std::equal(sample.begin(), sample.end(), batch.arena.get() + batch.offsets[j]));
         }
       }
     });
@@ -146,7 +139,7 @@ int main() {
     return data;
   };
   const std::vector<Bytes> few = {bytes(5), bytes(0), bytes(40), bytes(1), bytes(7)};
-  expect(readable(scratch.store(encode(few)), true), "a good file is read");
+  CHECK(readable(scratch.store(encode(few)), true));
   damage(scratch, encode(few), random);
   std::vector<Bytes> many;
   for (std::size_t i = 0; i < 500; ++i) many.push_back(bytes(i * 37 % 5000));
