@@ -10,6 +10,7 @@
 namespace nb = nanobind;
 
 // One function a part, defined in native/<part>/bind.cpp.
+namespace ff::ffrecord { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
 
 namespace {
@@ -73,5 +74,6 @@ NB_MODULE(_native, m) {
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
+  ff::ffrecord::bind(m.def_submodule("ffrecord"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
 }
