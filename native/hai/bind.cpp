@@ -38,14 +38,12 @@ void set_parent_death_signal(int signal) {
 
 void bind_hai(nb::module_& m) {
   nb::class_<SuspendPage>(m, "SuspendPage",
-                          "The counts of `suspend_requested()` calls of a node's ranks, and the call that is "
-                          "answered with true; shared memory.")
+                          "The calls of `suspend_requested()` on a node, and the first one answered true.")
       .def_static("create", &SuspendPage::create, nb::arg("slots"),
                   "A new page for `slots` ranks in a memfd of its own.")
       .def_static("map", &SuspendPage::map, nb::arg("fd"), "The page behind `fd`, which stays the caller's.")
       .def("call", &call, nb::arg("slot"),
-           "Counts a call of the rank in `slot`; False at once before a freeze, else the answer once there is "
-           "a decision (waits without the GIL).")
+           "Counts a call. False at once before a freeze; after it, waits without the GIL.")
       .def("acknowledge", &SuspendPage::acknowledge, nb::arg("slot"),
            "The rank in `slot` saved and leaves.")
       .def("freeze", &SuspendPage::freeze, "Freezes every slot; the counts of answered calls.")

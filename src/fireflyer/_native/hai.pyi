@@ -2,7 +2,7 @@
 
 class SuspendPage:
     """
-    The counts of `suspend_requested()` calls of a node's ranks, and the call that is answered with true; shared memory.
+    The calls of `suspend_requested()` on a node, and the first one answered true.
     """
 
     @staticmethod
@@ -15,7 +15,7 @@ class SuspendPage:
 
     def call(self, slot: int) -> bool:
         """
-        Counts a call of the rank in `slot`; False at once before a freeze, else the answer once there is a decision (waits without the GIL).
+        Counts a call. False at once before a freeze; after it, waits without the GIL.
         """
 
     def acknowledge(self, slot: int) -> None:

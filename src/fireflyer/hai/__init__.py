@@ -1,1 +1,24 @@
 """HAI Platform: tasks, time sharing, failure handling."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fireflyer.hai.rank import Task, suspend_requested, suspended, task
+
+__all__ = ["Task", "suspend_requested", "suspended", "task"]
+
+# Imported when first asked for: every process of the platform imports this package, few need these.
+_HOME = {
+    "Task": "fireflyer.hai.rank",
+    "suspend_requested": "fireflyer.hai.rank",
+    "suspended": "fireflyer.hai.rank",
+    "task": "fireflyer.hai.rank",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
