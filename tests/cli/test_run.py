@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -21,6 +22,23 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("holding", flush=True)
 while True:
     signal.pause()
+"""
+
+SAVE = """
+import time
+from fireflyer import hai
+print("attempt", hai.task().attempt, flush=True)
+while not hai.suspend_requested():
+    time.sleep(0.01)  # stands for a step
+hai.suspended()
+"""
+
+WAIT_FOR_FILE = """
+import sys
+print("waiting", flush=True)
+with open(sys.argv[1]) as fifo:
+    fifo.read()
+print("done", flush=True)
 """
 
 Started = Callable[[Any], Any]
@@ -78,17 +96,40 @@ def test_json_is_alone_on_stdout(shell: Any) -> None:
 
 
 def test_a_detached_task_is_steered(shell: Any, started: Started) -> None:
-    script = shell.script(HOLD)
-    done = shell.run("run", "-d", "--start", "exec", script)
+    script = shell.script(SAVE)
+    done = shell.run("run", "-d", "--start", "exec", "--ranks", "2", script)
     assert (done.stdout, done.stderr) == ("t1\n", "")
     log = started(shell.start("logs", "-f", "t1"))
-    assert log.until("stdout", "holding") == "holding\n"
-    assert "resume it once" not in shell.run("suspend", "--wait", "t1").stderr
+    log.until("stdout", "attempt 1\n")
+    assert shell.run("suspend", "--wait", "t1").stdout == "t1 suspended\n"
+    ends = [rank.ended for rank in shell.client.task("t1").ranks]
+    assert ends == ["suspended", "suspended"]
     assert shell.run("resume", "--wait", "t1").stdout == "t1 running\n"
-    log.until("stdout", "holding\nholding\n")
+    log.until("stdout", "attempt 2\n")
     assert json.loads(shell.run("stop", "--wait", "t1", "--json").stdout)["state"] == "stopped"
     log.end(0)
     assert shell.run("stop", "t1").stdout == "t1 stopped\n"
+    assert shell.client.task("t1").restarts == 0
+
+
+def test_a_task_outlives_its_server(shell: Any, started: Started) -> None:
+    fifo = shell.folder / "fifo"
+    os.mkfifo(fifo)
+    shell.run("run", "-d", "--start", "exec", shell.script(WAIT_FOR_FILE), str(fifo))
+    before = shell.client.wait("t1", {"running"}, 60)
+    server = os.pidfd_open(shell.client.server().pid)
+    signal.pidfd_send_signal(server, signal.SIGKILL)
+    select.select([server], [], [], 60)
+    os.close(server)
+    assert shell.run("ps", code=1).stderr.startswith("fireflyer: no server serves")
+    up = started(shell.start("up"))
+    up.until("stderr", "Ctrl-C ends")
+    after = shell.client.task("t1")
+    assert (after.state, after.attempt, after.ranks) == ("running", 1, before.ranks)
+    fifo.write_bytes(b"")
+    view = shell.client.wait("t1", {"finished"}, 60)
+    assert (view.attempt, view.restarts, view.ranks[0].ended) == (1, 0, "exit 0")
+    assert shell.run("logs", "t1").stdout == "waiting\ndone\n"
 
 
 def test_ctrl_c_stops_the_task(shell: Any, started: Started) -> None:
