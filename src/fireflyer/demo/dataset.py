@@ -207,15 +207,16 @@ def _build(text: Text, settings: Settings, wanted: str, folder: Path, report: Re
             f"--text: {text.source} gives {len(samples)} samples of {settings.context} tokens; at least "
             f"{MINIMUM_SAMPLES} are needed, about {MINIMUM_SAMPLES * settings.context * 4 >> 10} KiB of text"
         )
-    val = max(8, min(256, len(samples) // 50))
-    _pack(folder / "train.ffr", samples[:-val], report)
-    _pack(folder / "val.ffr", samples[-val:], report)
+    every = max(2, len(samples) // max(8, min(256, len(samples) // 50)))
+    held_out = np.arange(len(samples)) % every == every - 1
+    _pack(folder / "train.ffr", samples[~held_out], report)
+    _pack(folder / "val.ffr", samples[held_out], report)
     meta = Meta(
         tokens=settings.tokens,
         vocabulary=vocabulary,
         context=settings.context,
-        train_samples=len(samples) - val,
-        val_samples=val,
+        train_samples=int((~held_out).sum()),
+        val_samples=int(held_out.sum()),
         files=len(text.files),
         text_bytes=text.size,
         source=str(text.source),

@@ -30,7 +30,7 @@ def write_text(model: nn.Module, data: Path, context: int, length: int = 140) ->
 def continue_tokens(
     model: nn.Module, prompt: list[int], length: int, context: int, seed: int
 ) -> list[int]:
-    """`prompt` and up to `length` tokens drawn from the 40 likeliest at temperature 0.7; ends at a token 0."""
+    """`prompt` and up to `length` tokens, drawn from the 40 likeliest at temperature 0.7, up to a token 0."""
     rng = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(length):
