@@ -9,6 +9,8 @@
 
 namespace nb = nanobind;
 
+void bind_ffrecord(nb::module_ m);
+
 namespace {
 
 const char* class_name(ff::Code code) {
@@ -70,4 +72,5 @@ NB_MODULE(_native, m) {
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
+  bind_ffrecord(m.def_submodule("ffrecord"));
 }

@@ -1,5 +1,7 @@
 from typing_extensions import Buffer
 
+from fireflyer._native import ffrecord as ffrecord
+
 def crc32(data: Buffer, value: int = 0) -> int:
     """
     CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.
