@@ -265,7 +265,8 @@ def cut(stream: Tokens, context: int) -> Tokens:
     """Samples [n, context + 1] of a stream [tokens]; the last token of one is the first of the next."""
     count = max(0, len(stream) - 1) // context
     starts = np.arange(count)[:, None] * context
-    return stream[starts + np.arange(context + 1)]
+    samples: Tokens = stream[starts + np.arange(context + 1)]
+    return samples
 
 
 def _pack(path: Path, samples: Tokens, report: Report) -> None:

@@ -158,7 +158,7 @@ def _spec(options: Options, data: Path, folder: Path) -> TaskSpec:
         "layers": options.layers,
         "heads": max(1, options.width // 32),
         "batch": options.batch,
-        "save-every": max(1.0, min(5.0, options.seconds / 15)),
+        "save-every": f"{max(1.0, min(5.0, options.seconds / 15)):.1f}s",
     }
     return TaskSpec(
         script=str(Path(__file__).with_name("gpt.py")),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fireflyer import hai
-from fireflyer.checkpoint import CheckpointManager
+from fireflyer.checkpoint import CheckpointManager, SaveHandle
 from fireflyer.demo.sample import write_text
 from fireflyer.ffrecord import FileReader
 from fireflyer.haiscale.ddp import DistributedDataParallel
@@ -46,7 +46,8 @@ class Block(nn.Module):
             rotate(norm(q), turn), rotate(norm(k), turn), v, is_causal=True
         )
         x = x + self.out(y.transpose(1, 2).reshape(batch, time_, width))
-        return x + self.down(F.relu(self.up(norm(x))).square())
+        mlp: Tensor = self.down(F.relu(self.up(norm(x))).square())
+        return x + mlp
 
 
 def norm(x: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
@@ -121,8 +122,8 @@ def sample_numbers(position: int, count: int, total: int, seed: int) -> list[int
 
 def read(records: FileReader, numbers: list[int]) -> Tensor:
     """Samples as tokens [len(numbers), context + 1]."""
-    rows = [np.frombuffer(record, "<u2") for record in records.read(numbers)]
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
+    data, _ = records.read_batch(numbers)
+    return torch.from_numpy(data.view("<u2").reshape(len(numbers), -1).astype(np.int64))
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -150,27 +151,29 @@ class Trainer:
         ends = [self.model.embedding.weight, self.model.head.weight]
         self.optimizers = [Muon(matrices, args.lr), torch.optim.AdamW(ends, args.lr)]
         self.step, self.trained_s = 0, 0.0
-        self.checkpoints = CheckpointManager(directory, keep=3)
+        self.handle: SaveHandle | None = None
+        self.checkpoints = CheckpointManager(directory, every=args.save_every, keep=3)
         if self.checkpoints.latest() is not None:
             state = self.checkpoints.load()
             self.step, self.trained_s = state["step"], state["trained_s"]
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-        self.saved_step, self.saved_at = self.step, time.monotonic()
-        self.begun = self.saved_at - self.trained_s
+        self.saved = self.durable = self.step
+        self.begun = time.monotonic() - self.trained_s
 
     def save(self) -> None:
-        if self.step != self.saved_step:
-            state = {"step": self.step, "trained_s": self.trained_s}
+        if self.step != self.saved:
+            state: dict[str, Any] = {"step": self.step, "trained_s": self.trained_s}
             optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
             model = self.model.state_dict()
-            self.checkpoints.save(self.step, {**state, "model": model, "optimizers": optimizers})
-            self.saved_step, self.saved_at = self.step, time.monotonic()
+            state |= {"model": model, "optimizers": optimizers}
+            self.handle = self.checkpoints.save(self.step, state)
+            self.saved = self.step
 
     def done(self) -> float:
         """The share of the training that is over; the same on every rank."""
-        return max(self.step / self.args.steps, self.trained_s / self.args.seconds)
+        return float(max(self.step / self.args.steps, self.trained_s / self.args.seconds))
 
     def train_step(self) -> dict[str, Any]:
         """One step, and a checkpoint when one is due. Returns a line for metrics.jsonl."""
@@ -178,23 +181,25 @@ class Trainer:
         first = (self.step * self.world + self.rank) * args.batch
         numbers = sample_numbers(first, args.batch, self.records.n, args.seed)
         loss = loss_of(self.ddp, read(self.records, numbers))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in self.optimizers:
             optimizer.param_groups[0]["lr"] = args.lr * learning_rate(self.done())
             optimizer.step()
         self.ddp.zero_grad()
         self.step += 1
 
-        # One small reduction carries the mean loss, and rank 0's clock, by which all ranks decide
-        # alike when to save and when to end: none can wait for one that has left.
+        # One small reduction carries the mean loss and rank 0's clock, by which all ranks find
+        # alike that the training is over: none can wait for one that has left.
         now = time.monotonic()
-        clock = [now - self.begun, now - self.saved_at] if self.rank == 0 else [0.0, 0.0]
-        shared = torch.tensor([loss.item() / self.world, *clock], dtype=torch.float64)
+        clock = now - self.begun if self.rank == 0 else 0.0
+        shared = torch.tensor([loss.item() / self.world, clock], dtype=torch.float64)
         dist.all_reduce(shared)
-        mean_loss, self.trained_s, unsaved_s = shared.tolist()
-        reduced, save_now = time.monotonic(), unsaved_s >= args.save_every
-        if save_now:
+        mean_loss, self.trained_s = shared.tolist()
+        reduced = time.monotonic()
+        if save_now := self.checkpoints.should_save(self.step):
             self.save()
+        elif self.handle is not None and self.handle.done:
+            self.durable = self.handle.step
         ended = time.monotonic()
         return {
             "step": self.step,
@@ -205,7 +210,7 @@ class Trainer:
             "monotonic": ended,
             "wall": time.time(),
             "trained_s": self.trained_s,
-            "checkpoint_step": self.checkpoints.latest(),
+            "checkpoint_step": self.durable or None,
             "checkpoint_stall_s": ended - reduced if save_now else None,
         }
 
@@ -221,7 +226,7 @@ def options() -> argparse.Namespace:
     add("--layers", type=int, default=4)
     add("--heads", type=int, default=4)
     add("--lr", type=float, default=0.02, help="peak of the learning rate")
-    add("--save-every", type=float, default=5.0, help="seconds between checkpoints")
+    add("--save-every", default="5s", help="time between checkpoints")
     add("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -232,7 +237,7 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("hfreduce")
     else:
-        dist.init_process_group("hfreduce", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("hfreduce", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     trainer = Trainer(args, task.output / "checkpoints")
     log = (task.output / "metrics.jsonl").open("a", buffering=1)  # a line is one write
     suspend = False
@@ -245,6 +250,10 @@ def main() -> None:
     if suspend:
         hai.suspended()
     elif trainer.rank == 0:
+        held_out = FileReader(args.data / "val.ffr")
+        with torch.no_grad():
+            loss = loss_of(trainer.model, read(held_out, list(range(held_out.n)))).item()
+        (task.output / "result.json").write_text(json.dumps({"val_loss": loss}))
         text = write_text(trainer.model, args.data, trainer.meta["context"])
         (task.output / "sample.txt").write_text(text)
     dist.destroy_process_group()
