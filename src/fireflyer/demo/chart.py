@@ -187,31 +187,42 @@ def _checkpoints(lines: Sequence[Line], origin: float, panel: Panel) -> list[str
     return out
 
 
-def _returns(story: Story) -> list[tuple[str, float, float | None, str]]:
-    """(kind, time of the interruption, time of the first step after it, label), CLOCK_MONOTONIC."""
-    out: list[tuple[str, float, float | None, str]] = []
+class Break(msgspec.Struct, frozen=True):
+    """An interruption of the training; times are CLOCK_MONOTONIC."""
+
+    kind: str
+    """kill or suspend; a class of the style sheet."""
+    at: float
+    back: float | None
+    """First step finished afterwards."""
+    label: tuple[str, str]
+
+
+def breaks(story: Story) -> list[Break]:
+    """The interruptions in order."""
+    out = []
     for deed in story.deeds:
         after = (line.monotonic for line in story.lines if line.attempt > deed.attempt)
         back = next(after, None)
         took = "" if back is None else f"{back - deed.at:.2f} s"
         if isinstance(deed.action, Kill):
-            label = f"rank {deed.action.rank} killed" + (took and f", training again in {took}")
-            out.append(("kill", deed.at, back, label))
+            label = (f"rank {deed.action.rank} killed", took and f"training again in {took}")
+            out.append(Break("kill", deed.at, back, label))
         elif isinstance(deed.action, Suspend):
-            label = "suspended" + (took and f", resumed, back in {took}")
-            out.append(("suspend", deed.at, back, label))
+            label = ("suspended, then resumed", took and f"training again in {took}")
+            out.append(Break("suspend", deed.at, back, label))
     return out
 
 
 def _gaps(story: Story, origin: float, upper: Panel, lower: Panel) -> list[str]:
     out = []
-    for kind, start, back, label in _returns(story):
-        x, _ = upper.at(start - origin, 0)
-        x2, _ = upper.at((back if back is not None else start) - origin, 0)
+    for gap in breaks(story):
+        x, _ = upper.at(gap.at - origin, 0)
+        x2, _ = upper.at((gap.at if gap.back is None else gap.back) - origin, 0)
         height = lower.top + lower.height - upper.top
         out.append(
-            f'<rect class="gap {kind}" x="{x:.1f}" y="{upper.top}" width="{max(x2 - x, 1):.1f}" '
-            f'height="{height:.0f}"><title>{escape(label)}</title></rect>'
+            f'<rect class="gap {gap.kind}" x="{x:.1f}" y="{upper.top}" width="{max(x2 - x, 1):.1f}" '
+            f'height="{height:.0f}"><title>{escape(", ".join(gap.label))}</title></rect>'
         )
     return out
 
@@ -219,21 +230,20 @@ def _gaps(story: Story, origin: float, upper: Panel, lower: Panel) -> list[str]:
 def _marks(story: Story, origin: float, upper: Panel, lower: Panel) -> list[str]:
     """Vertical lines at each interruption and each return, labelled at the top."""
     out = []
-    for kind, start, back, label in _returns(story):
-        for style, moment in ((kind, start), ("back", back)):
+    foot = lower.top + lower.height
+    for gap in breaks(story):
+        for style, moment in ((gap.kind, gap.at), ("back", gap.back)):
             if moment is not None:
                 x, _ = upper.at(moment - origin, 0)
-                foot = lower.top + lower.height
-                out.append(
-                    f'<line class="mark {style}" x1="{x:.1f}" x2="{x:.1f}" y1="{upper.top}" y2="{foot:.0f}"/>'
-                )
-        x, _ = upper.at(start - origin, 0)
-        side, shift = ("end", -7) if kind == "kill" and x > WIDTH * 0.4 else ("start", 8)
-        if kind == "suspend" and x > WIDTH * 0.68:
-            side, shift = "end", -7
-        row = upper.top + (18 if kind == "kill" else 38)
-        out.append(
-            f'<text class="label {kind}" x="{x + shift:.1f}" y="{row}" text-anchor="{side}">'
-            f"{escape(label)}</text>"
-        )
+                at = f'x1="{x:.1f}" x2="{x:.1f}" y1="{upper.top}" y2="{foot:.0f}"'
+                out.append(f'<line class="mark {style}" {at}/>')
+        x, _ = upper.at((gap.at if gap.back is None else gap.back) - origin, 0)
+        anchor, x = ("start", x + 9)
+        if x > WIDTH * 0.8:
+            x, _ = upper.at(gap.at - origin, 0)
+            anchor, x = "end", x - 9
+        for row, text in enumerate(gap.label):
+            style = f"label {gap.kind}" if row == 0 else "label"
+            at = f'x="{x:.1f}" y="{upper.top + 18 + 18 * row}" text-anchor="{anchor}"'
+            out.append(f'<text class="{style}" {at}>{escape(text)}</text>')
     return out

@@ -86,10 +86,10 @@ def run(options: Options, screen: Screen, interrupts: processes.Interrupts) -> O
     try:
         story, view = _train(options, data, folder, screen, interrupts)
         left = processes.outliving(processes.marked(str(folder)), GOING_S)
-        figures = compute(story, len(left))
+        output = Path(view.directory, "output")
+        figures = compute(story, len(left), _val_loss(output / "result.json"))
         found = problems(figures, story)
-        _end(folder)
-        sample = Path(view.directory, "output", "sample.txt")
+        sample = output / "sample.txt"
         text = sample.read_text() if sample.exists() else ""
         keep = options.keep or bool(found)
         return Outcome(
@@ -208,6 +208,14 @@ def _end(folder: Path) -> None:
         with suppress(ProcessLookupError):
             processes.kill(process.pid)
     processes.outliving(left, GOING_S)
+
+
+def _val_loss(path: Path) -> float | None:
+    """What gpt.py wrote at its end; None when it did not get there."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])["val_loss"]
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        return None
 
 
 def tail(path: str, lines: int = 12) -> str:

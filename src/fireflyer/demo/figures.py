@@ -26,6 +26,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of the last steps before the kill."""
     loss_end: float
     """Mean of the last steps."""
+    val_loss: float | None
+    """Over the samples that were held out, after the last step."""
     kill_detected_s: float | None
     """SIGKILL sent -> the supervisor's event."""
     restart_s: float | None
@@ -50,7 +52,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Processes alive after the end whose environment or command line names this run."""
 
 
-def compute(story: Story, orphans: int) -> Figures | None:
+def compute(story: Story, orphans: int, val_loss: float | None = None) -> Figures | None:
     """The figures of a run; None when it made no step."""
     lines = story.lines
     if not lines:
@@ -66,6 +68,7 @@ def compute(story: Story, orphans: int) -> Figures | None:
         loss_start=lines[0].loss,
         loss_at_kill=_loss(before) if before else None,
         loss_end=_loss(lines),
+        val_loss=val_loss,
         kill_detected_s=_exit_after(story, kill, first=True),
         restart_s=after[0].monotonic - kill.at if kill and after else None,
         lost_s=_lost(before, after),

@@ -87,7 +87,7 @@ class GPT(nn.Module):
 def orthogonalize(g: Tensor) -> Tensor:
     """Pushes the singular values of matrices [..., rows, columns] towards 1: Newton-Schulz, 5 iterations."""
     wide = g if g.size(-2) <= g.size(-1) else g.mT
-    x = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         a = x @ x.mT
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x

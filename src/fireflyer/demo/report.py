@@ -36,6 +36,7 @@ def table(figures: Figures) -> list[Row]:
             "mean of the last 20 steps before the kill",
         ),
         ("Loss at end", f"{f.loss_end:.3f}", "mean of the last 20 steps"),
+        ("Validation loss", number(f.val_loss, "{:.3f}"), "samples held out from training"),
         ("Kill detected", seconds(f.kill_detected_s), "SIGKILL sent to the supervisor's event"),
         (
             "Restart",
@@ -286,7 +287,7 @@ svg .gap { opacity: .14; } svg .gap.kill { fill: var(--kill); } svg .gap.suspend
 svg .mark { stroke-width: 1.4; } svg .mark.kill { stroke: var(--kill); }
 svg .mark.suspend { stroke: var(--suspend); }
 svg .mark.back { stroke: var(--back); stroke-dasharray: 4 3; }
-svg .label { font-size: 13px; font-weight: 600; }
+svg .label { font-size: 13px; } svg .label.kill, svg .label.suspend { font-weight: 600; }
 svg .label.kill { fill: var(--kill); } svg .label.suspend { fill: var(--suspend); }
 @media print { body { background: none; } figure, pre, .cards li { break-inside: avoid; } }
 """
