@@ -10,6 +10,8 @@
 namespace nb = nanobind;
 
 void bind_ffrecord(nb::module_ m);
+// One function a part, defined in native/<part>/bind.cpp.
+namespace ff::hfreduce { void bind(nb::module_ m); }
 
 namespace {
 
@@ -73,4 +75,5 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
   bind_ffrecord(m.def_submodule("ffrecord"));
+  ff::hfreduce::bind(m.def_submodule("hfreduce"));
 }

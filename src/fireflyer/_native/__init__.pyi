@@ -1,6 +1,10 @@
 from typing_extensions import Buffer
 
-from fireflyer._native import ffrecord as ffrecord
+from fireflyer._native import (
+    ffrecord as ffrecord,
+    hfreduce as hfreduce
+)
+
 
 def crc32(data: Buffer, value: int = 0) -> int:
     """

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 import numpy
 import numpy.typing
 
+
 class Reader:
     """
     Open record files, their samples numbered as one sequence; thread-safe.
     """
 
     def __init__(self, paths: Sequence[str], check_data: bool) -> None: ...
+
     @property
     def n(self) -> int: ...
-    def read(
-        self, indices: numpy.typing.NDArray[numpy.int64]
-    ) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]:
+
+    def read(self, indices: numpy.typing.NDArray[numpy.int64]) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]:
         """
         One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.
         """
