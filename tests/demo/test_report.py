@@ -86,7 +86,9 @@ def test_needs_nothing_from_elsewhere_and_runs_nothing(finished: Any) -> None:
     text = rendered(finished)
     page = parsed(text)
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name in ("src", "href") or name.startswith("on")]
+    assert not [
+        name for name, _ in page.attributes if name in ("src", "href") or name.startswith("on")
+    ]
     assert "url(" not in text
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text

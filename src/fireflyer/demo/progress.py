@@ -1,5 +1,6 @@
 """What a person sees of the demo on the terminal; all of it on standard error."""
 
+import signal
 from statistics import fmean
 from types import TracebackType
 
@@ -93,7 +94,8 @@ class TerminalScreen:
     def _tell_events(self, story: Story) -> None:
         for event in story.events[self._said :]:
             if event.kind == "rank_exited" and event.detail.get("signal"):
-                self.note(f"platform: rank {event.detail['rank']} was ended by a signal")
+                name = signal.Signals(int(event.detail["signal"])).name
+                self.note(f"platform: rank {event.detail['rank']} was ended by {name}")
             elif event.kind in (
                 "restarting",
                 "suspended",
