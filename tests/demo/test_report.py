@@ -138,7 +138,7 @@ def test_long_curves_are_thinned_to_their_means() -> None:
     points = [(float(i), float(i % 2)) for i in range(4001)]
     thinned = chart.thin(points, most=400)
     assert len(thinned) <= 401
-    assert thinned[0] == (5.0, pytest.approx(5 / 11))
+    assert thinned[0] == pytest.approx((5.0, 5 / 11))
     assert chart.thin(points[:10]) == points[:10]
 
 

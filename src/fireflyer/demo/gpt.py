@@ -146,7 +146,7 @@ class Trainer:
         torch.manual_seed(args.seed)  # the same weights on every rank
         vocabulary, context = self.meta["vocabulary"], self.meta["context"]
         self.model = GPT(vocabulary, context, args.width, args.layers, args.heads)
-        self.ddp = DistributedDataParallel(self.model)
+        self.ddp = DistributedDataParallel(self.model, broadcast_buffers=False)
         matrices = list(self.model.blocks.parameters())
         ends = [self.model.embedding.weight, self.model.head.weight]
         self.optimizers = [Muon(matrices, args.lr), torch.optim.AdamW(ends, args.lr)]
@@ -181,7 +181,7 @@ class Trainer:
         first = (self.step * self.world + self.rank) * args.batch
         numbers = sample_numbers(first, args.batch, self.records.n, args.seed)
         loss = loss_of(self.ddp, read(self.records, numbers))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for optimizer in self.optimizers:
             optimizer.param_groups[0]["lr"] = args.lr * learning_rate(self.done())
             optimizer.step()
