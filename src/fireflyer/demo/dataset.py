@@ -97,14 +97,11 @@ def read_text(folder: Path | None, seed: int = 0) -> Text:
     files: list[tuple[str, bytes]] = []
     total = left_out = 0
     for path in paths:
-        content = _utf8(path)
-        if content is None:
-            continue
-        if total + len(content) > TEXT_LIMIT:
+        if total + _size(path) > TEXT_LIMIT:
             left_out += 1
-            continue
-        files.append((path.relative_to(source).as_posix(), content))
-        total += len(content)
+        elif (content := _utf8(path)) is not None:
+            files.append((path.relative_to(source).as_posix(), content))
+            total += len(content)
     if not files:
         seen = f"none of its {len(paths)} files is UTF-8 text" if paths else "it holds no file"
         raise ConfigError(f"--text: nothing to train on in {source}: {seen}; name another folder")
@@ -121,10 +118,18 @@ def _candidates(source: Path, only_python: bool) -> Iterator[Path]:
                 yield Path(root, name)
 
 
+def _size(path: Path) -> int:
+    """Bytes of a regular file, 0 for anything else."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+
+
 def _utf8(path: Path) -> bytes | None:
     """The content of a regular, readable, non-empty UTF-8 file without NUL bytes; else None."""
     try:
-        if not path.is_file() or path.stat().st_size > TEXT_LIMIT:
+        if not path.is_file():
             return None
         content = path.read_bytes()
         content.decode()

@@ -203,11 +203,11 @@ def _platform(folder: Path, nodes: int, interrupts: processes.Interrupts) -> Ite
 
 def _end(folder: Path) -> None:
     """Ends every process of the run that is still there."""
-    left = processes.marked(str(folder))
-    for process in left:
-        with suppress(ProcessLookupError):
-            processes.kill(process.pid)
-    processes.outliving(left, GOING_S)
+    while left := processes.marked(str(folder)):
+        for process in left:
+            with suppress(ProcessLookupError):
+                processes.kill(process.pid)
+        processes.outliving(left, GOING_S)
 
 
 def _val_loss(path: Path) -> float | None:
