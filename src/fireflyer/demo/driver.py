@@ -143,10 +143,11 @@ def _train(
                 log = client.task(view.id).directory
                 raise DeadlineExceeded(f"no step for {SILENCE_S:.0f} s; see the logs in {log}")
             story.observe(lines, events)
+            screen.show(story)
             if (action := story.next_action()) is not None:
                 _do(action, client, view.id, story, screen)
-            screen.show(story)
         story.observe(metrics.read(), [])
+        screen.show(story)
         return story, client.task(view.id)
 
 
@@ -203,7 +204,10 @@ def _platform(folder: Path, nodes: int, interrupts: processes.Interrupts) -> Ite
 
 def _end(folder: Path) -> None:
     """Ends every process of the run that is still there."""
-    while left := processes.marked(str(folder)):
+    for _ in range(5):  # a process may start another one before its own end
+        left = processes.marked(str(folder))
+        if not left:
+            return
         for process in left:
             with suppress(ProcessLookupError):
                 processes.kill(process.pid)

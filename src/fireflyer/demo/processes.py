@@ -19,7 +19,7 @@ class Process(msgspec.Struct, frozen=True):
     command: str
 
 
-MARK = "FIREFLYER_DEMO_RUN"
+MARK = "FFDEMO_RUN"
 """Environment variable that the platform and, through it, every process of a run inherits."""
 
 

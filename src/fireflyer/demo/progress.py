@@ -76,7 +76,7 @@ class TerminalScreen:
         """Prints what happened; above the live view where there is one."""
         self._end_building()
         console = self._live.console if self._live is not None else self.console
-        console.print(Text("• ", "dim") + Text(text), highlight=False)
+        console.print(Text("• ", "dim") + Text(text), highlight=False, soft_wrap=True)
 
     def show(self, story: Story) -> None:
         """Brings the view up to date."""
@@ -89,7 +89,7 @@ class TerminalScreen:
             self._live.update(view(story), refresh=True)
         elif story.lines and story.lines[-1].trained_s >= self._told_s:
             self._told_s = story.lines[-1].trained_s + PLAIN_EVERY_S
-            self.console.print(plain(story), highlight=False)
+            self.console.print(plain(story), highlight=False, soft_wrap=True)
 
     def _tell_events(self, story: Story) -> None:
         for event in story.events[self._said :]:

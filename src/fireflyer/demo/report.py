@@ -244,11 +244,11 @@ main { max-width: 1000px; margin: 0 auto; padding: 40px 24px 72px; }
 h1 { margin: 14px 0 10px; font-size: clamp(28px, 5vw, 42px); line-height: 1.12; letter-spacing: -.02em; }
 h2 { margin: 48px 0 12px; font-size: 20px; letter-spacing: -.01em; }
 .lead { max-width: 66ch; margin: 0; font-size: 17px; color: var(--soft); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); gap: 12px;
   margin: 32px 0 0; padding: 0; list-style: none; }
-.cards li { display: flex; flex-direction: column; padding: 16px; border: 1px solid var(--line);
+.cards li { display: flex; flex-direction: column; padding: 18px 20px; border: 1px solid var(--line);
   border-radius: 12px; background: var(--card); }
-.cards strong { font-size: 22px; line-height: 1.2; letter-spacing: -.02em; white-space: nowrap;
+.cards strong { font-size: 30px; line-height: 1.2; letter-spacing: -.02em; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 .cards .name { margin-top: 6px; font-weight: 600; }
 .cards .note { font-size: 13px; line-height: 1.35; color: var(--soft); }
