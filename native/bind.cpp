@@ -12,6 +12,7 @@ namespace nb = nanobind;
 void bind_ffrecord(nb::module_ m);
 // One function a part, defined in native/<part>/bind.cpp.
 namespace ff::hfreduce { void bind(nb::module_ m); }
+void bind_hai(nb::module_& m);
 
 namespace {
 
@@ -76,4 +77,6 @@ NB_MODULE(_native, m) {
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
   bind_ffrecord(m.def_submodule("ffrecord"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
+  nb::module_ hai = m.def_submodule("hai", "The platform: suspend page and process controls.");
+  bind_hai(hai);
 }
