@@ -247,16 +247,16 @@ def main() -> None:
             log.write(json.dumps({**line, "attempt": task.attempt}) + "\n")
     trainer.save()
     trainer.checkpoints.wait()
+    dist.destroy_process_group()
     if suspend:
         hai.suspended()
-    elif trainer.rank == 0:
+    if trainer.rank == 0:
         held_out = FileReader(args.data / "val.ffr")
         with torch.no_grad():
             loss = loss_of(trainer.model, read(held_out, list(range(held_out.n)))).item()
         (task.output / "result.json").write_text(json.dumps({"val_loss": loss}))
         text = write_text(trainer.model, args.data, trainer.meta["context"])
         (task.output / "sample.txt").write_text(text)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
