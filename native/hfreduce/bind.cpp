@@ -90,7 +90,7 @@ void bind(nb::module_ m) {
           "allreduce",
           [](Group& group, std::uintptr_t data, std::size_t count, DType dtype, ReduceOp op,
              bool run_here) {
-            return group.allreduce(reinterpret_cast<char*>(data), count, dtype, op, run_here);
+            return group.allreduce(reinterpret_cast<void*>(data), count, dtype, op, run_here);
           },
           "data"_a, "count"_a, "dtype"_a, "op"_a, "run_here"_a, GilReleased(),
           "Reduces `count` elements at address `data` in place; they must stay alive until it is done.")

@@ -45,10 +45,10 @@ Group::~Group() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<Operation> Group::allreduce(char* data, std::size_t count, DType dtype, ReduceOp op,
+std::shared_ptr<Operation> Group::allreduce(void* data, std::size_t count, DType dtype, ReduceOp op,
                                             bool run_here) {
   auto operation = std::make_shared<Operation>();
-  operation->data_ = data;
+  operation->data_ = static_cast<char*>(data);
   operation->count_ = count;
   operation->dtype_ = dtype;
   operation->op_ = op;

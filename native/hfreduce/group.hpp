@@ -58,7 +58,7 @@ class Group {
 
   // Sum or average in place. `data` must stay valid until the operation is done. With `run_here` the calling thread
   // does the work if nothing is queued, and the operation is done on return.
-  std::shared_ptr<Operation> allreduce(char* data, std::size_t count, DType dtype, ReduceOp op,
+  std::shared_ptr<Operation> allreduce(void* data, std::size_t count, DType dtype, ReduceOp op,
                                        bool run_here);
   void abort();
   void set_timeout(double seconds) { timeout_s_ = seconds; }

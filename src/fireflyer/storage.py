@@ -14,9 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-import fsspec
-
-from fireflyer.errors import Corrupted, NoSpace, StorageError
+from fireflyer.errors import ConfigError, Corrupted, NoSpace, StorageError
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the names of files that are being written; a killed writer leaves them behind."""
@@ -260,9 +258,18 @@ class FsspecStorage:
     """
 
     def __init__(self, url: str) -> None:
+        """
+        Raises:
+            ConfigError: if fsspec does not know the URL's scheme, or lacks the package for it.
+        """
+        import fsspec.core  # only here: most programs never need it
+
         self._fs: Any
         self._url = url
-        self._fs, root = fsspec.core.url_to_fs(url)
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"cannot use {url}: {error}") from error
         self._root = str(root).rstrip("/")
 
     def __str__(self) -> str:

@@ -114,7 +114,7 @@ def test_equals_one_process_with_the_global_batch(
 def test_a_parameter_used_on_one_rank_only(start_gang: Callable[..., Any], store_path: str) -> None:
     def body(rank: int, world: int) -> Any:
         init(store_path, rank, world)
-        core = nn.ModuleList([nn.Linear(4, 1, bias=False), nn.Linear(4, 1, bias=False)])
+        core: Any = nn.ModuleList([nn.Linear(4, 1, bias=False), nn.Linear(4, 1, bias=False)])
 
         class Pick(nn.Module):
             def __init__(self) -> None:

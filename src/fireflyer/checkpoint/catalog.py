@@ -64,9 +64,10 @@ class Catalog:
         return True
 
     def set_aside(self, generation: Generation) -> None:
-        """Moves a damaged checkpoint under damaged/. Its manifest goes first."""
+        """Moves a damaged checkpoint under damaged/, the manifest last, so that the next load ends what was
+        interrupted."""
         files = [name for _, owner, name in self._files(generation.step) if owner == generation]
-        files.sort(key=lambda name: not name.startswith("manifest"))
+        files.sort(key=lambda name: name.startswith("manifest"))
         directory = generation.directory
         try:
             for name in files:

@@ -8,7 +8,7 @@ claims before it commits and again after: a commit counts only if no newer claim
 import os
 
 from fireflyer.checkpoint.manifest import Claim, decode, encode
-from fireflyer.errors import CheckpointError, Corrupted
+from fireflyer.errors import CheckpointError, ConfigError, Corrupted
 from fireflyer.log import get_logger
 from fireflyer.storage import Storage
 
@@ -17,10 +17,16 @@ _log = get_logger("checkpoint")
 
 
 def identity() -> Claim:
-    """This process's run, from FIREFLYER_TASK and FIREFLYER_ATTEMPT."""
+    """This process's run, from FIREFLYER_TASK and FIREFLYER_ATTEMPT.
+
+    Raises:
+        ConfigError: if the attempt is not a whole number.
+    """
     attempt = os.environ.get("FIREFLYER_ATTEMPT")
     if attempt is not None and not attempt.isdecimal():
-        raise CheckpointError(f"FIREFLYER_ATTEMPT={attempt!r} is not a whole number")
+        raise ConfigError(
+            f"FIREFLYER_ATTEMPT={attempt!r} is not a whole number: unset it or set one"
+        )
     task = os.environ.get("FIREFLYER_TASK", "")
     return Claim(task=task, attempt=None if attempt is None else int(attempt))
 

@@ -84,7 +84,7 @@ class CheckpointManager:
             clock: for tests.
 
         Raises:
-            ConfigError: for an `every` or `keep` that cannot work.
+            ConfigError: for an `every`, `keep` or FIREFLYER_ATTEMPT that cannot work.
             StorageError: if the directory cannot be used.
         """
         if keep is not None and keep < 1:

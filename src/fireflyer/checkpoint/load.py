@@ -27,7 +27,7 @@ from fireflyer.errors import CheckpointError, Corrupted, StorageError
 from fireflyer.log import get_logger
 
 _log = get_logger("checkpoint")
-_GOOD, _DAMAGED, _FAILED = range(3)
+_GOOD, _GONE, _DAMAGED, _FAILED = range(4)
 
 
 class Loaded:
@@ -57,19 +57,30 @@ def load_newest(catalog: Catalog, step: int | None, into: Any | None) -> Loaded:
         error: CheckpointError | StorageError | None = None
         try:
             loaded = _read(catalog, generation, targets)
-        except Corrupted as damage:
-            finding, error = _DAMAGED, damage
         except (CheckpointError, StorageError) as failure:
-            finding, error = _FAILED, failure
+            finding, error = _judge(catalog, generation, failure), failure
         findings = [row[0] for row in exchange([finding])]
         if _FAILED in findings:
             rank = findings.index(_FAILED)
             message = f"rank {rank} could not load step {generation.step}; its own error says why"
             raise error if error is not None and finding == _FAILED else CheckpointError(message)
-        if loaded is not None and _DAMAGED not in findings:
+        if loaded is not None and max(findings) == _GOOD:
             return loaded
         skipped.add(generation)
-        _skip(catalog, generation, findings.index(_DAMAGED), error)
+        if _DAMAGED in findings:
+            _skip(catalog, generation, findings.index(_DAMAGED), error)
+
+
+def _judge(
+    catalog: Catalog, generation: Generation, failure: CheckpointError | StorageError
+) -> int:
+    """What a failure to read a checkpoint says about it. A run that saves may have retired it meanwhile."""
+    try:
+        if catalog.storage.size(generation.manifest) is None:
+            return _GONE
+    except StorageError:
+        return _FAILED
+    return _DAMAGED if isinstance(failure, Corrupted) else _FAILED
 
 
 def _pick(catalog: Catalog, step: int | None, skipped: set[Generation]) -> Generation:

@@ -89,12 +89,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return [node for nodes in trees for node in nodes if isinstance(node, Tensor)]
 
     def file_sizes(self) -> dict[str, int]:
-        """Length of each data file, by its name in the step's directory."""
+        """Length of each data file, by its name in the step's directory; a rank without bytes has no file."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors():
             end = tensor.offset + tensor.length
             sizes[tensor.file] = max(sizes.get(tensor.file, 0), end)
-        return sizes
+        return {file: size for file, size in sizes.items() if size}
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

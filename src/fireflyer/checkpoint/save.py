@@ -221,7 +221,9 @@ class Committer:
                 self._catalog.sweep(generation)
                 self._swept = True
             if self._keep is not None:
-                for old in surplus(list(self._catalog.whole()), self._keep):
+                # What a newer run saved is not ours to count, still less to delete.
+                ours = [old for old in self._catalog.whole() if old <= generation]
+                for old in surplus(ours, self._keep):
                     self._catalog.delete(old)
         except StorageError as error:
             _log.warning(
