@@ -93,6 +93,10 @@ def _run(options: Options, page: Path, as_json: bool) -> int:
     return 1 if outcome.problems else 0
 
 
+_INTERRUPTED = 130
+"""What Typer returns in place of a KeyboardInterrupt."""
+
+
 def run_line(arguments: list[str]) -> int:
     """Runs the command line; every error becomes one line on stderr and an exit code.
 
@@ -102,13 +106,15 @@ def run_line(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(args=arguments, prog_name="fireflyer demo", standalone_mode=False)
-        return code if isinstance(code, int) else 0
     except Abort:
         raise KeyboardInterrupt from None
     except TyperException as error:
         return _fail(error.format_message(), error.exit_code)
     except FireflyerError as error:
         return _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
+    if code == _INTERRUPTED:
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
 
 
 def _fail(message: str, code: int) -> int:
