@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fireflyer.demo import gpt
 from fireflyer.demo.dataset import Settings, prepare, read_text
+from fireflyer.demo.muon import Muon, orthogonalize
 from fireflyer.demo.sample import PROMPTS, continue_tokens, write_text
 
 
@@ -61,7 +62,7 @@ def test_a_prediction_depends_on_the_order_of_the_past(model: gpt.GPT) -> None:
 @pytest.mark.parametrize("shape", [(24, 24), (64, 16), (16, 64), (3, 32, 8)])
 def test_orthogonalize_brings_the_singular_values_near_one(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 37
-    result = gpt.orthogonalize(matrix)
+    result = orthogonalize(matrix)
     assert result.shape == matrix.shape
     values = torch.linalg.svdvals(result)
     assert values.max().item() < 1.3
@@ -75,7 +76,7 @@ def test_orthogonalize_brings_the_singular_values_near_one(shape: tuple[int, ...
 
 def test_muon_makes_steps_of_one_size_whatever_the_gradient() -> None:
     weight = torch.nn.Parameter(torch.zeros(16, 64))
-    optimizer = gpt.Muon([weight], lr=0.1)
+    optimizer = Muon([weight], lr=0.1)
     for scale in (1e-3, 1e3):
         before = weight.detach().clone()
         weight.grad = torch.randn(16, 64, generator=torch.Generator().manual_seed(2)) * scale

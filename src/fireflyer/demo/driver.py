@@ -168,6 +168,7 @@ def _spec(options: Options, data: Path, folder: Path) -> TaskSpec:
         cwd=str(folder),
         nodes=options.nodes,
         ranks_per_node=options.ranks,
+        grace_s=15.0,  # a save takes well below a second
     )
 
 
