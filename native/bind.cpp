@@ -11,6 +11,7 @@ namespace nb = nanobind;
 
 // One function a part, defined in native/<part>/bind.cpp.
 namespace ff::ffrecord { void bind(nb::module_ m); }
+namespace ff::hai { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
 
 namespace {
@@ -75,5 +76,6 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
   ff::ffrecord::bind(m.def_submodule("ffrecord"));
+  ff::hai::bind(m.def_submodule("hai"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
 }

@@ -2,6 +2,7 @@ from typing_extensions import Buffer
 
 from fireflyer._native import (
     ffrecord as ffrecord,
+    hai as hai,
     hfreduce as hfreduce
 )
 

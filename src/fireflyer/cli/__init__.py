@@ -1,1 +1,10 @@
 """The `fireflyer` command."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 ok, 1 failure, 2 usage. Errors are one line on stderr."""
+    from fireflyer.cli.app import run_line
+
+    sys.exit(run_line(sys.argv[1:]))

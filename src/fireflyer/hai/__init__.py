@@ -1,1 +1,26 @@
 """HAI Platform: tasks, time sharing, failure handling."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fireflyer.hai.client import Client
+    from fireflyer.hai.rank import Task, suspend_requested, suspended, task
+
+__all__ = ["Client", "Task", "suspend_requested", "suspended", "task"]
+
+# Imported when first asked for: every process of the platform imports this package, few need these.
+_HOME = {
+    "Client": "fireflyer.hai.client",
+    "Task": "fireflyer.hai.rank",
+    "suspend_requested": "fireflyer.hai.rank",
+    "suspended": "fireflyer.hai.rank",
+    "task": "fireflyer.hai.rank",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value

@@ -1,0 +1,70 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+#include <sys/prctl.h>
+
+#include "base/error.hpp"
+#include "hai/suspend_page.hpp"
+
+namespace nb = nanobind;
+using ff::hai::SuspendPage;
+
+namespace {
+
+// A signal that arrives while the call waits runs its Python handler, and what that raises ends the call.
+bool call(SuspendPage& page, std::size_t slot) {
+  bool frozen = false;
+  const std::uint64_t number = page.begin_call(slot, frozen);
+  if (!frozen) return false;
+  for (;;) {
+    SuspendPage::Wait outcome;
+    {
+      const nb::gil_scoped_release release;
+      outcome = page.wait();
+    }
+    if (outcome == SuspendPage::Wait::decided) return page.answer(slot, number);
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+void set_child_subreaper() {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) ff::throw_errno("becoming a subreaper");
+}
+
+void set_parent_death_signal(int signal) {
+  if (::prctl(PR_SET_PDEATHSIG, signal) != 0) ff::throw_errno("setting the parent death signal");
+}
+
+}  // namespace
+
+namespace ff::hai {
+
+void bind(nb::module_ m) {
+  m.doc() = "The platform: suspend page and process controls.";
+  nb::class_<SuspendPage>(m, "SuspendPage",
+                          "The calls of `suspend_requested()` on a node, and the first one answered true.")
+      .def_static("create", &SuspendPage::create, nb::arg("slots"),
+                  "A new page for `slots` ranks in a memfd of its own.")
+      .def_static("map", &SuspendPage::map, nb::arg("fd"), "The page behind `fd`, which stays the caller's.")
+      .def("call", &call, nb::arg("slot"),
+           "Counts a call. False at once before a freeze; after it, waits without the GIL.")
+      .def("acknowledge", &SuspendPage::acknowledge, nb::arg("slot"),
+           "The rank in `slot` saved and leaves.")
+      .def("freeze", &SuspendPage::freeze, "Freezes every slot; the counts of answered calls.")
+      .def("decide", &SuspendPage::decide, nb::arg("number"),
+           "Sets the decision unless there is one; returns the one in force.")
+      .def("count", &SuspendPage::count, nb::arg("slot"), "Calls begun by the rank in `slot`.")
+      .def("told", [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::told) != 0; },
+           nb::arg("slot"), "Whether a call of the rank in `slot` was answered with true.")
+      .def("acknowledged",
+           [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::acknowledged) != 0; },
+           nb::arg("slot"), "Whether the rank in `slot` acknowledged.")
+      .def_prop_ro("decision", &SuspendPage::decision, "First call number answered with true; 0: none yet.")
+      .def_prop_ro("slots", &SuspendPage::slots)
+      .def_prop_ro("fd", &SuspendPage::fd, "The memfd of a created page; -1 for a mapped one.");
+  m.def("set_child_subreaper", &set_child_subreaper,
+        "Orphans among the descendants of this process become its children.");
+  m.def("set_parent_death_signal", &set_parent_death_signal, nb::arg("signal"),
+        "Sends `signal` to this process when its parent dies; kept over execve.");
+}
+
+}  // namespace ff::hai

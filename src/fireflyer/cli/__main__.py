@@ -1,0 +1,3 @@
+from fireflyer.cli import main
+
+main()

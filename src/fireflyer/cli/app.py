@@ -1,0 +1,308 @@
+"""All verbs and their options. What a verb does is imported when it runs, so `--help` stays fast."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fireflyer.errors import FireflyerError
+
+app = typer.Typer(
+    name="fireflyer",
+    add_completion=False,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="""Train deep-learning models on ordinary machines.
+
+\b
+  fireflyer demo                        train a model, lose a worker, carry on
+  fireflyer run train.py --lr 0.1       run a script as a task and follow it
+  fireflyer run --nodes 2 -d train.py   two nodes, in the background
+  fireflyer ps                          what runs and what waits
+  fireflyer logs -f t1                  follow a task's output
+
+`fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage.
+""",
+)
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        help="The platform's folder; else $FIREFLYER_HOME, else ~/.local/state/fireflyer.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]
+
+INTERRUPTED = 130
+"""What Typer makes of a KeyboardInterrupt."""
+
+PASS_THROUGH: dict[str, Any] = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Virtual nodes.")] = 2,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
+    ] = 0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave tasks running when Ctrl-C or SIGTERM ends it.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Start the server in the foreground.
+
+    Ctrl-C stops its tasks with their grace and then ends it; Ctrl-C again gives them no more time.
+    `run` starts a server in the background by itself when none answers.
+    """
+    from fireflyer.cli.serving import serve
+
+    serve(home, nodes, port, keep)
+
+
+@app.command()
+def down(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave tasks running; the next server takes them up.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """End the server, after stopping its tasks.
+
+    A server that `run` started in the background stays until then. Suspended tasks stay suspended.
+    """
+    from fireflyer.hai.client import Client
+
+    Client(home).shutdown(keep=keep)
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Python script to run.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Nodes.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, help="Ranks on each node.")] = 1,
+    name: Annotated[str, typer.Option(help="Name for people; default: the script's.")] = "",
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", "-e", metavar="K[=V]", help="Environment of the ranks; K alone: as it is here."
+        ),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="fork|exec",
+            help="fork: from a process with torch imported; exec: a fresh interpreter.",
+        ),
+    ] = "fork",
+    max_restarts: Annotated[int, typer.Option(min=0, help="Attempts to spend on faults.")] = 3,
+    grace: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time to save and leave on stop.")
+    ] = 30.0,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Print the task's id and return.")
+    ] = False,
+    all_ranks: Annotated[
+        bool, typer.Option("--all-ranks", help="Show every rank's output, each line marked.")
+    ] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Run a script as a task, and follow it.
+
+    What follows SCRIPT belongs to the script. Options may also come last, after `--`:
+
+    \b
+      fireflyer run --nodes 2 train.py --lr 0.1
+      fireflyer run train.py --lr 0.1 -- --nodes 2
+
+    Prints rank 0's output; changes of state go to stderr. Exit 0 when the task finished, else 1.
+    Ctrl-C stops the task; Ctrl-C again leaves it stopping and returns. With --json the output goes to
+    stderr and the task's last state to stdout. A server is started in the background when none
+    answers; it stays until `fireflyer down`.
+    """
+    from fireflyer.cli.running import Launch, launch
+
+    request = Launch(
+        script=script, args=tuple(args or ()), nodes=nodes, ranks=ranks, name=name,
+        env=tuple(env or ()), start=start, max_restarts=max_restarts, grace_s=grace,
+    )  # fmt: skip
+    raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
+
+
+@app.command()
+def ps(
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Also tasks that are over.")
+    ] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """List tasks that run or wait."""
+    from fireflyer.cli import printing
+    from fireflyer.hai.client import Client
+
+    printing.tasks(Client(home).tasks(live=not everything), json=json)
+
+
+@app.command()
+def show(task: TaskArgument, json: JsonOption = False, home: HomeOption = None) -> None:
+    """Show one task and its ranks."""
+    from fireflyer.cli import printing
+    from fireflyer.hai.client import Client
+
+    printing.task(Client(home).task(task), json=json)
+
+
+@app.command()
+def logs(
+    task: TaskArgument,
+    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which rank.")] = 0,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Which attempt; default: the last one.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the task is over.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Print a rank's output."""
+    from fireflyer.cli.following import print_log
+
+    print_log(home, task, rank, attempt, follow=follow)
+
+
+@app.command()
+def events(
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task's.")] = None,
+    after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Only newer ones.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more.")] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Print the history of a task or of all.
+
+    With --follow and --json: one object a line.
+    """
+    from fireflyer.cli.following import print_events
+
+    print_events(home, task, after, follow=follow, json=json)
+
+
+def _steering(verb: str, goal: str, text: str, example: str) -> None:
+    def steer(
+        task: TaskArgument,
+        wait: Annotated[
+            bool, typer.Option("--wait", "-w", help=f"Return once the task is {goal}.")
+        ] = False,
+        json: JsonOption = False,
+        home: HomeOption = None,
+    ) -> None:
+        from fireflyer.cli.running import steer
+
+        steer(home, verb, task, goal if wait else None, json=json)
+
+    app.command(name=verb, help=f"{text}\n\n\b\n  {example}")(steer)
+
+
+_steering(
+    "stop", "stopped",
+    "Stop a task: SIGTERM to its ranks, SIGKILL after its grace.", "fireflyer stop --wait t1",
+)  # fmt: skip
+_steering(
+    "suspend", "suspended",
+    "Ask a task to save and leave; it waits for `resume`.", "fireflyer suspend --wait t1",
+)  # fmt: skip
+_steering(
+    "resume", "running",
+    "Put a suspended task back into the queue.", "fireflyer resume t1",
+)  # fmt: skip
+
+
+@app.command()
+def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
+    """List the nodes and what they hold."""
+    from fireflyer.cli import printing
+    from fireflyer.hai.client import Client
+
+    printing.nodes(Client(home).nodes(), json=json)
+
+
+def _hand_over(verb: str, text: str) -> None:
+    """A verb that is a program of its own: all that follows, also --help, is that program's."""
+
+    def hand_over(context: typer.Context) -> None:
+        _become([sys.executable, "-P", "-m", f"fireflyer.{verb}", *context.args])
+
+    hand_over.__doc__ = text
+    app.command(name=verb, context_settings=PASS_THROUGH, add_help_option=False)(hand_over)
+
+
+def _become(command: list[str]) -> None:
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+_hand_over("demo", "Train a model, lose a worker, carry on.")
+_hand_over("bench", "Measure against peers: fireflyer bench NAME --help.")
+_hand_over("lab", "Run a command on several hosts of one machine.")
+
+
+def _act(arguments: list[str]) -> int:
+    """Parses and runs; lets Typer's and Fireflyer's own errors through."""
+    from fireflyer.cli.words import hai_form
+
+    command = typer.main.get_command(app)
+    result = command.main(
+        args=hai_form(command, arguments) or ["--help"],
+        prog_name="fireflyer",
+        standalone_mode=False,
+    )
+    if result == INTERRUPTED:
+        raise KeyboardInterrupt
+    return result if isinstance(result, int) else 0
+
+
+def run_line(arguments: list[str]) -> int:
+    """Runs the command line; every error becomes one line on stderr and an exit code."""
+    from typer.exceptions import Abort, TyperException
+
+    try:
+        code = _act(arguments)
+        sys.stdout.flush()
+        return code
+    except TyperException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except FireflyerError as error:
+        return _fail(str(error), 1)
+    except (KeyboardInterrupt, Abort):
+        return _fail("interrupted", 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"fireflyer: {' '.join(message.split())}\n")
+    return code

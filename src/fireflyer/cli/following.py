@@ -1,0 +1,174 @@
+"""Following a task: its history on stderr, its ranks' output on stdout, live by long polls."""
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from fireflyer.cli import printing
+from fireflyer.errors import FireflyerError
+from fireflyer.hai.client import Client
+from fireflyer.hai.model import TERMINAL, Event, TaskState
+
+WAIT_S = 20.0
+
+
+class Tail:
+    """Copies the output of some ranks to a stream, attempt after attempt, from one thread a rank.
+
+    Args:
+        client: the platform.
+        task: task id.
+        ranks: which ranks.
+        out: where the bytes go.
+        mark: put "rank| " before every line.
+    """
+
+    def __init__(
+        self, client: Client, task: str, ranks: Sequence[int], out: BinaryIO, *, mark: bool
+    ) -> None:
+        self._client = client
+        self._task = task
+        self._ranks = ranks
+        self._out = out
+        self._mark = mark
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._errors: list[Exception] = []
+
+    def start(self, attempt: int) -> None:
+        """Begins with an attempt, after everything of the earlier one is out."""
+        self.finish()
+        for rank in self._ranks:
+            thread = threading.Thread(target=self._copy, args=(rank, attempt), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def finish(self) -> None:
+        """Waits until everything of the attempt is out; the attempt must be over, or end.
+
+        Raises:
+            FireflyerError: an output could not be read.
+            OSError: the stream does not take it.
+        """
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        if self._errors:
+            raise self._errors[0]
+
+    def _copy(self, rank: int, attempt: int) -> None:
+        offset = 0
+        partial = b""
+        try:
+            while True:
+                chunk = self._client.read_log_chunk(self._task, rank, offset, attempt, WAIT_S)
+                offset = chunk.next_offset
+                if not self._mark:
+                    self._write(chunk.data)
+                else:
+                    *lines, partial = (partial + chunk.data).split(b"\n")
+                    if chunk.end and partial:
+                        lines.append(partial)
+                    self._write(b"".join(b"%d| %s\n" % (rank, line) for line in lines))
+                if chunk.end:
+                    return
+        except (FireflyerError, OSError) as error:
+            self._errors.append(error)
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            with self._lock:
+                self._out.write(data)
+                self._out.flush()
+
+
+def follow(
+    client: Client,
+    task: str,
+    tail: Tail,
+    after: int,
+    tell: Callable[[Event], None],
+) -> TaskState:
+    """Follows a task until it is over; returns the state it ended in.
+
+    Args:
+        client: the platform.
+        task: task id.
+        tail: gets every attempt that starts.
+        after: seq to go on from; nothing is told twice when a call is given up and made again.
+        tell: called with every event.
+    """
+    while True:
+        for event in client.events(task=task, after=after, wait_s=WAIT_S):
+            if event.kind == "starting":
+                tail.start(event.attempt)
+            over = event.kind in TERMINAL
+            if over:
+                tail.finish()
+            tell(event)
+            after = event.seq
+            if over:
+                return client.task(task).state
+
+
+def print_log(
+    home: Path | None, task: str, rank: int, attempt: int | None, *, follow: bool
+) -> None:
+    """`fireflyer logs`."""
+    client = Client(home)
+    out = sys.stdout.buffer
+    wait_s = WAIT_S if follow else 0.0
+    if follow and attempt is None:
+        _follow_log(client, task, rank, out)
+        return
+    offset = 0
+    while True:
+        chunk = client.read_log_chunk(task, rank, offset, attempt, wait_s)
+        attempt, offset = chunk.attempt, chunk.next_offset
+        out.write(chunk.data)
+        out.flush()
+        if chunk.end or not (chunk.data or follow):
+            return
+
+
+def _follow_log(client: Client, task: str, rank: int, out: BinaryIO) -> None:
+    tail = Tail(client, task, [rank], out, mark=False)
+    view, seq = client.task_at(task)
+    if view.attempt:
+        tail.start(view.attempt)
+    if view.state in TERMINAL:
+        tail.finish()
+        return
+    follow(client, task, tail, seq, lambda _event: None)
+
+
+def print_events(
+    home: Path | None, task: str | None, after: int, *, follow: bool, json: bool
+) -> None:
+    """`fireflyer events`."""
+    client = Client(home)
+    found: list[Event] = []
+    while more := client.events(task=task, after=after):
+        after = more[-1].seq
+        if follow:
+            _stream(more, json=json)
+        else:
+            found += more
+    if not follow:
+        printing.events(found, json=json)
+        return
+    while True:
+        more = client.events(task=task, after=after, wait_s=WAIT_S)
+        _stream(more, json=json)
+        after = more[-1].seq if more else after
+
+
+def _stream(found: list[Event], *, json: bool) -> None:
+    for event in found:
+        line = msgspec.json.encode(event).decode() if json else printing.event_line(event)
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,163 @@
+"""Tasks, nodes and events as tables or JSON."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from fireflyer.hai.client import NodeView
+from fireflyer.hai.model import Event, TaskView
+
+STYLES = {
+    "running": "green",
+    "finished": "green",
+    "failed": "red",
+    "stopped": "yellow",
+    "suspended": "cyan",
+    "suspending": "cyan",
+    "queued": "blue",
+    "starting": "blue",
+}
+
+
+def as_json(value: Any) -> None:
+    """One line of JSON on stdout."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def tasks(found: list[TaskView], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    rows = [
+        (
+            view.id,
+            title(view),
+            _state(view.state),
+            f"{view.spec.nodes} x {view.spec.ranks_per_node}",
+            str(view.attempt),
+            str(view.restarts),
+            age(time.time() - view.created),
+            view.reason,
+        )
+        for view in found
+    ]
+    _table(("TASK", "NAME", "STATE", "RANKS", "ATTEMPT", "RESTARTS", "AGE", "REASON"), rows)
+
+
+def task(view: TaskView, *, json: bool) -> None:
+    if json:
+        as_json(view)
+        return
+    lines = [
+        ("task", f"{view.id}  {title(view)}"),
+        ("state", view.state + (f": {view.reason}" if view.reason else "")),
+        ("script", " ".join([view.spec.script, *view.spec.args])),
+        ("attempt", f"{view.attempt}, restarts {view.restarts} of {view.spec.max_restarts}"),
+        ("directory", view.directory),
+    ]
+    for name, value in lines:
+        sys.stdout.write(f"{name:<10} {value}\n")
+    if view.ranks:
+        rows = [
+            (
+                str(rank.rank),
+                rank.node,
+                str(rank.pid or "-"),
+                _rank_state(rank.pid, rank.ended),
+                rank.log,
+            )
+            for rank in view.ranks
+        ]
+        _table(("RANK", "NODE", "PID", "STATE", "LOG"), rows)
+
+
+def nodes(found: list[NodeView], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    _table(("NODE", "TASK"), [(node.name, node.task or "-") for node in found])
+
+
+def events(found: list[Event], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    rows = [
+        (str(e.seq), clock(e.wall), e.task, str(e.attempt), _state(e.kind), details(e))
+        for e in found
+    ]
+    _table(("SEQ", "TIME", "TASK", "ATTEMPT", "EVENT", "DETAIL"), rows)
+
+
+def event_line(event: Event) -> str:
+    """An event as one line of a stream."""
+    head = f"{clock(event.wall)} {event.task} attempt {event.attempt} {event.kind}"
+    return f"{head} {details(event)}".rstrip()
+
+
+def details(event: Event) -> str:
+    """An event's detail in words."""
+    detail = event.detail
+    if event.kind == "rank_exited":
+        end = "suspended" if detail["suspended"] else f"exit {detail['code']}"
+        if detail["signal"] is not None:
+            end = f"signal {detail['signal']}"
+        return f"rank {detail['rank']} on {detail['node']}: {end}"
+    if event.kind == "rank_started":
+        return f"rank {detail['rank']} on {detail['node']}: pid {detail['pid']}"
+    if event.kind == "starting":
+        return "on " + " ".join(detail["nodes"])
+    if event.kind == "restarting":
+        return f"{detail['restarts']} of {detail['max_restarts']}: {detail['reason']}"
+    return str(detail.get("reason", ""))
+
+
+def title(view: TaskView) -> str:
+    return view.spec.name or view.spec.script.rsplit("/", 1)[-1]
+
+
+def clock(wall: float) -> str:
+    """Local time to the millisecond."""
+    return time.strftime("%H:%M:%S", time.localtime(wall)) + f".{int(wall % 1 * 1000):03d}"
+
+
+def age(seconds: float) -> str:
+    """E.g. "42s", "7m", "3h", "2d"."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(int(seconds), 0)}s"
+
+
+def _state(state: str) -> str:
+    style = STYLES.get(state)
+    return f"[{style}]{state}[/]" if style else state
+
+
+def _rank_state(pid: int | None, ended: str | None) -> str:
+    return ended or ("starting" if pid is None else "running")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table; as wide as it needs to be when stdout is no terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(
+            *(
+                cell if cell.startswith("[") and cell.endswith("[/]") else escape(cell)
+                for cell in row
+            )
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=10_000)
+    console.print(table)

@@ -1,0 +1,124 @@
+"""`fireflyer run`, and the verbs that steer a task."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from fireflyer.cli import printing
+from fireflyer.cli.following import Tail, follow
+from fireflyer.errors import ConfigError
+from fireflyer.hai.admission import check
+from fireflyer.hai.client import Client
+from fireflyer.hai.model import Event, TaskSpec, TaskState
+from fireflyer.hai.model import TaskView as View
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line of `run` asks for."""
+
+    script: str
+    args: tuple[str, ...]
+    nodes: int
+    ranks: int
+    name: str
+    env: tuple[str, ...]
+    """"K=V", or "K" for the value that K has here."""
+    start: str
+    max_restarts: int
+    grace_s: float
+
+
+def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
+    """Submits the task and follows it unless detached; returns the exit code."""
+    spec = _spec(request)
+    check(spec)
+    client = Client.connect(home, nodes=max(request.nodes, 2))
+    view = client.submit(spec)
+    if detach:
+        _say(view, json=json)
+        return 0
+    state = _follow(client, view, all_ranks=all_ranks, json=json)
+    if json and state is not None:
+        printing.as_json(client.task(view.id))
+    return 0 if state == "finished" else 1
+
+
+def steer(home: Path | None, verb: str, task: str, goal: str | None, *, json: bool) -> None:
+    """Stops, suspends or resumes a task; waits for the state `goal` if there is one."""
+    client = Client(home)
+    call: dict[str, Any] = {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}
+    view = call[verb](task)
+    if goal is not None:
+        view = client.wait(task, {cast(TaskState, goal)})
+    if json:
+        printing.as_json(view)
+    elif verb == "stop" and view.state != "stopped":
+        sys.stdout.write(f"{view.id} stopping\n")
+    else:
+        sys.stdout.write(f"{view.id} {view.state}\n")
+
+
+def _spec(request: Launch) -> TaskSpec:
+    env: dict[str, str] = {}
+    for item in request.env:
+        name, equals, value = item.partition("=")
+        if not equals:
+            if name not in os.environ:
+                raise ConfigError(f"--env {name}: not set here; give --env {name}=VALUE")
+            value = os.environ[name]
+        env[name] = value
+    if request.start not in ("fork", "exec"):
+        raise ConfigError(f"--start must be fork or exec, not {request.start!r}")
+    return TaskSpec(
+        script=os.path.abspath(request.script),
+        args=request.args,
+        name=request.name,
+        cwd=os.getcwd(),
+        env=env,
+        nodes=request.nodes,
+        ranks_per_node=request.ranks,
+        start="fork" if request.start == "fork" else "exec",
+        max_restarts=request.max_restarts,
+        grace_s=request.grace_s,
+    )
+
+
+def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskState | None:
+    """Follows until the task is over; None when the user left before."""
+    world = view.spec.nodes * view.spec.ranks_per_node
+    out = sys.stderr.buffer if json else sys.stdout.buffer
+    ranks = range(world) if all_ranks else [0]
+    tail = Tail(client, view.id, ranks, out, mark=all_ranks)
+    seen = 0
+
+    def tell(event: Event) -> None:
+        nonlocal seen
+        seen = event.seq
+        if event.kind not in ("rank_started", "rank_exited", "gang_ended"):
+            _note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
+
+    try:
+        try:
+            return follow(client, view.id, tail, seen, tell)
+        except KeyboardInterrupt:
+            _note(f"stopping {view.id}; Ctrl-C again returns at once")
+            client.stop(view.id)
+            return follow(client, view.id, tail, seen, tell)
+    except KeyboardInterrupt:
+        _note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
+        return None
+
+
+def _say(view: View, *, json: bool) -> None:
+    if json:
+        printing.as_json(view)
+    else:
+        sys.stdout.write(f"{view.id}\n")
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"fireflyer: {text}\n")
+    sys.stderr.flush()

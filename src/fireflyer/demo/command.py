@@ -1,0 +1,142 @@
+"""The options of `fireflyer demo`, and its words at the end."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.syntax import Syntax
+from typer.exceptions import Abort, TyperException
+
+from fireflyer.demo import report
+from fireflyer.demo.driver import Options, Outcome, run, tail
+from fireflyer.demo.machine import describe
+from fireflyer.demo.processes import Interrupts
+from fireflyer.demo.progress import TerminalScreen, summary
+from fireflyer.errors import ConfigError, FireflyerError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+class Tokens(StrEnum):
+    """How text becomes numbers."""
+
+    bpe = "bpe"
+    bytes = "bytes"
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def demo(
+    nodes: Annotated[int, typer.Option(min=1, help="Virtual nodes.")] = 2,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
+    seconds: Annotated[float, typer.Option(min=5, help="Training time.")] = 130,
+    width: Annotated[int, typer.Option(min=32, help="Width of the model, a multiple of 32.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Samples a rank and step.")] = 8,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of text; else the standard library's sources."),
+    ] = None,
+    tokens: Annotated[Tokens, typer.Option(help="How text becomes numbers.")] = Tokens.bpe,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    page: Annotated[
+        Path, typer.Option("--report", metavar="FILE", help="Where the report page goes.")
+    ] = Path("demo-report.html"),
+    directory: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Data set and files of the run.")
+    ] = Path("fireflyer-demo"),
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep logs, checkpoints and metrics of the run.")
+    ] = False,
+) -> None:
+    """Train a small GPT on real text, kill a rank, suspend and resume, and report.
+
+    A platform of its own with virtual nodes is started for it and ended with it. Ctrl-C ends
+    everything. Exit codes: 0 ok, 1 the run did not reach its goal, 2 usage.
+    """
+    if width % 32:
+        raise typer.BadParameter(f"{width} is not a multiple of 32", param_hint="--width")
+    options = Options(
+        nodes=nodes,
+        ranks=ranks,
+        seconds=seconds,
+        width=width,
+        layers=layers,
+        batch=batch,
+        text=text,
+        tokens=tokens.value,
+        directory=directory,
+        keep=keep,
+    )
+    raise typer.Exit(_run(options, page, as_json))
+
+
+def _run(options: Options, page: Path, as_json: bool) -> int:
+    console = Console(stderr=True)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # said aloud, it does not warn of forks
+    if not page.absolute().parent.is_dir():
+        raise ConfigError(f"--report: the folder of {page} does not exist; make it or name another")
+    with Interrupts().installed() as interrupts:
+        with TerminalScreen(console) as screen:
+            outcome = run(options, screen, interrupts)
+        if outcome.figures is not None:
+            html = report.render(
+                outcome.figures, outcome.story, outcome.meta, outcome.sample, options, describe()
+            )
+            report.save(html, page)
+        _tell(outcome, page, as_json, console)
+    return 1 if outcome.problems else 0
+
+
+_INTERRUPTED = 130
+"""What Typer returns in place of a KeyboardInterrupt."""
+
+
+def run_line(arguments: list[str]) -> int:
+    """Runs the command line; every error becomes one line on stderr and an exit code.
+
+    Raises:
+        KeyboardInterrupt: after everything that was started has ended.
+    """
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=arguments, prog_name="fireflyer demo", standalone_mode=False)
+    except Abort:
+        raise KeyboardInterrupt from None
+    except TyperException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except FireflyerError as error:
+        return _fail(str(error), 2 if isinstance(error, ConfigError) else 1)
+    if code == _INTERRUPTED:
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"fireflyer: {' '.join(message.split())}\n")
+    return code
+
+
+def _tell(outcome: Outcome, page: Path, as_json: bool, console: Console) -> None:
+    """The figures, the sample, and what went wrong."""
+    if outcome.figures is not None:
+        console.print(summary(outcome.figures))
+        if outcome.sample:
+            code = Syntax(
+                outcome.sample.strip(), "python", background_color="default", word_wrap=True
+            )
+            console.print(Panel(code, title="written by the model", title_align="left"))
+        console.print(f"report: {page}", highlight=False)
+        if as_json:
+            sys.stdout.write(msgspec.json.encode(outcome.figures).decode() + "\n")
+    for problem in outcome.problems:
+        console.print(f"not reached: {problem}", style="red", markup=False, highlight=False)
+    for log in outcome.logs:
+        console.print(f"log: {log}", highlight=False, markup=False, soft_wrap=True)
+        if end := tail(log):
+            console.print(end, style="dim", markup=False, highlight=False)

@@ -1,0 +1,113 @@
+"""Which processes belong to one run of the demo, found from the outside, and how to end them."""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A living process."""
+
+    pid: int
+    command: str
+
+
+MARK = "FFDEMO_RUN"
+"""Environment variable that the platform and, through it, every process of a run inherits."""
+
+
+def marked(run: str, proc: Path = Path("/proc")) -> list[Process]:
+    """Living processes, without this one, that were started with MARK set to `run`.
+
+    A forked process shows the environment block of the program that it was forked from.
+    """
+    wanted = f"{MARK}={run}".encode()
+    found = []
+    for folder in proc.iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with suppress(OSError):  # gone meanwhile, or another user's
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found.append(
+                        Process(int(folder.name), command.decode(errors="replace").strip())
+                    )
+    return found
+
+
+def outliving(processes: list[Process], within_s: float) -> list[Process]:
+    """Those of `processes` that are still alive after at most `within_s`."""
+    with ExitStack() as stack:
+        left: dict[int, Process] = {}
+        for process in processes:
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(process.pid)
+                stack.callback(os.close, descriptor)
+                left[descriptor] = process
+        deadline = time.monotonic() + within_s
+        while left:
+            gone, _, _ = select.select(list(left), [], [], max(0.0, deadline - time.monotonic()))
+            if not gone:
+                break
+            for descriptor in gone:
+                del left[descriptor]
+        return list(left.values())
+
+
+def kill(pid: int) -> None:
+    """SIGKILL.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+
+
+class Interrupts:
+    """Turns SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt, but never in the middle of a `held` block.
+
+    After the first one further signals are ignored, so that cleaning up is not cut short.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._held = 0
+
+    @contextmanager
+    def installed(self) -> Iterator["Interrupts"]:
+        """Handles the signals for the duration; the earlier handlers come back afterwards."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        earlier = {number: signal.signal(number, self._handle) for number in numbers}
+        try:
+            yield self
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Defers an interrupt to the end of the block."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+        if self.pending and not self._held:
+            raise KeyboardInterrupt
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self.pending:
+            return
+        self.pending = True
+        if not self._held:
+            raise KeyboardInterrupt

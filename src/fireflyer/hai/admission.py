@@ -1,0 +1,48 @@
+"""What a task must be to be taken in. Checked by the command line before it starts a server, and by the
+server."""
+
+import os
+from pathlib import Path
+
+from fireflyer.errors import ConfigError
+from fireflyer.hai.model import TaskSpec
+
+RESERVED = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+"""Environment names that the platform sets for every rank."""
+
+
+def check(spec: TaskSpec) -> None:
+    """Refuses a spec that cannot work.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    script = Path(spec.script)
+    if not script.is_absolute():
+        raise ConfigError(f"script {spec.script!r} must be an absolute path")
+    if script.is_dir():
+        raise ConfigError(f"script {spec.script} is a directory; name a Python file")
+    if not script.is_file():
+        raise ConfigError(f"no script {spec.script}")
+    if not os.access(script, os.R_OK):
+        raise ConfigError(f"script {spec.script} cannot be read")
+    if not Path(spec.cwd).is_dir():
+        raise ConfigError(f"working directory {spec.cwd} does not exist")
+    limits: dict[str, tuple[float, float, float]] = {
+        "nodes": (spec.nodes, 1, 10_000),
+        "ranks_per_node": (spec.ranks_per_node, 1, 1024),
+        "max_restarts": (spec.max_restarts, 0, 1_000_000),
+        "grace_s": (spec.grace_s, 0, 86_400),
+    }
+    for field, (given, low, high) in limits.items():
+        if not low <= given <= high:
+            raise ConfigError(f"{field} must be from {low} to {high}, not {given}")
+    for name, value in spec.env.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise ConfigError(f"environment variable {name!r} has no usable name or value")
+        if name in RESERVED:
+            raise ConfigError(f"environment variable {name} is set by the platform; leave it out")
+    if any("\0" in argument for argument in spec.args):
+        raise ConfigError("an argument of the script contains a NUL byte")

@@ -1,0 +1,348 @@
+"""The platform from Python: submit tasks, watch them, steer them. Standard library and msgspec only.
+
+Every call finds the server anew through its home, so a `Client` outlives the servers it talks to.
+A `Client` keeps no connection and may be used from several threads.
+"""
+
+import http.client
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from fireflyer import errors
+from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
+from fireflyer.hai.home import Home, ServerFile, locate
+from fireflyer.hai.model import TERMINAL, Event, TaskSpec, TaskState, TaskView
+
+START_DEADLINE_S = 60.0
+CALL_DEADLINE_S = 30.0
+"""How long a server may take to answer, beyond the time that it was asked to wait."""
+
+_POLL_S = 20.0
+"""How long one request waits for news; longer waits ask again."""
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual node as of now."""
+
+    name: str
+    task: str | None
+    """The task that holds it."""
+
+
+class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of a rank's log."""
+
+    attempt: int
+    data: bytes
+    next_offset: int
+    end: bool
+    """The attempt is over and nothing follows."""
+
+
+class Client:
+    """A user of the server of one home.
+
+    Every method raises PeerLost when no server serves the home or it goes away, DeadlineExceeded when
+    it does not answer, and the server's own errors (TaskError, ConfigError, ...) as they are.
+
+    Args:
+        home: the platform's folder; default $FIREFLYER_HOME, else ~/.local/state/fireflyer.
+    """
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = locate(home)
+
+    @classmethod
+    def connect(
+        cls, home: Path | None = None, *, start: bool = True, nodes: int | None = None
+    ) -> "Client":
+        """A client of a server that answers.
+
+        Args:
+            home: as for the constructor.
+            start: start a server in the background when none serves the home; it stays until
+                `shutdown()` or `fireflyer down`.
+            nodes: virtual nodes of a server that is started; default 2.
+
+        Raises:
+            PeerLost: no server, and `start` is false.
+            ConfigError: the home cannot be used.
+            StorageError: the home's database or server.json cannot be used.
+            DeadlineExceeded: the server did not start in time.
+        """
+        client = cls(home)
+        if client.home.served():
+            with suppress(PeerLost, Corrupted):
+                client.nodes()
+                return client
+        if not start and not client.home.served():
+            raise client._nobody()
+        client.home.create()
+        with client.home.starting():
+            if not client.home.served():
+                _start_server(client.home, nodes)
+        client.nodes()
+        return client
+
+    def submit(self, spec: TaskSpec) -> TaskView:
+        """Hands in a task; when this returns it is on disk and survives the server."""
+        return self._view("POST", "/tasks", body=msgspec.json.encode(spec))
+
+    def task(self, id: str) -> TaskView:
+        """A task as of now."""
+        return self._view("GET", _path(id))
+
+    def task_at(self, id: str) -> tuple[TaskView, int]:
+        """A task as of now, and the seq of the newest event then: later ones come after it."""
+        data, headers = self._ask("GET", _path(id))
+        seq = int(headers["X-Fireflyer-Seq"] or 0)
+        return msgspec.json.decode(data, type=TaskView), seq
+
+    def tasks(self, *, live: bool = False) -> list[TaskView]:
+        """All tasks in order of submission, or only those that are not over."""
+        data, _ = self._ask("GET", "/tasks", {"live": int(live)})
+        return msgspec.json.decode(data, type=list[TaskView])
+
+    def stop(self, id: str) -> TaskView:
+        """Asks the task to stop: SIGTERM to its ranks, SIGKILL after its `grace_s`."""
+        return self._view("POST", _path(id, "stop"))
+
+    def suspend(self, id: str) -> TaskView:
+        """Asks the task's ranks to save and leave; it keeps its place and waits for `resume`."""
+        return self._view("POST", _path(id, "suspend"))
+
+    def resume(self, id: str) -> TaskView:
+        """Puts a suspended task back into the queue."""
+        return self._view("POST", _path(id, "resume"))
+
+    def events(self, task: str | None = None, after: int = 0, wait_s: float = 0.0) -> list[Event]:
+        """History with a seq above `after`, oldest first, at most 1000 events a call.
+
+        Args:
+            task: only this task's.
+            after: seq to go on from.
+            wait_s: wait this long for the first event; the answer is empty when there was none.
+        """
+        deadline = time.monotonic() + wait_s
+        while True:
+            wait = min(max(deadline - time.monotonic(), 0.0), _POLL_S)
+            query: dict[str, Any] = {"after": after, "wait_s": wait}
+            if task is not None:
+                query["task"] = task
+            data, _ = self._ask("GET", "/events", query, wait_s=wait)
+            found = msgspec.json.decode(data, type=list[Event])
+            if found or time.monotonic() >= deadline:
+                return found
+
+    def wait(
+        self, id: str, states: Collection[TaskState], timeout_s: float | None = None
+    ) -> TaskView:
+        """Waits until the task is in one of `states`, or has entered one since the call.
+
+        Returns:
+            The task as of the return, which may be in a later state already.
+
+        Raises:
+            TaskError: the task is over and can never be in any of them.
+            DeadlineExceeded: after `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        view, after = self.task_at(id)
+        while view.state not in states:
+            if view.state in TERMINAL:
+                raise TaskError(f"task {id} is {view.state}: {view.reason}")
+            left = _POLL_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                wanted = " or ".join(sorted(states))
+                raise DeadlineExceeded(
+                    f"task {id} is {view.state}, not {wanted}, after {timeout_s} s"
+                )
+            news = self.events(task=id, after=after, wait_s=min(left, _POLL_S))
+            view = self.task(id)
+            if any(event.kind in states for event in news):
+                break
+            after = news[-1].seq if news else after
+        return view
+
+    def read_log(
+        self, id: str, rank: int, offset: int = 0, attempt: int | None = None, wait_s: float = 0.0
+    ) -> tuple[bytes, int]:
+        """Bytes of a rank's log from `offset` on, at most 1 MiB, and the offset to go on from.
+
+        Args:
+            id: the task.
+            rank: the rank.
+            offset: in bytes.
+            attempt: default: the current or last one.
+            wait_s: wait this long for more while the attempt runs.
+        """
+        chunk = self.read_log_chunk(id, rank, offset, attempt, wait_s)
+        return chunk.data, chunk.next_offset
+
+    def read_log_chunk(
+        self, id: str, rank: int, offset: int = 0, attempt: int | None = None, wait_s: float = 0.0
+    ) -> LogChunk:
+        """As `read_log`, and says which attempt it read and whether the log is complete."""
+        wait = min(wait_s, _POLL_S)
+        query: dict[str, Any] = {"offset": offset, "wait_s": wait}
+        if attempt is not None:
+            query["attempt"] = attempt
+        data, headers = self._ask("GET", _path(id, "log", str(rank)), query, wait_s=wait)
+        return LogChunk(
+            attempt=int(headers["X-Fireflyer-Attempt"] or 0),
+            data=data,
+            next_offset=int(headers["X-Fireflyer-Next"] or 0),
+            end=headers["X-Fireflyer-End"] == "1",
+        )
+
+    def nodes(self) -> list[NodeView]:
+        """The nodes and what they hold."""
+        data, _ = self._ask("GET", "/nodes")
+        return msgspec.json.decode(data, type=list[NodeView])
+
+    def server(self) -> ServerFile:
+        """Process id and port of the server."""
+        if not self.home.served():
+            raise self._nobody()
+        return self.home.read_server()
+
+    def shutdown(self, *, keep: bool = False) -> None:
+        """Ends the server and waits until it is gone; its tasks are stopped first, with their grace.
+
+        Args:
+            keep: leave the tasks running; the next server takes them up.
+        """
+        try:
+            process = os.pidfd_open(self.server().pid)
+        except ProcessLookupError:
+            raise self._nobody() from None
+        try:
+            self._ask("POST", "/shutdown", {"keep": int(keep)})
+            select.select([process], [], [])
+        finally:
+            os.close(process)
+
+    # -- one request -------------------------------------------------------------------------------
+
+    def _view(self, method: str, path: str, body: bytes | None = None) -> TaskView:
+        data, _ = self._ask(method, path, body=body)
+        return msgspec.json.decode(data, type=TaskView)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any] | None = None,
+        *,
+        body: bytes | None = None,
+        wait_s: float = 0.0,
+    ) -> tuple[bytes, http.client.HTTPMessage]:
+        server = self.server()
+        token = self.home.read_token(Path(server.token_file))
+        target = path + ("?" + urlencode(query) if query else "")
+        timeout = wait_s + CALL_DEADLINE_S
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout)
+        try:
+            connection.request(method, target, body, {"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            data = answer.read()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the server (pid {server.pid}) did not answer within {timeout:.0f} s; "
+                f"see {self.home.log}"
+            ) from None
+        except (OSError, http.client.HTTPException):
+            raise PeerLost(
+                f"the server (pid {server.pid}) of {self.home.path} went away; tasks run on; "
+                "start it again with `fireflyer up`"
+            ) from None
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise _error_of(data, answer.status)
+        return data, answer.headers
+
+    def _nobody(self) -> PeerLost:
+        return PeerLost(f"no server serves {self.home.path}; start one with `fireflyer up`")
+
+
+def _path(*parts: str) -> str:
+    if not parts[0]:
+        raise TaskError("the task id is empty; `fireflyer ps --all` lists tasks")
+    return "/tasks/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _error_of(data: bytes, status: int) -> FireflyerError:
+    """The typed error that the server answered with."""
+    try:
+        content = msgspec.json.decode(data, type=dict[str, str])
+        name, message = content["error"], content["message"]
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        return FireflyerError(f"the server failed with HTTP {status}; see its server.log")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, FireflyerError):
+        return kind(message)
+    return FireflyerError(message)
+
+
+def _start_server(home: Home, nodes: int | None) -> None:
+    """Starts a server in a session of its own and waits until it says that it answers."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-P", "-m", "fireflyer.hai.server", "--home", str(home.path)]
+    command += ["--ready-fd", str(writer)]
+    if nodes is not None:
+        command += ["--nodes", str(nodes)]
+    try:
+        log = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=home.path,
+                pass_fds=[writer],
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+            os.close(writer)
+        answer = _read_line(reader, START_DEADLINE_S)
+    finally:
+        os.close(reader)
+    if answer is None:
+        process.kill()
+        process.wait()
+        raise DeadlineExceeded(
+            f"the server did not start in {START_DEADLINE_S:.0f} s; see {home.log}"
+        )
+    if not answer.endswith(b"\n") or b'"error"' in answer:
+        process.wait()
+        if answer:
+            raise _error_of(answer, 500)
+        raise PeerLost(f"the server died while it started; see {home.log}")
+    process.returncode = 0  # detached: it outlives this process, and nobody here waits for it
+
+
+def _read_line(descriptor: int, timeout_s: float) -> bytes | None:
+    """All bytes until the other end closes; None after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    data = b""
+    while True:
+        ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            return None
+        more = os.read(descriptor, 4096)
+        data += more
+        if not more or data.endswith(b"\n"):
+            return data

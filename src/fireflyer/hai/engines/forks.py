@@ -1,0 +1,101 @@
+"""The supervisor's end of its fork server."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+
+from fireflyer._native.hai import set_parent_death_signal
+from fireflyer.hai.engines.messages import Fork, Forked, ForkReply, RankSpec, Ready, Refused
+from fireflyer.hai.processes import kill
+from fireflyer.rpc import FrameBuffer, frame
+
+REPLY_S = 5.0
+"""What a warm fork server has to take a request, and to answer one that is no longer wanted, before it is
+killed; both take milliseconds unless it is frozen."""
+
+
+class ForkServer:
+    """A fork server process and its socket. Ends when this object's socket or the supervisor does."""
+
+    def __init__(self, preload: tuple[str, ...], environment: dict[str, str]) -> None:
+        """Starts it; its imports take their time in the other process.
+
+        Raises:
+            OSError: if there can be no further process.
+        """
+        self.pending = False
+        """A request has not been answered."""
+        self.give_up_at: float | None = None
+        self._warm = False
+        self._held = b""  # a request waits here for the end of the imports
+        self.socket, theirs = socket.socketpair()
+        self._buffer = FrameBuffer()
+        self._decoder: msgspec.msgpack.Decoder[Ready | Forked | Refused]
+        self._decoder = msgspec.msgpack.Decoder(ForkReply)
+        parent = os.getpid()
+        command = [sys.executable, "-P", "-m", "fireflyer.hai.forkserver"]
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                set_parent_death_signal(signal.SIGKILL)
+                if os.getppid() == parent:
+                    os.setpgid(0, 0)
+                    theirs.set_inheritable(True)
+                    command += [str(theirs.fileno()), *preload]
+                    os.execve(command[0], command, environment)
+            finally:
+                os._exit(127)
+        theirs.close()
+
+    def request(self, ranks: tuple[RankSpec, ...]) -> None:
+        self.pending = True
+        self._held = frame(msgspec.msgpack.encode(Fork(ranks=ranks, parent=os.getpid())))
+        if self._warm:
+            self._send()
+
+    def _send(self) -> None:
+        self.socket.settimeout(REPLY_S)
+        try:
+            self.socket.sendall(self._held)
+        except OSError:
+            self.kill()  # frozen, or dead already: its exit is reaped and ends the request
+        self._held = b""
+
+    def replies(self) -> list[Forked | Refused]:
+        """What arrived; an end of the stream is seen as the exit of the process instead."""
+        answers: list[Forked | Refused] = []
+        try:
+            data = self.socket.recv(1 << 16, socket.MSG_DONTWAIT)
+        except (ConnectionError, BlockingIOError):
+            return answers
+        for payload in self._buffer.feed(data):
+            reply = self._decoder.decode(payload)
+            if isinstance(reply, Ready):
+                self._warm = True
+                if self._held:
+                    self._send()
+            else:
+                self.pending = False
+                self.give_up_at = None
+                answers.append(reply)
+        return answers
+
+    def give_up(self) -> None:
+        """The pending request is no longer wanted: soon its ranks are known, to be killed, or
+        the server goes."""
+        if self.give_up_at is not None:
+            return
+        self.give_up_at = time.monotonic() + REPLY_S
+        if not self._warm:
+            self.kill()
+
+    def kill(self) -> None:
+        kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """REQUIRES: the process has been reaped."""
+        self.socket.close()

@@ -1,0 +1,200 @@
+"""The engine's connection to the supervisor of one task on one node, which it starts where there is none.
+
+The engine binds and listens; the supervisor is born with the listening socket, so a connection made at
+once waits in its backlog. Guard and supervisor hold that socket and nobody else does: a connection
+that is refused, or cut off unanswered, proves that nothing of the task is left on the node.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fireflyer.errors import WireError
+from fireflyer.hai.engines.messages import (
+    Attach,
+    Attached,
+    Frozen,
+    Launched,
+    Leave,
+    Record,
+    Reply,
+    Request,
+)
+from fireflyer.log import get_logger
+from fireflyer.rpc import frame, read_frame
+
+_log = get_logger("hai")
+
+Answer = TypeVar("Answer", Launched, Attached, Frozen)
+
+
+@contextlib.contextmanager
+def _address(directory: Path, node: str) -> Iterator[str]:
+    """A short path of the node's socket: an address holds 108 bytes, a path may be longer."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{node}.sock"
+    finally:
+        os.close(descriptor)
+
+
+def connect(directory: Path, node: str) -> socket.socket | None:
+    """A connection, or None where nobody listens.
+
+    Raises:
+        OSError: if it cannot be known.
+    """
+    stream = socket.socket(socket.AF_UNIX)
+    stream.setblocking(False)
+    try:
+        with _address(directory, node) as address:
+            stream.connect(address)
+    except (ConnectionRefusedError, FileNotFoundError):
+        stream.close()
+        return None
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def spawn(task: str, directory: Path, node: str) -> int:
+    """Starts guard and supervisor in a session of their own; returns the guard's pid.
+
+    Raises:
+        OSError: if they cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        with _address(directory, node) as address:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(address)
+            listener.bind(address)
+        listener.listen(64)
+        log = os.open(
+            directory / f"{node}.supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+        stack.callback(os.close, log)
+        null = os.open("/dev/null", os.O_RDONLY)
+        stack.callback(os.close, null)
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-m", "fireflyer.hai.supervisor", task, node],
+            {**os.environ, "FIREFLYER_TASK": task},
+            # 0 to 2 are open in every server, so no source is one of them; 3 is overwritten last.
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, null, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+                (os.POSIX_SPAWN_DUP2, listener.fileno(), 3),
+            ],
+            setsid=True,
+        )
+
+
+class Link:
+    """Hands records to `on_record`; calls `on_gone` once, when nothing is left of the task on the node."""
+
+    def __init__(
+        self,
+        stream: socket.socket,
+        directory: Path,
+        node: str,
+        on_record: Callable[[str, Record], None],
+        on_gone: Callable[[], None],
+    ) -> None:
+        self.node = node
+        self.directory = directory
+        self.attempt = 0
+        """Whose records this link follows, also after a new connection."""
+        self.gone = asyncio.Event()
+        self._on_record = on_record
+        self._on_gone = on_gone
+        self._waiting: dict[tuple[type, int], list[asyncio.Future[Reply | None]]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._unsent = bytearray()
+        self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply | Attached)
+        self._reader = asyncio.create_task(self._serve(stream))
+
+    def send(self, request: Request) -> None:
+        """Without an answer; nothing where the supervisor is gone."""
+        data = frame(msgspec.msgpack.encode(request))
+        if self._writer is None:
+            self._unsent += data
+        else:
+            self._writer.write(data)
+
+    async def ask(self, request: Request, attempt: int, kind: type[Answer]) -> Answer | None:
+        """The answer of this kind about the attempt; None when the connection ended before it."""
+        if self.gone.is_set():
+            return None
+        future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault((kind, attempt), []).append(future)
+        self.send(request)
+        answer = await future
+        return answer if isinstance(answer, kind) else None
+
+    async def leave(self) -> None:
+        """Ends the supervisor and all it holds; returns when nothing is left, or this link was closed."""
+        self.send(Leave())
+        await asyncio.wait({self._reader})
+
+    async def close(self) -> None:
+        """Lets go; the supervisor goes on."""
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+
+    async def _serve(self, first: socket.socket) -> None:
+        stream: socket.socket | None = first
+        while stream is not None:
+            try:
+                reader, writer = await asyncio.open_unix_connection(sock=stream)
+            except BaseException:
+                stream.close()
+                raise
+            writer.write(bytes(self._unsent))
+            self._unsent.clear()
+            self._writer = writer
+            try:
+                await self._read(reader)
+            finally:
+                self._writer = None
+                self._answer_waiting_with_none()
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            stream = connect(self.directory, self.node)
+            if stream is not None and self.attempt:
+                self.send(Attach(attempt=self.attempt))
+        self.gone.set()
+        self._answer_waiting_with_none()
+        self._on_gone()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while (payload := await read_frame(reader)) is not None:
+                self._dispatch(self._decoder.decode(payload))
+        except (WireError, msgspec.MsgspecError) as error:
+            _log.debug("supervisor of %s: %s", self.node, error)
+
+    def _dispatch(self, reply: Reply) -> None:
+        if isinstance(reply, Record):
+            self._on_record(self.node, reply)
+            return
+        for future in self._waiting.pop((type(reply), reply.attempt), ()):
+            if not future.done():
+                future.set_result(reply)
+
+    def _answer_waiting_with_none(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in (f for futures in waiting.values() for f in futures):
+            if not future.done():
+                future.set_result(None)

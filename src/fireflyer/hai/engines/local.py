@@ -1,0 +1,289 @@
+"""The `local` engine: gangs as supervised processes of this machine, on N virtual nodes.
+
+It holds nothing that an attempt needs: supervisors and ranks live on when the engine's process dies, and
+`recover` takes them up again from their sockets and journals. docs/hai.md draws the process tree.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+
+from fireflyer.errors import Corrupted
+from fireflyer.hai.engines import EngineEvent, Gang, Node
+from fireflyer.hai.engines.gang import GangState, Now, decide
+from fireflyer.hai.engines.journal import journal_path, read_journal
+from fireflyer.hai.engines.link import Link, connect, spawn
+from fireflyer.hai.engines.messages import (
+    Attach,
+    Attached,
+    Decide,
+    End,
+    Freeze,
+    Frozen,
+    Launch,
+    Launched,
+    Part,
+    Record,
+)
+from fireflyer.hai.forkserver import DEFAULT_PRELOAD
+
+
+def _now() -> Now:
+    return Now(time.monotonic_ns(), time.time())
+
+
+class _Run:
+    """One gang, as far as this engine has followed it."""
+
+    def __init__(self, gang: Gang) -> None:
+        self.gang = gang
+        self.state = GangState(gang)
+        self.lock = asyncio.Lock()
+        """Held by launch, suspend and stop: a stop sees all parts opened, or none."""
+        self.aborted: set[str] = set()
+        self.done = asyncio.Event()
+
+
+class LocalEngine:
+    """An `Engine` over the processes of this machine; lives in one asyncio loop."""
+
+    def __init__(self, nodes: int, *, preload: tuple[str, ...] = DEFAULT_PRELOAD) -> None:
+        """`nodes` virtual nodes "n0", "n1", ...; fork servers import `preload` before their first fork.
+
+        Raises:
+            ValueError: if there is no node.
+        """
+        if nodes < 1:
+            raise ValueError(f"an engine has at least one node, not {nodes}")
+        self._nodes = [Node(name=f"n{i}") for i in range(nodes)]
+        self._preload = preload
+        self._links: dict[tuple[str, str], Link] = {}
+        self._runs: dict[tuple[str, int], _Run] = {}
+        self._events: asyncio.Queue[EngineEvent | None] = asyncio.Queue()
+        self._guards: set[int] = set()  # pidfds of our own children
+
+    def nodes(self) -> list[Node]:
+        return list(self._nodes)
+
+    async def events(self) -> AsyncIterator[EngineEvent]:
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        self._links.clear()
+        loop = asyncio.get_running_loop()
+        for pidfd in self._guards:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._guards.clear()
+        self._events.put_nowait(None)
+
+    # -- launch and recovery -----------------------------------------------------------------------
+
+    async def launch(self, gang: Gang) -> None:
+        key = (gang.task, gang.attempt)
+        if key in self._runs:
+            return
+        older = [r for (task, n), r in self._runs.items() if task == gang.task and n < gang.attempt]
+        run = self._runs[key] = _Run(gang)
+        async with run.lock:
+            for other in older:
+                other.state.aborting = True
+                self._follow(other)
+                await other.done.wait()
+            try:
+                await self._open_parts(run)
+            except (OSError, ValueError) as error:
+                run.state.refuse(f"cannot start: {error}")
+            run.state.sealed(_now())
+            self._follow(run)
+
+    async def _open_parts(self, run: _Run) -> None:
+        gang = run.gang
+        gang.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        gang.directory.parent.joinpath("output").mkdir(mode=0o700, exist_ok=True)
+        links = await asyncio.gather(*(self._link(gang, node) for node in gang.nodes))
+        port = 0
+        for index, (node, link) in enumerate(zip(gang.nodes, links, strict=True)):
+            if run.state.aborting:
+                return
+            run.state.opened(node)
+            link.attempt = gang.attempt
+            launch = Launch(part=self._part(gang, index, port))
+            if port:
+                link.send(launch)
+                continue
+            launched = await link.ask(launch, gang.attempt, Launched)
+            if launched is None:
+                raise ConnectionResetError(f"the supervisor on {node} ended; see its log")
+            port = launched.port
+
+    def _part(self, gang: Gang, index: int, port: int) -> Part:
+        return Part(
+            task=gang.task,
+            attempt=gang.attempt,
+            node=gang.nodes[index],
+            script=gang.script,
+            args=gang.args,
+            cwd=gang.cwd,
+            env=gang.env,
+            first_rank=index * gang.ranks_per_node,
+            ranks=gang.ranks_per_node,
+            world_size=len(gang.nodes) * gang.ranks_per_node,
+            start=gang.start,
+            secret=gang.secret,
+            directory=str(gang.directory),
+            port=port,
+            preload=self._preload,
+        )
+
+    async def recover(self, gang: Gang) -> None:
+        key = (gang.task, gang.attempt)
+        if key in self._runs:
+            return
+        run = self._runs[key] = _Run(gang)
+        async with run.lock:
+            for node in gang.nodes:
+                run.state.opened(node)
+            run.state.sealed(_now())
+            answers = await asyncio.gather(*(self._attach(run, node) for node in gang.nodes))
+            for node, answer in zip(gang.nodes, answers, strict=True):
+                if answer is None or not answer.known:
+                    self._settle(run, node, f"{node} holds nothing of the attempt")
+        graces = [a.grace_s for a in answers if a is not None and a.grace_s is not None]
+        if graces:  # its second phase may have died with the server that began it
+            await self.suspend(gang.task, gang.attempt, graces[0])
+
+    async def _attach(self, run: _Run, node: str) -> Attached | None:
+        gang = run.gang
+        link = self._links.get((gang.task, node)) or self._connect(gang, node)
+        if link is None:
+            return None
+        link.attempt = gang.attempt
+        return await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def suspend(self, task: str, attempt: int, grace_s: float) -> None:
+        run = self._runs.get((task, attempt))
+        if run is None:
+            return
+        async with run.lock:
+            links = self._open_links(run)
+            if run.state.aborting or not links:
+                return
+            freeze = Freeze(attempt=attempt, grace_s=grace_s)
+            answers = await asyncio.gather(*(link.ask(freeze, attempt, Frozen) for link in links))
+            frozen = [answer for answer in answers if answer is not None]
+            if len(frozen) < len(links):
+                return  # a node was lost, so the gang is
+            asked = {link.node for link in links}
+            frozen += [
+                Frozen(attempt=attempt, highest=part.highest, decision=0)
+                for part in run.state.parts.values()
+                if part.node not in asked
+            ]
+            number = decide(frozen)
+            for link in links:
+                link.send(Decide(attempt=attempt, number=number))
+
+    async def stop(self, task: str, attempt: int, grace_s: float) -> None:
+        run = self._runs.get((task, attempt))
+        if run is None:
+            return
+        async with run.lock:
+            for link in self._open_links(run):
+                link.send(End(attempt=attempt, how="stop", grace_s=grace_s))
+
+    async def release(self, task: str) -> None:
+        links = [link for (name, _), link in self._links.items() if name == task]
+        await asyncio.gather(*(link.leave() for link in links))
+        for key in [key for key in self._runs if key[0] == task]:
+            del self._runs[key]
+
+    def _open_links(self, run: _Run) -> list[Link]:
+        nodes = [node for node in run.gang.nodes if node in run.state.open]
+        links = [self._links.get((run.gang.task, node)) for node in nodes]
+        return [link for link in links if link is not None]
+
+    # -- supervisors -------------------------------------------------------------------------------
+
+    async def _link(self, gang: Gang, node: str) -> Link:
+        """A link to the supervisor of the task on the node, started if there is none."""
+        link = self._links.get((gang.task, node)) or self._connect(gang, node)
+        # An earlier server's supervisor may be on its way out; only an answer says that it stays.
+        while link is not None and not link.gone.is_set():
+            if await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached) is not None:
+                return link
+        self._adopt(spawn(gang.task, gang.directory.parent, node))
+        link = self._connect(gang, node)
+        if link is None:
+            raise ConnectionRefusedError(f"the supervisor of {gang.task} on {node} is gone again")
+        return link
+
+    def _connect(self, gang: Gang, node: str) -> Link | None:
+        directory = gang.directory.parent
+        try:
+            stream = connect(directory, node)
+        except FileNotFoundError:
+            return None
+        if stream is None:
+            return None
+        task = gang.task
+
+        def on_gone() -> None:
+            del self._links[task, node]
+            for run in [r for (name, _), r in self._runs.items() if name == task]:
+                if node in run.state.open:
+                    self._settle(run, node, f"the supervisor of {node} died")
+
+        link = Link(stream, directory, node, lambda n, r: self._on_record(task, n, r), on_gone)
+        self._links[task, node] = link
+        return link
+
+    def _adopt(self, pid: int) -> None:
+        """Reaps a guard, our child, when it ends."""
+        pidfd = os.pidfd_open(pid)
+        self._guards.add(pidfd)
+        asyncio.get_running_loop().add_reader(pidfd, self._reap, pidfd)
+
+    def _reap(self, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        self._guards.remove(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        os.close(pidfd)
+
+    # -- what happened -----------------------------------------------------------------------------
+
+    def _on_record(self, task: str, node: str, record: Record) -> None:
+        run = self._runs.get((task, record.attempt))
+        if run is not None:
+            run.state.record(record, node)
+            self._follow(run)
+
+    def _settle(self, run: _Run, node: str, why: str) -> None:
+        """Nothing is left on the node: its journal says how the part ended, or it was lost."""
+        try:
+            for record in read_journal(journal_path(run.gang.directory, node)):
+                run.state.record(record, node)
+        except (Corrupted, OSError) as error:
+            why = f"{why}; {error}"
+        run.state.lost(node, why, _now())
+        self._follow(run)
+
+    def _follow(self, run: _Run) -> None:
+        """Does what the state asks for."""
+        for event in run.state.take():
+            self._events.put_nowait(event)
+        if run.state.aborting:
+            for link in self._open_links(run):
+                if link.node not in run.aborted:
+                    run.aborted.add(link.node)
+                    link.send(End(attempt=run.gang.attempt, how="abort", grace_s=0.0))
+        if run.state.ended is not None:
+            run.done.set()

@@ -1,0 +1,160 @@
+"""What the engine, a node's supervisor and its fork server say to each other, and a line of the journal.
+
+Engine and supervisor exchange msgpack in frames; a supervisor answers each request that has an
+answer on the connection that asked, and pushes records to every connection that attached.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from fireflyer.hai.engines import RankExited, RankStarted
+
+Cause = Literal["finished", "failed", "aborted", "suspended", "stopped"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's share of a gang."""
+
+    task: str
+    attempt: int
+    node: str
+    script: str
+    args: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    """The user's environment; the supervisor adds the names of the rank environment."""
+    first_rank: int
+    ranks: int
+    world_size: int
+    start: Literal["fork", "exec"]
+    secret: str
+    directory: str
+    """Of the attempt: logs and journals."""
+    port: int
+    """Rendezvous port of the attempt; 0 asks this supervisor to reserve one."""
+    preload: tuple[str, ...]
+    """Modules that a fork server imports before its first fork."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
+    """Starts an attempt; ends an older one first. Answered by Launched."""
+
+    part: Part
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
+    """Answered by Attached, then every record of the attempt so far and from now on."""
+
+    attempt: int
+
+
+class Freeze(msgspec.Struct, frozen=True, kw_only=True, tag="freeze"):
+    """First phase of a suspend: from now on the ranks' questions wait for Decide. Answered by Frozen."""
+
+    attempt: int
+    grace_s: float
+
+
+class Decide(msgspec.Struct, frozen=True, kw_only=True, tag="decide"):
+    """Second phase: calls from `number` on are answered with true."""
+
+    attempt: int
+    number: int
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """stop: SIGTERM, and SIGKILL after the grace; abort: SIGKILL, because another node failed."""
+
+    attempt: int
+    how: Literal["stop", "abort"]
+    grace_s: float
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
+    """Ends everything of the task on this node, then the supervisor itself."""
+
+
+Request = Launch | Attach | Freeze | Decide | End | Leave
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
+    attempt: int
+    port: int
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True, tag="attached"):
+    attempt: int
+    known: bool
+    """False where this supervisor never ran the attempt, or has begun a later one."""
+    grace_s: float | None
+    """Of the suspend under way, whose second phase may be missing."""
+
+
+class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag="frozen"):
+    attempt: int
+    highest: int
+    """Highest call number that was answered with false before the freeze, over the node's ranks."""
+    decision: int
+    """0 before the second phase."""
+
+
+class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
+    """No process of the attempt is left on the node."""
+
+    node: str
+    cause: Cause
+    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node."""
+    reason: str
+    told: bool
+    """A rank of the node was answered true, or acknowledged a suspend."""
+    highest: int
+    """As in Frozen; of all calls where there was no freeze."""
+    failed_ns: int
+    """CLOCK_MONOTONIC of the first failure on the node; 0: none."""
+    monotonic_ns: int
+    wall: float
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
+    """A line of the node's journal of an attempt; `seq` counts from 1."""
+
+    attempt: int
+    seq: int
+    event: RankStarted | RankExited | PartEnded
+
+
+Reply = Launched | Attached | Frozen | Record
+
+
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One process to start."""
+
+    rank: int
+    script: str
+    args: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    log: str
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
+    """Supervisor to fork server: start these as children of `parent`. Answered by Forked or Refused."""
+
+    ranks: tuple[RankSpec, ...]
+    parent: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The fork server has imported what it was asked to."""
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
+    pids: tuple[int, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    reason: str
+
+
+ForkReply = Ready | Forked | Refused

@@ -1,0 +1,350 @@
+"""The supervisor's loop: one thread, a selector, no timer but the deadlines that are pending.
+
+Everything it learns comes as a readable descriptor: a request from an engine, the word of the fork server,
+the death of the guard (a pidfd), the death of a descendant (SIGCHLD through a wakeup socket). After each,
+`_advance` does what follows: kill what is left of an attempt that is over, note its end, leave.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from fireflyer.errors import ProtocolMismatch
+from fireflyer.hai.engines.attempt import Attempt
+from fireflyer.hai.engines.forks import ForkServer
+from fireflyer.hai.engines.messages import (
+    Attach,
+    Attached,
+    Decide,
+    End,
+    Forked,
+    Freeze,
+    Launch,
+    Launched,
+    Leave,
+    Record,
+    Refused,
+    Reply,
+    Request,
+)
+from fireflyer.hai.engines.rankstart import exec_rank
+from fireflyer.hai.processes import (
+    children,
+    describe_exit,
+    kill,
+    kill_descendants,
+)
+from fireflyer.rpc import FrameBuffer, frame
+
+IDLE_S = 60.0
+"""How long a supervisor without an attempt waits for an engine to connect before it leaves."""
+
+BACKLOG_BYTES = 4 << 20
+"""Unsent bytes at which a connection is dropped; its engine reads all records again when it returns."""
+
+
+class Connection:
+    """An engine's connection; never blocks."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        stream.setblocking(False)
+        self.socket = stream
+        self.attached: int | None = None
+        """Attempt whose records it gets."""
+        self.buffer = FrameBuffer()
+        self.unsent = bytearray()
+
+    def flush(self) -> None:
+        """Raises OSError when the connection is gone."""
+        with contextlib.suppress(BlockingIOError):
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
+
+
+class Supervisor:
+    def __init__(self, listener: int, guard: int) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(fileno=listener)
+        self._listener.setblocking(False)
+        self._connections: set[Connection] = set()
+        self._attempt: Attempt | None = None
+        self._forks: ForkServer | None = None
+        self._early: dict[int, tuple[int | None, int | None]] = {}
+        self._leaving = False
+        self._idle_since: float | None = time.monotonic()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+        pidfd = os.pidfd_open(guard)
+        if os.getppid() != guard:
+            sys.exit("supervisor: the guard died at the start")
+        self._watch(self._listener.fileno(), self._accept)
+        self._watch(pidfd, self._guard_died)
+        wakeup, notify = socket.socketpair()
+        for end in (wakeup, notify):
+            end.setblocking(False)
+        self._wakeup, self._notify = wakeup, notify
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(notify.fileno(), warn_on_full_buffer=False)
+        self._watch(wakeup.fileno(), self._reap)
+
+    def run(self) -> None:
+        """Returns when asked to leave, or when nobody has a use for it; nothing of the task is left."""
+        while not self._done():
+            for key, _ in self._selector.select(self._timeout()):
+                callback: Callable[[], None] = key.data
+                callback()
+            self._advance()
+        kill_descendants()
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _watch(self, descriptor: int, callback: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, callback)
+
+    def _busy(self) -> bool:
+        return self._attempt is not None and not self._attempt.ended
+
+    def _done(self) -> bool:
+        if self._busy():
+            return False
+        idle = self._idle_since
+        return self._leaving or (idle is not None and time.monotonic() >= idle + IDLE_S)
+
+    def _timeout(self) -> float | None:
+        pending: list[float | None] = []
+        if self._attempt is not None:
+            pending.append(None if self._attempt.over else self._attempt.deadline)
+        if self._forks is not None:
+            pending.append(self._forks.give_up_at)
+        if self._idle_since is not None:
+            pending.append(self._idle_since + IDLE_S)
+        due = [when for when in pending if when is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _advance(self) -> None:
+        attempt, forks, now = self._attempt, self._forks, time.monotonic()
+        if attempt is not None and not attempt.ended:
+            pending = forks is not None and forks.pending
+            if not attempt.over and attempt.deadline is not None and now >= attempt.deadline:
+                attempt.expire()
+            if not attempt.over and not pending:
+                attempt.all_exited()
+            if attempt.over:
+                if forks is not None and pending:
+                    forks.give_up()
+                    if forks.give_up_at is not None and now >= forks.give_up_at:
+                        forks.kill()
+                self._sweep(attempt)
+        if self._busy() or self._connections:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+
+    def _sweep(self, attempt: Attempt) -> None:
+        """Kills our children but the fork server. What they leave becomes ours; its turn comes with
+        the SIGCHLD of their death."""
+        forks = self._forks
+        left = [pid for pid in children() if forks is None or pid != forks.pid]
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        if not left and not (forks is not None and forks.pending):
+            attempt.finish()
+
+    def _guard_died(self) -> None:
+        kill_descendants()
+        sys.exit("supervisor: the guard died; everything of the task on this node was killed")
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup.recv(4096):
+                pass
+        while True:
+            try:
+                result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                return
+            if result is None:
+                return
+            exited = result.si_code == os.CLD_EXITED
+            code = result.si_status if exited else None
+            number = None if exited else result.si_status
+            self._ended(result.si_pid, code, number)
+
+    def _ended(self, pid: int, code: int | None, number: int | None) -> None:
+        attempt, forks = self._attempt, self._forks
+        if forks is not None and pid == forks.pid:
+            self._take_replies()  # what it said before it died still counts
+            self._selector.unregister(forks.socket)
+            forks.close()
+            self._forks = None
+            self._early.clear()
+            if forks.pending and attempt is not None:
+                attempt.fail(
+                    f"the fork server on {attempt.part.node} {describe_exit(code, number)} before it had "
+                    "started the ranks; its output is in the supervisor's log"
+                )
+        elif attempt is not None and attempt.reaped(pid, code, number):
+            pass
+        elif forks is not None and forks.pending:
+            self._early[pid] = (code, number)  # perhaps a rank that is not reported yet
+
+    def _take_replies(self) -> None:
+        forks, attempt = self._forks, self._attempt
+        if forks is None or attempt is None:
+            return
+        for reply in forks.replies():
+            match reply:
+                case Forked():
+                    for local, pid in enumerate(reply.pids):
+                        attempt.started(attempt.part.first_rank + local, pid)
+                    for pid, (code, number) in self._early.items():
+                        attempt.reaped(pid, code, number)
+                case Refused():
+                    attempt.fail(f"{attempt.part.node}: {reply.reason}")
+            self._early.clear()
+
+    def _start(self, attempt: Attempt) -> None:
+        attempt.check()
+        if attempt.over:
+            return
+        part = attempt.part
+        try:
+            if part.start == "exec":
+                for spec in attempt.specs():
+                    attempt.started(spec.rank, exec_rank(spec, sys.executable))
+            else:
+                if self._forks is None:
+                    self._forks = ForkServer(part.preload, attempt.server_environment())
+                    self._watch(self._forks.socket.fileno(), self._take_replies)
+                self._forks.request(attempt.specs())
+        except OSError as error:
+            attempt.fail(f"{part.node} cannot start the ranks: {error}")
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection = Connection(self._listener.accept()[0])
+            self._connections.add(connection)
+            self._selector.register(
+                connection.socket, selectors.EVENT_READ, lambda: self._serve(connection)
+            )
+
+    def _drop(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+
+    def _serve(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return  # dropped by an earlier event of the same round
+        try:
+            connection.flush()
+            self._await_writable(connection)
+            data = connection.socket.recv(1 << 16)
+            for payload in connection.buffer.feed(data):
+                self._handle(connection, self._decoder.decode(payload))
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolMismatch, msgspec.MsgspecError) as error:
+            print(f"supervisor: dropped a connection: {error}", file=sys.stderr)  # noqa: T201
+            self._drop(connection)
+            return
+        if not data:
+            self._drop(connection)
+
+    def _await_writable(self, connection: Connection) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        key = self._selector.get_key(connection.socket)
+        if key.events != events:
+            self._selector.modify(connection.socket, events, key.data)
+
+    def _send(self, connection: Connection, message: Reply) -> None:
+        if connection not in self._connections:
+            return
+        connection.unsent += frame(self._encode(message))
+        try:
+            connection.flush()
+        except OSError:
+            self._drop(connection)
+            return
+        if len(connection.unsent) > BACKLOG_BYTES:
+            self._drop(connection)
+        else:
+            self._await_writable(connection)
+
+    def _publish(self, record: Record) -> None:
+        for connection in list(self._connections):
+            if connection.attached == record.attempt:
+                self._send(connection, record)
+
+    def _handle(self, connection: Connection, request: Request) -> None:
+        if isinstance(request, Leave):
+            self._leaving = True
+            if self._attempt is not None and not self._attempt.ended:
+                self._attempt.stop(0.0)
+            return
+        if isinstance(request, Launch):
+            self._launch(connection, request)
+            return
+        attempt = self._attempt
+        known = attempt is not None and attempt.part.attempt == request.attempt
+        match request:
+            case Attach():
+                connection.attached = request.attempt
+                grace = attempt.suspend_grace_s if attempt is not None and known else None
+                self._send(
+                    connection, Attached(attempt=request.attempt, known=known, grace_s=grace)
+                )
+                for record in list(attempt.records) if attempt is not None and known else ():
+                    self._send(connection, record)
+            case Freeze() if attempt is not None and known:
+                self._send(connection, attempt.freeze(request.grace_s))
+            case Decide() if attempt is not None and known:
+                attempt.decide(request.number)
+            case End() if attempt is not None and known:
+                if request.how == "stop":
+                    attempt.stop(request.grace_s)
+                else:
+                    attempt.abort()
+
+    def _launch(self, connection: Connection, request: Launch) -> None:
+        """A repeated launch is answered again; an older one finds a newer attempt and is left unanswered."""
+        attempt, number = self._attempt, request.part.attempt
+        if attempt is None or attempt.part.attempt < number:
+            if attempt is not None and not attempt.ended:
+                self._end_at_once(attempt)
+            self._leaving = False
+            attempt = self._attempt = Attempt(request.part, self._publish)
+            connection.attached = number
+            self._send(connection, Launched(attempt=number, port=attempt.port))
+            self._start(attempt)
+        elif attempt.part.attempt == number:
+            connection.attached = number
+            self._send(connection, Launched(attempt=number, port=attempt.port))
+
+    def _end_at_once(self, attempt: Attempt) -> None:
+        """A newer attempt fences this one: its processes, and the fork server it may wait for, go first."""
+        attempt.abort()
+        while not attempt.ended:
+            for pid in children():
+                kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                result = os.waitid(os.P_ALL, 0, os.WEXITED)
+                if result is not None:
+                    exited = result.si_code == os.CLD_EXITED
+                    status = result.si_status
+                    self._ended(
+                        result.si_pid, status if exited else None, None if exited else status
+                    )
+            self._sweep(attempt)

@@ -1,0 +1,177 @@
+"""The fork server: a process with the costly modules imported, from which ranks are forked in milliseconds.
+
+    python -P -m fireflyer.hai.forkserver FD MODULE...      (FD: a Unix stream socket to the supervisor)
+
+Forking is safe because this process has exactly one thread (checked before every fork) and never runs a
+tensor operation, which would start a pool of threads that a child lacks. A rank is forked twice and its
+grandparent, the supervisor, adopts it as a subreaper: exit status and kill work as for its own child. All ranks of a request wait until all are forked and reported; then they run.
+"""
+
+import gc
+import importlib
+import io
+import os
+import socket
+import sys
+import traceback
+from types import ModuleType
+
+import msgspec
+
+from fireflyer.hai.engines.messages import Fork, Forked, RankSpec, Ready, Refused
+from fireflyer.hai.engines.rankstart import become_rank
+from fireflyer.rpc import FrameBuffer, frame
+
+DEFAULT_PRELOAD = (
+    "torch",
+    "torch._dynamo",  # imported by the first optimizer; 1.2 s
+    "fireflyer.ffrecord.torch",
+    "fireflyer.checkpoint",
+    "fireflyer.hfreduce.torch",
+    "fireflyer.haiscale.ddp",
+)
+"""What a training script imports. By name and at run time only: the platform itself never needs torch, and a
+machine without it still runs scripts that do not either."""
+
+
+def main(arguments: list[str]) -> RankSpec | None:
+    """Serves until the supervisor leaves (None); in a rank, returns what the rank is to run."""
+    control = socket.socket(fileno=int(arguments[0]))
+    control.set_inheritable(False)
+    _preload(arguments[1:])
+    encode = msgspec.msgpack.Encoder().encode
+    decoder = msgspec.msgpack.Decoder(Fork)
+    control.sendall(frame(encode(Ready())))
+    buffer = FrameBuffer()
+    while data := control.recv(1 << 16):
+        for payload in buffer.feed(data):
+            request = decoder.decode(payload)
+            go_read, go_write = os.pipe()
+            try:
+                pids = []
+                for spec in request.ranks:
+                    pid = _fork_rank()
+                    if pid == 0:
+                        control.close()
+                        os.close(go_write)
+                        return _enter(spec, request.parent, go_read)
+                    pids.append(pid)
+            except OSError as error:
+                control.sendall(
+                    frame(encode(Refused(reason=f"cannot fork a rank: {error.strerror}")))
+                )
+            else:
+                control.sendall(frame(encode(Forked(pids=tuple(pids)))))
+                os.write(go_write, bytes(len(pids)))
+            os.close(go_read)
+            os.close(go_write)
+    return None
+
+
+def _preload(names: list[str]) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                traceback.print_exc()
+        except Exception:  # noqa: BLE001
+            # Whatever is wrong with a module is for the script that imports it to meet.
+            traceback.print_exc()
+    gc.collect()
+    gc.freeze()  # a collection in a rank does not touch, and so copy, the shared pages
+    _require_one_thread()
+
+
+def _require_one_thread() -> None:
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        sys.exit(
+            f"fork server: {threads} threads after the imports; a fork would lose all but one of them"
+        )
+
+
+def _fork_rank() -> int:
+    """Forks twice; returns the grandchild's pid here and 0 in it. The process between has been reaped."""
+    _require_one_thread()
+    readable, writable = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            os.close(readable)
+            pid = os.fork()
+            if pid == 0:
+                os.close(writable)
+                return 0
+            os.write(writable, str(pid).encode())
+        except OSError as error:
+            os.write(writable, f"-{error.errno}".encode())
+        os._exit(0)
+    os.close(writable)
+    with open(readable, "rb") as pipe:
+        number = int(pipe.read() or b"-10")  # killed in between: ECHILD
+    os.waitpid(between, 0)
+    if number < 0:
+        raise OSError(-number, os.strerror(-number))
+    return number
+
+
+def _enter(spec: RankSpec, parent: int, go: int) -> RankSpec:
+    """Turns the forked process into the rank, once the server gives the word."""
+    if not os.read(go, 1):  # the server died, or gave the request up
+        os._exit(1)
+    os.close(go)
+    try:
+        become_rank(spec, parent)
+    except OSError as error:
+        os.write(2, f"rank {spec.rank} cannot start: {error}\n".encode())
+        os._exit(1)
+    os.environ.clear()
+    os.environ.update(spec.env)
+    _restart_interpreter_state(spec)
+    return spec
+
+
+def _restart_interpreter_state(spec: RankSpec) -> None:
+    """What a fresh interpreter would have set up from its arguments and environment."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    sys.argv = [spec.script, *spec.args]
+    added = [p for p in spec.env.get("PYTHONPATH", "").split(os.pathsep) if p and p not in sys.path]
+    sys.path[:0] = [os.path.dirname(spec.script), *added]
+    # `random` reseeds itself after a fork; NumPy's global generator does not.
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    threads = spec.env.get("OMP_NUM_THREADS", "1")
+    if torch is not None and threads.isdecimal() and int(threads) > 1:
+        torch.set_num_threads(int(threads))  # it read the server's 1 when it was imported
+
+
+def run_script(spec: RankSpec) -> None:
+    """Runs the script as `__main__`, as `python script` does.
+
+    Not by runpy, which takes its `__main__` away when the script ends: threads and exit handlers
+    that still run then could not pickle the script's classes.
+    """
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=spec.script, __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = module
+    try:
+        with io.open_code(spec.script) as file:
+            code = compile(file.read(), spec.script, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    except Exception as error:  # noqa: BLE001
+        where = error.__traceback__
+        while where is not None and where.tb_frame.f_code.co_filename == __file__:
+            where = where.tb_next
+        sys.excepthook(type(error), error.with_traceback(where), where)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    rank = main(sys.argv[1:])
+    if rank is not None:
+        run_script(rank)

@@ -1,0 +1,167 @@
+"""The platform's folder: where its files are, who serves it, and how to reach the server.
+
+    $FIREFLYER_HOME/            mode 0700; default ~/.local/state/fireflyer
+    ├── hai.sqlite              state, mode 0600
+    ├── server.lock             locked by the server for as long as it lives; holds its pid
+    ├── start.lock              locked by whoever is starting a server, until it answers
+    ├── server.json             pid, port and token file of the server
+    ├── token                   bearer token, mode 0600
+    ├── server.log              output of a server in the background
+    └── tasks/<id>/             output/ and <attempt>/<rank>.log
+
+The locks are open-file-description locks: the kernel drops them with the process, and asking whether
+one is held does not take it. `server.json` is believed only while `server.lock` is held, so a stale
+one never sends the token to a stranger.
+"""
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import ConfigError, Corrupted, StorageError
+
+_FLOCK = "hhqqi0q"
+"""struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
+
+
+class ServerFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of server.json."""
+
+    pid: int
+    port: int
+    token_file: str
+
+
+class Home:
+    """Paths below the platform's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = path / "hai.sqlite"
+        self.lock = path / "server.lock"
+        self.start_lock = path / "start.lock"
+        self.server = path / "server.json"
+        self.token = path / "token"
+        self.log = path / "server.log"
+        self.tasks = path / "tasks"
+
+    def create(self) -> None:
+        """Makes the folder, with mode 0700, where it is missing.
+
+        Raises:
+            ConfigError: it cannot be made or written to.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.stat().st_uid == os.geteuid():
+                self.path.chmod(0o700)
+            self.tasks.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use {self.path} as home: {error.strerror}; set FIREFLYER_HOME or --home"
+            ) from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigError(f"home {self.path} is not writable; set FIREFLYER_HOME or --home")
+
+    def served(self) -> bool:
+        """Whether a server holds this home now."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise ConfigError(f"cannot use {self.path} as home: {error.strerror}") from None
+        try:
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK))
+            return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+        finally:
+            os.close(descriptor)
+
+    def take(self) -> int | None:
+        """Takes the server's lock; returns the descriptor that holds it, None if another server does."""
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK))
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            return None
+        os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
+        self.server.unlink(missing_ok=True)
+        return descriptor
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Holds the right to start a server; waits while another process is starting one."""
+        descriptor = os.open(self.start_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def holder(self) -> str:
+        """Process id of the last server that took the lock, for people."""
+        try:
+            return self.lock.read_text().strip() or "unknown"
+        except (OSError, UnicodeDecodeError):
+            return "unknown"
+
+    def read_server(self) -> ServerFile:
+        """What the running server wrote about itself.
+
+        Raises:
+            Corrupted: the file is missing or damaged.
+        """
+        try:
+            return msgspec.json.decode(self.server.read_bytes(), type=ServerFile)
+        except OSError as error:
+            raise Corrupted(
+                f"cannot read {self.server}: {error.strerror}; end the server (pid {self.holder()}) "
+                "and start it again"
+            ) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Corrupted(
+                f"{self.server} is damaged ({error}); end the server (pid {self.holder()}) and start "
+                "it again"
+            ) from None
+
+    def write_server(self, content: ServerFile) -> None:
+        """Replaces server.json in one step."""
+        write_private(self.server, msgspec.json.encode(content) + b"\n")
+
+    def read_token(self, path: Path) -> str:
+        """The bearer token.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        try:
+            return path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StorageError(f"cannot read the token file {path}: {error}") from None
+
+
+def locate(home: Path | None = None) -> Home:
+    """The home to use: the argument, else $FIREFLYER_HOME, else ~/.local/state/fireflyer."""
+    if home is None:
+        named = os.environ.get("FIREFLYER_HOME")
+        home = Path(named) if named else Path.home() / ".local" / "state" / "fireflyer"
+    return Home(Path(os.path.abspath(home)))
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a file of mode 0600 under its name in one step."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(partial, path)
+
+
+def _request(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)

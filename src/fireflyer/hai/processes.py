@@ -1,0 +1,62 @@
+"""How every descendant of a subreaper is found and killed.
+
+A subreaper adopts the orphans among its descendants. So once all its children are killed and reaped, what
+they left behind has become its children in turn, whatever group or session it moved to; when no
+child is left, no descendant is. Imports next to nothing: the guard lives on it.
+"""
+
+import contextlib
+import os
+import signal
+
+
+def children() -> list[int]:
+    """The children of this process, zombies included. REQUIRES: one thread, which alone reaps them."""
+    pid = os.getpid()
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+    return [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(p) == pid]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    return int(stat[stat.rindex(")") :].split()[2])
+
+
+def kill(pid: int, number: int) -> None:
+    """Signals a process that may have ended but is not reaped by anyone else."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def kill_group(pid: int, number: int) -> None:
+    """Signals a rank's process group, or the rank alone where it has not made its group yet."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        kill(pid, number)
+
+
+def kill_descendants() -> None:
+    """Kills and reaps until nothing is left. REQUIRES: this process is a subreaper with one thread."""
+    while True:
+        for pid in children():
+            kill(pid, signal.SIGKILL)
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED)
+        except ChildProcessError:
+            return
+
+
+def describe_exit(code: int | None, number: int | None) -> str:
+    """In words: "exited with status 3", "was killed by SIGKILL"."""
+    if number is None:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"was killed by signal {number}"

@@ -1,0 +1,126 @@
+"""What a rank sees of the platform.
+
+Outside a task everything has its plain meaning, so a script runs unchanged by `python` and `torchrun`.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fireflyer._native.hai import SuspendPage
+from fireflyer.errors import StorageError, TaskError
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """The task this process is a rank of."""
+
+    id: str
+    """E.g. "t17"; empty outside a task."""
+    attempt: int
+    """From 1; 0 outside a task."""
+    rank: int
+    world_size: int
+    local_rank: int
+    """Index of the rank on its node."""
+    local_world_size: int
+    node: str
+    directory: Path
+    """Of the task: a folder an attempt, and `output`. The working directory outside a task."""
+    output: Path
+    """The same folder for all attempts and ranks. The working directory outside a task."""
+
+
+def task() -> Task:
+    """Who this process is; the rank and world size also under torchrun."""
+    environment = os.environ
+    directory = environment.get("FIREFLYER_TASK_DIR")
+    return Task(
+        id=environment.get("FIREFLYER_TASK", ""),
+        attempt=int(environment.get("FIREFLYER_ATTEMPT", "0")),
+        rank=int(environment.get("RANK", "0")),
+        world_size=int(environment.get("WORLD_SIZE", "1")),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        node=environment.get("FIREFLYER_NODE", ""),
+        directory=Path(directory) if directory else Path.cwd(),
+        output=Path(directory, "output") if directory else Path.cwd(),
+    )
+
+
+class _Slot:
+    """This rank's place in the suspend page, mapped at the first question."""
+
+    def __init__(self) -> None:
+        self._page: SuspendPage | None = None
+        self._index = 0
+        self.call: Callable[[], bool] = self._first_call
+
+    def page(self) -> SuspendPage | None:
+        control = os.environ.get("FIREFLYER_CONTROL")
+        if self._page is None and control:
+            index, _, path = control.partition(":")
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    self._page = SuspendPage.map(descriptor)
+                finally:
+                    os.close(descriptor)
+            except (OSError, StorageError) as error:
+                raise TaskError(
+                    f"the suspend page {control!r} of FIREFLYER_CONTROL cannot be opened ({error}): "
+                    "this process is no rank of a running task; unset it to run outside"
+                ) from error
+            self._index = int(index)
+        return self._page
+
+    def _first_call(self) -> bool:
+        page = self.page()
+        if page is None:
+            self.call = lambda: False
+        else:
+            index = self._index
+            self.call = lambda: page.call(index)
+        return self.call()
+
+    def acknowledge(self) -> None:
+        page = self.page()
+        if page is not None:
+            page.acknowledge(self._index)
+
+
+_slot = _Slot()
+
+
+def suspend_requested() -> bool:
+    """Whether to save and leave now; ask once a step, on every rank.
+
+    The n-th call returns the same on every rank of the task, so all may act on it together. While a
+    suspend is being agreed on a call waits some milliseconds; otherwise it never blocks. False outside
+    a task.
+
+    Raises:
+        TaskError: if the environment names a task that this process is not a rank of.
+    """
+    return _slot.call()
+
+
+def suspended() -> NoReturn:
+    """Tells the platform that this rank has saved its state, and ends the process with status 0.
+
+    Raises:
+        SystemExit: always; exit handlers and `finally` blocks run.
+        TaskError: outside the main thread, which alone can end the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise TaskError(
+            "suspended() was called in a thread; call it in the main thread of the rank"
+        )
+    _slot.acknowledge()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(0)

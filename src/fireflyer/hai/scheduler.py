@@ -1,0 +1,319 @@
+"""The scheduler: which task runs where, and what each event makes of a task. Pure: no I/O, no clock.
+
+`request` and `observe` take one task and one input and return the task's new value, the lines of
+history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
+gang starts or gives back what it kept warm. The server writes each `Step` in one transaction before
+it makes any of the calls.
+
+Policy: first in, first out by submission. A node holds one task; a gang gets all its nodes at once
+or waits; the first task that does not fit holds back all later ones. A resumed or restarted task
+keeps its place in the order of submission.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from fireflyer.errors import TaskError
+from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
+from fireflyer.hai.model import TERMINAL, TaskState
+
+Request = Literal["stop", "suspend", "resume"]
+
+ACTIVE: frozenset[TaskState] = frozenset({"starting", "running", "suspending"})
+"""States in which an attempt holds nodes."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler knows of a task."""
+
+    id: str
+    order: int
+    """Place in the order of submission."""
+    nodes: int
+    world: int
+    """Number of ranks."""
+    max_restarts: int
+    state: TaskState = "queued"
+    reason: str = ""
+    attempt: int = 0
+    restarts: int = 0
+    placement: tuple[str, ...] = ()
+    """Nodes that the active attempt holds; empty outside ACTIVE."""
+    previous: tuple[str, ...] = ()
+    """Nodes of the last attempt while the engine keeps something warm there; a restart prefers them."""
+    stopping: bool = False
+    """A stop was asked for and the attempt has not ended yet."""
+    unsure: bool = False
+    """The server died before it knew that the launch went through: a loss is then not the task's fault."""
+    started: frozenset[int] = frozenset()
+    exited: frozenset[int] = frozenset()
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `plan` looks at."""
+
+    tasks: Mapping[str, Task]
+    nodes: tuple[str, ...]
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """Start attempt `attempt` of a task on these nodes."""
+
+    task: str
+    attempt: int
+    nodes: tuple[str, ...]
+
+
+class SuspendGang(msgspec.Struct, frozen=True, tag=True):
+    task: str
+    attempt: int
+
+
+class StopGang(msgspec.Struct, frozen=True, tag=True):
+    task: str
+    attempt: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Give back what the engine kept warm after this attempt."""
+
+    task: str
+    attempt: int
+
+
+Action = Launch | SuspendGang | StopGang | Release
+
+
+class Note(msgspec.Struct, frozen=True):
+    """One line of history to be written with the step."""
+
+    kind: str
+    detail: dict[str, Any] = {}
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What one input makes of one task. Empty notes: nothing changed."""
+
+    task: Task
+    notes: tuple[Note, ...] = ()
+    actions: tuple[Action, ...] = ()
+
+
+def admit(task: Task, nodes: int) -> Step:
+    """Takes a new task into the queue.
+
+    Raises:
+        TaskError: it asks for more nodes than the server has.
+    """
+    if task.nodes > nodes:
+        raise TaskError(
+            f"the task asks for {count(task.nodes, 'node')} and this server has {nodes}; "
+            "start the server with more (fireflyer up --nodes N) or ask for fewer"
+        )
+    return Step(task=task, notes=(Note("submitted"), Note("queued")))
+
+
+def request(task: Task, what: Request) -> Step:
+    """Applies a user's stop, suspend or resume. Asking again for what is under way changes nothing.
+
+    Raises:
+        TaskError: the task's state does not allow it.
+    """
+    match what:
+        case "stop":
+            return _stop(task)
+        case "suspend":
+            return _suspend(task)
+        case "resume":
+            return _resume(task)
+
+
+def _stop(task: Task) -> Step:
+    if task.state == "stopped" or task.stopping:
+        return Step(task=task)
+    if task.state in TERMINAL:
+        raise TaskError(f"task {task.id} has already {_ended(task)}")
+    if task.state in ACTIVE:
+        changed = _replace(task, stopping=True, reason="stop was asked for")
+        return Step(
+            task=changed,
+            notes=(Note("stopping"),),
+            actions=(StopGang(task.id, task.attempt),),
+        )
+    return _enter(task, "stopped", f"stopped while {task.state}", Note("stopping"))
+
+
+def _suspend(task: Task) -> Step:
+    if task.state in ("suspending", "suspended") and not task.stopping:
+        return Step(task=task)
+    if task.state in TERMINAL:
+        raise TaskError(f"task {task.id} has already {_ended(task)}")
+    if task.stopping:
+        raise TaskError(f"task {task.id} is being stopped")
+    if task.state in ACTIVE:
+        step = _enter(task, "suspending", "")
+        return msgspec.structs.replace(step, actions=(SuspendGang(task.id, task.attempt),))
+    return _enter(task, "suspended", "suspended while queued")
+
+
+def _resume(task: Task) -> Step:
+    if task.state == "suspending":
+        raise TaskError(f"task {task.id} is still suspending; resume it once it is suspended")
+    if task.state in TERMINAL:
+        raise TaskError(f"task {task.id} has already {_ended(task)}")
+    if task.state != "suspended":
+        raise TaskError(f"task {task.id} is {task.state}, not suspended")
+    return _enter(task, "queued", "", Note("resumed"))
+
+
+def observe(task: Task, event: EngineEvent) -> Step:
+    """Applies what the engine saw. Events of older attempts and events seen before change nothing."""
+    if task.state not in ACTIVE or event.attempt != task.attempt:
+        return Step(task=task)
+    match event:
+        case RankStarted():
+            return _rank_started(task, event)
+        case RankExited():
+            return _rank_exited(task, event)
+        case GangEnded():
+            return _gang_ended(task, event)
+
+
+def _rank_started(task: Task, event: RankStarted) -> Step:
+    if event.rank in task.started:
+        return Step(task=task)
+    task = _replace(task, started=task.started | {event.rank}, unsure=False)
+    note = Note("rank_started", {"rank": event.rank, "node": event.node, "pid": event.pid})
+    if task.state == "starting" and len(task.started) == task.world and not task.stopping:
+        return _enter(task, "running", "", note)
+    return Step(task=task, notes=(note,))
+
+
+def _rank_exited(task: Task, event: RankExited) -> Step:
+    if event.rank in task.exited:
+        return Step(task=task)
+    detail = {
+        "rank": event.rank,
+        "node": event.node,
+        "code": event.code,
+        "signal": event.signal,
+        "suspended": event.suspended,
+    }
+    task = _replace(task, exited=task.exited | {event.rank}, unsure=False)
+    return Step(task=task, notes=(Note("rank_exited", detail),))
+
+
+def _gang_ended(task: Task, event: GangEnded) -> Step:
+    note = Note("gang_ended", {"outcome": event.outcome, "reason": event.reason})
+    fault = event.outcome in ("failed", "lost")
+    free = task.unsure and event.outcome == "lost"
+    wants_stop = task.stopping
+    wants_suspend = task.state == "suspending"
+    task = _replace(
+        task, placement=(), previous=task.placement, stopping=False, unsure=False,
+        started=frozenset(), exited=frozenset(),
+    )  # fmt: skip
+    if event.outcome == "finished":
+        return _enter(task, "finished", event.reason, note)
+    if wants_stop or event.outcome == "stopped":
+        return _enter(task, "stopped", event.reason, note)
+    if not fault:
+        return _enter(task, "suspended", event.reason, note)
+    if not free:
+        if task.restarts >= task.max_restarts:
+            return _enter(task, "failed", event.reason, note)
+        task = _replace(task, restarts=task.restarts + 1)
+    if wants_suspend:
+        return _enter(task, "suspended", event.reason, note)
+    restarting = Note(
+        "restarting",
+        {"reason": event.reason, "restarts": task.restarts, "max_restarts": task.max_restarts},
+    )
+    return _enter(task, "queued", f"restarting: {event.reason}", note, restarting)
+
+
+def plan(state: State, now: float) -> list[Action]:
+    """Decides what to do now, in order. `now` is in seconds; first in, first out does not look at it.
+
+    A queued task that asks for more nodes than exist (the server came back with fewer) is passed over.
+    """
+    del now
+    held = {node for task in state.tasks.values() for node in task.placement}
+    free = [node for node in state.nodes if node not in held]
+    actions: list[Action] = []
+    blocked = False
+    queue = (task for task in state.tasks.values() if task.state == "queued")
+    for task in sorted(queue, key=lambda task: task.order):
+        if task.nodes > len(state.nodes):
+            fits = False
+        else:
+            fits = not blocked and task.nodes <= len(free)
+            blocked = not fits
+        if fits:
+            chosen = _choose(task, free)
+            free = [node for node in free if node not in chosen]
+            actions.append(Launch(task.id, task.attempt + 1, chosen))
+        elif task.previous:
+            actions.append(Release(task.id, task.attempt))
+    return actions
+
+
+def _choose(task: Task, free: list[str]) -> tuple[str, ...]:
+    """The nodes that the task had, in their old order, then the first free ones."""
+    kept = [node for node in task.previous if node in free]
+    others = [node for node in free if node not in kept]
+    return tuple((kept + others)[: task.nodes])
+
+
+def decide(task: Task, action: Action) -> Step:
+    """Turns one action of `plan` into the step that records it."""
+    match action:
+        case Launch():
+            task = _replace(task, attempt=action.attempt, placement=action.nodes, previous=())
+            step = _enter(task, "starting", "")
+            noted = (Note("starting", {"nodes": list(action.nodes)}),)
+            return msgspec.structs.replace(step, notes=noted, actions=(action,))
+        case Release():
+            return Step(task=_replace(task, previous=()), actions=(action,))
+        case SuspendGang() | StopGang():
+            raise ValueError(f"not an action of plan: {action}")
+
+
+def waiting_for(state: State, task: Task) -> str:
+    """Why a queued task does not run yet, in words."""
+    if task.nodes > len(state.nodes):
+        return f"asks for {count(task.nodes, 'node')}; the server has {len(state.nodes)}"
+    held = {node for other in state.tasks.values() for node in other.placement}
+    free = sum(node not in held for node in state.nodes)
+    if task.nodes > free:
+        return f"waits for {count(task.nodes, 'node')}; {free} free"
+    return "waits for tasks submitted earlier"
+
+
+def count(number: int, noun: str) -> str:
+    """E.g. "1 node", "3 nodes"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _enter(task: Task, state: TaskState, reason: str, *before: Note) -> Step:
+    """Changes the state: its note comes last; whatever no attempt can follow soon gives back its warmth."""
+    actions: tuple[Action, ...] = ()
+    if task.previous and (state in TERMINAL or state == "suspended"):
+        actions = (Release(task.id, task.attempt),)
+        task = _replace(task, previous=())
+    detail = {"reason": reason} if reason else {}
+    return Step(
+        task=_replace(task, state=state, reason=reason),
+        notes=(*before, Note(state, detail)),
+        actions=actions,
+    )
+
+
+def _replace(task: Task, **changes: Any) -> Task:
+    return msgspec.structs.replace(task, **changes)
+
+
+def _ended(task: Task) -> str:
+    return {"finished": "finished", "failed": "failed"}.get(task.state, "been stopped")

@@ -1,0 +1,427 @@
+"""The platform's state in SQLite: tasks, attempts, and the append-only history.
+
+One transaction a transition writes the new state and its events together. The log is a write-ahead
+log and every commit is synced (`synchronous=FULL`): the platform commits a few dozen times a second
+at most, so one sync each (below a millisecond on an NVMe disk) buys that an acknowledged task
+survives a power cut too, not only the death of the server.
+
+One thread uses a store.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from fireflyer.errors import Corrupted, NoSpace, StorageError, TaskError
+from fireflyer.hai.model import TERMINAL, Event, TaskSpec, TaskState
+from fireflyer.hai.scheduler import ACTIVE, Launch, Note, Step, Task
+
+PRODUCT = "fireflyer hai"
+VERSION = 1
+
+_metadata = sa.MetaData()
+
+_schema = sa.Table(
+    "schema_version",
+    _metadata,
+    sa.Column("product", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+
+_task = sa.Table(
+    "task",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("secret", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False, index=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("restarts", sa.Integer, nullable=False),
+    sa.Column("stopping", sa.Boolean, nullable=False),
+    sa.Column("warm", sa.Boolean, nullable=False),
+    sa.Column("created", sa.Float, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""`warm`: the engine may keep something warm for the task, so a release is owed."""
+
+_attempt = sa.Table(
+    "attempt",
+    _metadata,
+    sa.Column("task", sa.Integer, sa.ForeignKey("task.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("nodes", sa.Text, nullable=False),
+    sa.Column("launched", sa.Boolean, nullable=False),
+    sa.Column("outcome", sa.Text),
+)
+"""`launched`: the engine's launch call has returned. `outcome` is null while the attempt is active."""
+
+_event = sa.Table(
+    "event",
+    _metadata,
+    sa.Column("seq", sa.Integer, primary_key=True),
+    sa.Column("task", sa.Integer, sa.ForeignKey("task.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("monotonic_ns", sa.Integer, nullable=False),
+    sa.Column("wall", sa.Float, nullable=False),
+    sa.Index("event_by_task", "task", "attempt", "seq"),
+    sqlite_autoincrement=True,
+)
+
+_APPEND_ONLY = """
+CREATE TRIGGER event_no_{0} BEFORE {0} ON event
+BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END
+"""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """When something was seen."""
+
+    monotonic_ns: int
+    wall: float
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the attempt table."""
+
+    nodes: tuple[str, ...]
+    launched: bool
+    outcome: str | None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the task table."""
+
+    task: str
+    spec: TaskSpec
+    state: TaskState
+    reason: str
+    attempt: int
+    restarts: int
+    created: float
+
+
+class Store:
+    """The database of one server.
+
+    Args:
+        path: the database file; created with mode 0600 when missing.
+
+    Raises:
+        Corrupted: the file is no database, or holds something else.
+        StorageError: it cannot be opened, or a newer Fireflyer wrote it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise StorageError(f"cannot open {path}: {error.strerror}") from None
+        self._engine = sa.create_engine(
+            sa.URL.create("sqlite", database=str(path)), poolclass=StaticPool, hide_parameters=True
+        )
+        sa.event.listen(self._engine, "connect", _configure)
+        sa.event.listen(self._engine, "begin", _begin)
+        try:
+            with self._translated():
+                self._connection = self._engine.connect()
+            self._check_schema()
+            driver = self._connection.connection.driver_connection
+            assert driver is not None
+            driver.execute("PRAGMA journal_mode=WAL")  # only now: a foreign file is left as it is
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+        self._engine.dispose()
+
+    def _check_schema(self) -> None:
+        with self._transaction() as connection:
+            tables = set(sa.inspect(connection).get_table_names())
+            if not tables:
+                _metadata.create_all(connection)
+                for verb in ("update", "delete"):
+                    connection.exec_driver_sql(_APPEND_ONLY.format(verb))
+                connection.execute(_schema.insert().values(product=PRODUCT, version=VERSION))
+                return
+            found = None
+            if _schema.name in tables:
+                found = connection.execute(sa.select(_schema)).one_or_none()
+            if found is None or found.product != PRODUCT:
+                raise Corrupted(
+                    f"{self.path} is a database of another program; move it away or choose another home"
+                )
+            if found.version > VERSION:
+                raise StorageError(
+                    f"{self.path} was written by a newer Fireflyer (schema {found.version}, this one "
+                    f"knows {VERSION}); upgrade, or choose another home"
+                )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.DBAPIError as error:
+            text = str(error.orig)
+            if "full" in text:
+                raise NoSpace(f"cannot write {self.path}: {text}; free some space") from None
+            if "malformed" in text or "not a database" in text:
+                raise Corrupted(
+                    f"{self.path} is not a sound database: {text}; move it away or choose another home"
+                ) from None
+            raise StorageError(f"{self.path}: {text}") from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        with self._translated(), self._connection.begin():
+            yield self._connection
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def add(self, spec: TaskSpec, secret: str, step: Step, when: Moment) -> str:
+        """Writes a new task with its first events; returns its id, e.g. "t1"."""
+        with self._transaction() as connection:
+            values = {
+                "spec": _dump(spec),
+                "secret": secret,
+                "state": step.task.state,
+                "reason": step.task.reason,
+                "attempt": 0,
+                "restarts": 0,
+                "stopping": False,
+                "warm": False,
+                "created": when.wall,
+            }
+            key = connection.execute(_task.insert().values(values)).inserted_primary_key
+            assert key is not None
+            self._note(connection, key[0], 0, step.notes, when)
+            return f"t{key[0]}"
+
+    def write(self, step: Step, when: Moment) -> None:
+        """Writes one transition: the task's row, its attempt's row and its events, or nothing."""
+        task = step.task
+        number = _number(task.id)
+        with self._transaction() as connection:
+            values: dict[str, Any] = {
+                "state": task.state,
+                "reason": task.reason,
+                "attempt": task.attempt,
+                "restarts": task.restarts,
+                "stopping": task.stopping,
+            }
+            for action in step.actions:
+                if isinstance(action, Launch):
+                    values["warm"] = True
+                    row: dict[str, Any] = {"task": number, "number": action.attempt}
+                    row |= {"nodes": _dump(action.nodes), "launched": False}
+                    connection.execute(_attempt.insert().values(row))
+            connection.execute(_task.update().where(_task.c.id == number).values(values))
+            for note in step.notes:
+                if note.kind == "gang_ended":
+                    at = (_attempt.c.task == number) & (_attempt.c.number == task.attempt)
+                    outcome = note.detail["outcome"]
+                    connection.execute(_attempt.update().where(at).values(outcome=outcome))
+            self._note(connection, number, task.attempt, step.notes, when)
+
+    def _note(
+        self,
+        connection: sa.Connection,
+        task: int,
+        attempt: int,
+        notes: Sequence[Note],
+        when: Moment,
+    ) -> None:
+        rows = [
+            {
+                "task": task,
+                "attempt": attempt,
+                "kind": note.kind,
+                "detail": _dump(note.detail),
+                "monotonic_ns": when.monotonic_ns,
+                "wall": when.wall,
+            }
+            for note in notes
+        ]
+        if rows:
+            connection.execute(_event.insert(), rows)
+
+    def launched(self, task: str, attempt: int) -> None:
+        """Records that the engine has taken the launch of this attempt."""
+        at = (_attempt.c.task == _number(task)) & (_attempt.c.number == attempt)
+        with self._transaction() as connection:
+            connection.execute(_attempt.update().where(at).values(launched=True))
+
+    def released(self, task: str, attempt: int) -> None:
+        """Records that nothing is kept warm, unless a newer attempt was started since."""
+        at = (_task.c.id == _number(task)) & (_task.c.attempt == attempt)
+        with self._transaction() as connection:
+            connection.execute(_task.update().where(at).values(warm=False))
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def load(self) -> list[Task]:
+        """The tasks that are not over, and those that are owed a release, as the scheduler knows them."""
+        wanted = _task.c.state.not_in(TERMINAL) | _task.c.warm
+        with self._transaction() as connection:
+            rows = connection.execute(sa.select(_task).where(wanted).order_by(_task.c.id)).all()
+            return [self._revive(connection, row) for row in rows]
+
+    def _revive(self, connection: sa.Connection, row: sa.Row[Any]) -> Task:
+        spec = msgspec.json.decode(row.spec, type=TaskSpec)
+        active = row.state in ACTIVE
+        last = self._find_attempt(connection, row.id, row.attempt)
+        ranks: dict[str, set[int]] = {"rank_started": set(), "rank_exited": set()}
+        if active:
+            for event in self._rank_events(connection, row.id, row.attempt):
+                ranks[event.kind].add(msgspec.json.decode(event.detail)["rank"])
+        nodes = last.nodes if last is not None else ()
+        return Task(
+            id=f"t{row.id}",
+            order=row.id,
+            nodes=spec.nodes,
+            world=spec.nodes * spec.ranks_per_node,
+            max_restarts=spec.max_restarts,
+            state=row.state,
+            reason=row.reason,
+            attempt=row.attempt,
+            restarts=row.restarts,
+            placement=nodes if active else (),
+            previous=nodes if row.warm and not active else (),
+            stopping=row.stopping,
+            unsure=active and last is not None and not last.launched,
+            started=frozenset(ranks["rank_started"]),
+            exited=frozenset(ranks["rank_exited"]),
+        )
+
+    def _find_attempt(self, connection: sa.Connection, task: int, number: int) -> Attempt | None:
+        at = (_attempt.c.task == task) & (_attempt.c.number == number)
+        row = connection.execute(sa.select(_attempt).where(at)).one_or_none()
+        if row is None:
+            return None
+        nodes = msgspec.json.decode(row.nodes, type=tuple[str, ...])
+        return Attempt(nodes=nodes, launched=row.launched, outcome=row.outcome)
+
+    def _rank_events(
+        self, connection: sa.Connection, task: int, attempt: int
+    ) -> Sequence[sa.Row[Any]]:
+        at = (_event.c.task == task) & (_event.c.attempt == attempt)
+        kinds = _event.c.kind.in_(("rank_started", "rank_exited"))
+        return connection.execute(sa.select(_event).where(at & kinds).order_by(_event.c.seq)).all()
+
+    def rows(self, *, live: bool) -> list[Row]:
+        """All tasks in order of submission, or only those that are not over."""
+        query = sa.select(_task).order_by(_task.c.id)
+        if live:
+            query = query.where(_task.c.state.not_in(TERMINAL))
+        with self._transaction() as connection:
+            return [_row(row) for row in connection.execute(query)]
+
+    def row(self, task: str) -> Row:
+        """One task.
+
+        Raises:
+            TaskError: no such task.
+        """
+        with self._transaction() as connection:
+            row = connection.execute(
+                sa.select(_task).where(_task.c.id == _number(task))
+            ).one_or_none()
+        if row is None:
+            raise unknown(task)
+        return _row(row)
+
+    def secret(self, task: str) -> str:
+        with self._transaction() as connection:
+            query = sa.select(_task.c.secret).where(_task.c.id == _number(task))
+            return str(connection.execute(query).scalar_one())
+
+    def attempt(self, task: str, number: int) -> Attempt | None:
+        """One attempt of a task, or None."""
+        with self._transaction() as connection:
+            return self._find_attempt(connection, _number(task), number)
+
+    def rank_events(self, task: str, attempt: int) -> list[Event]:
+        """The rank_started and rank_exited events of one attempt."""
+        with self._transaction() as connection:
+            rows = self._rank_events(connection, _number(task), attempt)
+        return [_event_of(row) for row in rows]
+
+    def events(self, after: int, task: str | None, limit: int) -> list[Event]:
+        """At most `limit` events with a seq above `after`, in order; of one task when named."""
+        query = sa.select(_event).where(_event.c.seq > after).order_by(_event.c.seq).limit(limit)
+        if task is not None:
+            query = query.where(_event.c.task == _number(task))
+        with self._transaction() as connection:
+            return [_event_of(row) for row in connection.execute(query)]
+
+    def last_seq(self) -> int:
+        """Seq of the newest event; 0 before the first."""
+        with self._transaction() as connection:
+            return connection.execute(sa.select(sa.func.max(_event.c.seq))).scalar_one() or 0
+
+
+def _configure(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # transactions are begun by _begin, also around CREATE TABLE
+    cursor = connection.cursor()
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def unknown(task: str) -> TaskError:
+    return TaskError(f"no task {task!r} here; `fireflyer ps --all` lists them")
+
+
+def _number(task: str) -> int:
+    """The row number of a task id.
+
+    Raises:
+        TaskError: it is no task id.
+    """
+    digits = task[1:]
+    if task[:1] != "t" or not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
+        raise unknown(task)
+    return int(digits)
+
+
+def _dump(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _row(row: sa.Row[Any]) -> Row:
+    return Row(
+        task=f"t{row.id}",
+        spec=msgspec.json.decode(row.spec, type=TaskSpec),
+        state=row.state,
+        reason=row.reason,
+        attempt=row.attempt,
+        restarts=row.restarts,
+        created=row.created,
+    )
+
+
+def _event_of(row: sa.Row[Any]) -> Event:
+    return Event(
+        seq=row.seq,
+        task=f"t{row.task}",
+        attempt=row.attempt,
+        kind=row.kind,
+        detail=msgspec.json.decode(row.detail),
+        monotonic_ns=row.monotonic_ns,
+        wall=row.wall,
+    )

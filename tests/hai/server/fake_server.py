@@ -1,0 +1,133 @@
+"""A server on an engine of pretended gangs, run as a program; its gangs "run on" as files when it dies.
+
+`fake_server.py HOME NODES READY_FD [PORT]`. A task's arguments say what its gang does:
+  hold          runs until it is stopped or suspended
+  finish        every rank returns 0 at once
+  fail N        fails in its first N attempts, then finishes
+  lose N        its supervisor dies in its first N attempts, then finishes
+  say TEXT      writes TEXT to each rank's log, then holds
+`HOME/engine/<task>.<attempt>` says which gangs were launched; a second launch of one would fail.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, Node, RankExited, RankStarted
+from fireflyer.hai.home import ServerFile, locate
+from fireflyer.hai.server import Options, serve
+
+
+class FakeEngine:
+    def __init__(self, nodes: int, files: Path) -> None:
+        self._nodes = [Node(name=f"n{i}") for i in range(nodes)]
+        self._files = files
+        self._files.mkdir(exist_ok=True)
+        self._queue: asyncio.Queue[EngineEvent | None] = asyncio.Queue()
+        self._gangs: dict[str, Gang] = {}
+
+    def nodes(self) -> list[Node]:
+        return self._nodes
+
+    async def launch(self, gang: Gang) -> None:
+        with (self._files / f"{gang.task}.{gang.attempt}").open("x") as file:
+            file.write(" ".join(gang.nodes))
+        self._go(gang)
+
+    async def recover(self, gang: Gang) -> None:
+        if (self._files / f"{gang.task}.{gang.attempt}").exists():
+            self._go(gang)
+        else:
+            self._end(gang, "lost", "its supervisors are gone")
+
+    def _go(self, gang: Gang) -> None:
+        self._gangs[gang.task] = gang
+        what, *more = gang.args
+        for rank in range(len(gang.nodes) * gang.ranks_per_node):
+            if what == "say":
+                with (gang.directory / f"{rank}.log").open("ab") as file:
+                    file.write(more[0].encode())
+            self._put(RankStarted, gang, rank=rank, node=self._node(gang, rank), pid=1000 + rank)
+        broken = what in ("fail", "lose") and gang.attempt <= int(more[0])
+        if what in ("hold", "say"):
+            return
+        if not broken:
+            self._exit_all(gang, 0)
+            self._end(gang, "finished", "")
+        elif what == "fail":
+            self._exit_all(gang, 1)
+            self._end(gang, "failed", "rank 0 on n0 returned 1")
+        else:
+            self._end(gang, "lost", "the supervisor of n0 died")
+
+    def _node(self, gang: Gang, rank: int) -> str:
+        return gang.nodes[rank // gang.ranks_per_node]
+
+    def _exit_all(self, gang: Gang, code: int, suspended: bool = False) -> None:
+        for rank in range(len(gang.nodes) * gang.ranks_per_node):
+            self._put(
+                RankExited,
+                gang,
+                rank=rank,
+                node=self._node(gang, rank),
+                code=code,
+                signal=None,
+                suspended=suspended,
+            )
+
+    def _end(self, gang: Gang, outcome: str, reason: str) -> None:
+        self._gangs.pop(gang.task, None)
+        self._put(GangEnded, gang, outcome=outcome, reason=reason)
+
+    def _put(self, kind: Callable[..., EngineEvent], gang: Gang, **fields: Any) -> None:
+        event = kind(
+            task=gang.task,
+            attempt=gang.attempt,
+            monotonic_ns=time.monotonic_ns(),
+            wall=time.time(),
+            **fields,
+        )
+        self._queue.put_nowait(event)
+
+    async def suspend(self, task: str, attempt: int, grace_s: float) -> None:
+        gang = self._gangs.get(task)
+        if gang is not None and gang.attempt == attempt:
+            self._exit_all(gang, 0, suspended=True)
+            self._end(gang, "suspended", "as asked for")
+
+    async def stop(self, task: str, attempt: int, grace_s: float) -> None:
+        gang = self._gangs.get(task)
+        if gang is not None and gang.attempt == attempt:
+            self._exit_all(gang, 143)
+            self._end(gang, "stopped", "as asked for")
+
+    async def release(self, task: str) -> None:
+        with (self._files / "released").open("a") as file:
+            file.write(f"{task}\n")
+
+    async def events(self) -> AsyncIterator[EngineEvent]:
+        while (event := await self._queue.get()) is not None:
+            yield event
+
+    async def close(self) -> None:
+        self._queue.put_nowait(None)
+
+
+def main(home: str, nodes: str, ready_fd: str, port: str = "0") -> None:
+    def ready(server: ServerFile) -> None:
+        with open(int(ready_fd), "wb") as pipe:
+            pipe.write(msgspec.json.encode(server))
+
+    def engine(options: Options) -> FakeEngine:
+        return FakeEngine(options.nodes, options.home.path / "engine")
+
+    serve(Options(home=locate(Path(home)), nodes=int(nodes), port=int(port)), ready, engine)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
