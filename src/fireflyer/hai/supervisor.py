@@ -35,6 +35,7 @@ def main() -> None:
     else:
         os.waitid(os.P_PID, supervisor, os.WEXITED)
         kill_descendants()
+        os._exit(0)  # at once: our end of the listening socket says that something is left
 
 
 if __name__ == "__main__":
