@@ -22,6 +22,7 @@ from fireflyer.hai.processes import kill_descendants
 
 def main() -> None:
     """Is the guard; forks the supervisor, which imports what the guard never needs."""
+    os.closerange(4, 2**31 - 1)  # what the server inherited from whoever started it
     os.set_inheritable(3, False)
     set_child_subreaper()
     guard = os.getpid()

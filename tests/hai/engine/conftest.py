@@ -147,9 +147,9 @@ class Stage:
         """The next `count` lines that ranks reported, each as its words; the first is the rank."""
         loop = asyncio.get_running_loop()
         while self._unread.count(b"\n") < count:
-            readable = loop.create_future()
-            loop.add_reader(self._reports, lambda f: f.done() or f.set_result(None), readable)
-            await readable
+            readable = asyncio.Event()
+            loop.add_reader(self._reports, readable.set)
+            await readable.wait()
             loop.remove_reader(self._reports)
             self._unread += os.read(self._reports, 65536)
         *lines, self._unread = self._unread.split(b"\n", count)
@@ -226,10 +226,10 @@ class Stage:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(pid)
-            ended = loop.create_future()
-            loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+            ended = asyncio.Event()
+            loop.add_reader(pidfd, ended.set)
             try:
-                await ended
+                await ended.wait()
             finally:
                 loop.remove_reader(pidfd)
                 os.close(pidfd)

@@ -1,4 +1,4 @@
-"""Suspend: one call number for all ranks, whatever their speed, and nothing that waits for a rank's progress."""
+"""Suspend: one call number for all ranks, whatever their speed; nothing waits for a rank's progress."""
 
 import asyncio
 import os
