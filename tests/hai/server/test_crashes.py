@@ -274,7 +274,7 @@ def test_kill_nine_in_a_storm_of_requests(server: Any, spec: MakeSpec, seed: int
         client.start()
     chance = random.Random(seed)
     try:
-        for _ in range(5):
+        for _ in range(12):
             with storm.changed:
                 goal = storm.calls + chance.randrange(5, 60)
                 assert storm.changed.wait_for(partial(storm.reached, goal), 30)
