@@ -91,6 +91,7 @@ class Controller:
                     done.result()
         finally:
             reader.cancel()
+            self._failed.cancel()
 
     async def close(self) -> None:
         """Wakes every waiting request and lets go of the engine; attempts run on."""
@@ -323,6 +324,7 @@ class Controller:
         error = None if done.cancelled() else done.exception()
         if error is not None and self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
+            self._failed.exception()  # marks it as seen, should another error end `run` first
 
     async def _perform(self, action: Action) -> None:
         match action:

@@ -1,11 +1,15 @@
 """Real server processes, on an engine of pretended gangs, with a home in the test's folder."""
 
+import contextlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fireflyer.hai.client import Client
@@ -14,44 +18,92 @@ from fireflyer.hai.model import TaskSpec
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
 
 
+class Forks:
+    """The process that forks servers; it has imported everything."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(60)
+        with theirs:
+            command = [sys.executable, "-P", str(FAKE_SERVER), str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._codes: dict[int, int] = {}
+
+    def fork(self, home: Path, nodes: int, port: int, ready: int, output: int) -> int:
+        message = msgspec.json.encode([str(home), nodes, port])
+        socket.send_fds(self._control, [message], [ready, output])
+        while (answer := self._receive())[1] is not None:
+            pass
+        return answer[0]
+
+    def code(self, pid: int) -> int:
+        """Waits for the end of a server; its exit code."""
+        while pid not in self._codes:
+            self._receive()
+        return self._codes[pid]
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL; returns once it is gone."""
+        if pid not in self._codes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.code(pid)
+
+    def _receive(self) -> tuple[int, int | None]:
+        answer = msgspec.json.decode(self._control.recv(65536), type=tuple[int, int | None])
+        if answer[1] is not None:
+            self._codes[answer[0]] = answer[1]
+        return answer
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait(60)
+
+
 class Server:
     """A server of one home that can be killed and started again."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, forks: Forks) -> None:
         self.home = home
         self.client = Client(home)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        self._forks = forks
 
     def start(self, nodes: int = 2, port: int = 0) -> None:
         """Starts it and returns once it answers."""
-        if self.process is not None:
-            self.process.wait(30)
+        if self.pid:
+            self.wait()
         reader, writer = os.pipe()
-        command = [sys.executable, "-P", str(FAKE_SERVER), str(self.home), str(nodes), str(writer)]
-        log = (self.home.parent / "server.out").open("ab")
-        with log, open(reader, "rb") as ready:
-            self.process = subprocess.Popen(
-                [*command, str(port)], pass_fds=[writer], stdout=log, stderr=log
-            )
+        with (self.home.parent / "server.out").open("ab") as output, open(reader, "rb") as ready:
+            self.pid = self._forks.fork(self.home, nodes, port, writer, output.fileno())
             os.close(writer)
             assert ready.read(), (self.home.parent / "server.out").read_text()
 
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self._forks.code(self.pid)
+
     def kill(self) -> None:
         """SIGKILL; returns once it is gone."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
+        self._forks.kill(self.pid)
 
     def launches(self) -> list[str]:
         """The gangs launched so far, e.g. "t1.1"."""
         return sorted(p.name for p in (self.home / "engine").iterdir() if p.name != "released")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    found = Server(tmp_path / "home")
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    found = Forks()
     yield found
-    if found.process is not None:
+    found.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path, forks: Forks) -> Iterator[Server]:
+    found = Server(tmp_path / "home", forks)
+    yield found
+    if found.pid:
         found.kill()
 
 
@@ -63,8 +115,6 @@ def spec(tmp_path: Path) -> Callable[..., TaskSpec]:
 
     def make(*args: str, **fields: object) -> TaskSpec:
         made = TaskSpec(script=str(script), cwd=str(tmp_path), args=args)
-        import msgspec
-
         return msgspec.structs.replace(made, **fields)
 
     return make

@@ -1,6 +1,7 @@
 """A server on an engine of pretended gangs, run as a program; its gangs "run on" as files when it dies.
 
-`fake_server.py HOME NODES READY_FD [PORT]`. A task's arguments say what its gang does:
+`fake_server.py CONTROL_FD` has everything imported and forks servers on request. A task's arguments say
+what its gang does:
   hold          runs until it is stopped or suspended
   finish        every rank returns 0 at once
   fail N        fails in its first N attempts, then finishes
@@ -10,6 +11,9 @@
 """
 
 import asyncio
+import os
+import select
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -118,16 +122,47 @@ class FakeEngine:
         self._queue.put_nowait(None)
 
 
-def main(home: str, nodes: str, ready_fd: str, port: str = "0") -> None:
-    def ready(server: ServerFile) -> None:
-        with open(int(ready_fd), "wb") as pipe:
+def main(home: str, nodes: int, port: int, ready: int) -> None:
+    def tell(server: ServerFile) -> None:
+        with open(ready, "wb") as pipe:
             pipe.write(msgspec.json.encode(server))
 
     def engine(options: Options) -> FakeEngine:
         return FakeEngine(options.nodes, options.home.path / "engine")
 
-    serve(Options(home=locate(Path(home)), nodes=int(nodes), port=int(port)), ready, engine)
+    serve(Options(home=locate(Path(home)), nodes=nodes, port=port), tell, engine)
+
+
+def fork_servers(control: socket.socket) -> None:
+    """Forks a server for every message [home, nodes, port] with the descriptors of its ready pipe and its
+    output; answers [pid, null] after the fork and [pid, exit code] after its end."""
+    waiting: dict[int, int] = {}
+    while True:
+        readable, _, _ = select.select([control.fileno(), *waiting], [], [])
+        for pidfd in [fd for fd in readable if fd in waiting]:
+            code = os.waitstatus_to_exitcode(os.waitpid(waiting[pidfd], 0)[1])
+            control.send(msgspec.json.encode([waiting.pop(pidfd), code]))
+            os.close(pidfd)
+        if control.fileno() not in readable:
+            continue
+        data, (*descriptors,), _, _ = socket.recv_fds(control, 65536, 2)
+        if not data:
+            return
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            for pidfd in waiting:
+                os.close(pidfd)
+            ready, output = descriptors
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            main(*msgspec.json.decode(data, type=tuple[str, int, int]), ready)
+            os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        waiting[os.pidfd_open(pid)] = pid
+        control.send(msgspec.json.encode([pid, None]))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    fork_servers(socket.socket(fileno=int(sys.argv[1])))
