@@ -23,7 +23,7 @@ lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings a
 bench: setup  ## the benchmark figures of the README
 	@.venv/bin/fireflyer bench allreduce $(ARGS)
 
-native-test: setup  ## the C++ tests under a sanitizer: SAN=address|undefined|thread
+native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)
 
 stubs: setup  ## regenerate the committed type stubs of the native module

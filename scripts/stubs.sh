@@ -10,4 +10,3 @@ for part in $(.venv/bin/python -c 'import types, fireflyer._native as n
 print(*(k for k, v in vars(n).items() if isinstance(v, types.ModuleType)))'); do
   "${stubgen[@]}" -m "fireflyer._native.$part" -o "$out/$part.pyi"
 done
-.venv/bin/ruff format -q "$out"

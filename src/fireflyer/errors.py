@@ -80,6 +80,9 @@ class RankFailed(CollectiveError):
         super().__init__(message)
         self.rank = rank
 
+    def __reduce__(self) -> tuple[type["RankFailed"], tuple[str, int]]:
+        return type(self), (str(self), self.rank)
+
 
 class CheckpointError(FireflyerError):
     """No usable checkpoint exists, or a state cannot be saved."""

@@ -1,1 +1,352 @@
-"""The storage protocol: read ranges, write, list, rename, sync."""
+"""The storage protocol: named byte files under one root, reached through a local directory or any fsspec URL.
+
+A name is relative and "/"-separated, e.g. "step-000000000100/data.bin". What a writing call has
+returned from survives a crash; what it has not returned from is invisible under its final name.
+Several threads and processes may use one root; two writers of one name must not run at once
+except through `create`.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from fireflyer.errors import ConfigError, Corrupted, NoSpace, StorageError
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the names of files that are being written; a killed writer leaves them behind."""
+
+Chunk = bytes | bytearray | memoryview
+"""Contiguous bytes to write."""
+
+_counter = itertools.count()
+
+
+class Storage(Protocol):
+    """What checkpoints and datasets need of a place that holds bytes.
+
+    Every call raises StorageError (NoSpace when the place is full), naming the file.
+    """
+
+    def size(self, name: str) -> int | None:
+        """Bytes in the file; None when there is no such file."""
+        ...
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes [offset, offset + length) of a file; fewer at its end, all when `length` is None."""
+        ...
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` (writable, contiguous bytes) from `offset`.
+
+        Raises:
+            Corrupted: if the file ends before the buffer is full.
+        """
+        ...
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Makes a file of these chunks, replacing an older one: afterwards it is whole and durable; after a
+        failure the older one is unchanged and nothing else is left."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Like `write`, but returns False, changing nothing, if the name exists already."""
+        ...
+
+    def list(self, name: str = "") -> list[str]:
+        """Sorted names of the files and directories directly in a directory; [] if it does not exist."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives a file another name, replacing what is there."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Removes a file or an empty directory; leaves a directory that is not empty. No error if absent."""
+        ...
+
+
+def open_storage(place: str | os.PathLike[str]) -> Storage:
+    """A directory's storage for a path or file:// URL, made if missing; fsspec's for any other URL."""
+    text = os.fspath(place)
+    if text.startswith("file://"):
+        return DirectoryStorage(Path(text.removeprefix("file://")))
+    return FsspecStorage(text) if "://" in text else DirectoryStorage(Path(text))
+
+
+def _checked(name: str) -> str:
+    parts = name.split("/")
+    if name and (name.startswith("/") or any(part in ("", ".", "..") for part in parts)):
+        raise ValueError(
+            f"storage name {name!r} must be relative, without empty, '.' or '..' parts"
+        )
+    return name
+
+
+def _temporary(name: str) -> str:
+    return f"{name}.{os.getpid()}-{next(_counter)}{TEMPORARY_SUFFIX}"
+
+
+def _error(action: str, path: object, error: OSError) -> StorageError:
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"cannot {action} {path}: {reason}; free some space and try again")
+    return StorageError(f"cannot {action} {path}: {reason}")
+
+
+def _discard(temporary: Path) -> None:
+    # The error that led here matters more than one of tidying up.
+    with contextlib.suppress(OSError):
+        temporary.unlink()
+
+
+class DirectoryStorage:
+    """A local (or mounted) directory.
+
+    `write` = temporary name, fsync, rename, fsync of the directory. `create` needs hard links.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        try:
+            self._make_directory(self.root)
+        except OSError as error:
+            raise _error("make directory", self.root, error) from error
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def size(self, name: str) -> int | None:
+        path = self.root / _checked(name)
+        try:
+            return path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _error("look at", path, error) from error
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        path = self.root / _checked(name)
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(-1 if length is None else length)
+        except OSError as error:
+            raise _error("read", path, error) from error
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        path = self.root / _checked(name)
+        try:
+            with path.open("rb", buffering=0) as file:
+                filled = 0
+                while filled < len(buffer):
+                    count = os.preadv(file.fileno(), [buffer[filled:]], offset + filled)
+                    if count == 0:
+                        raise Corrupted(
+                            f"{path} ends at byte {offset + filled}, inside a needed range"
+                        )
+                    filled += count
+        except OSError as error:
+            raise _error("read", path, error) from error
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        path = self.root / _checked(name)
+        temporary = self.root / _temporary(name)
+        try:
+            self._write_new(temporary, chunks)
+            os.replace(temporary, path)
+            self._sync_directory(path.parent)
+        except OSError as error:
+            raise _error("write", path, error) from error
+        finally:
+            _discard(temporary)
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self.root / _checked(name)
+        temporary = self.root / _temporary(name)
+        try:
+            self._write_new(temporary, [data])
+            os.link(temporary, path)
+            self._sync_directory(path.parent)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _error("create", path, error) from error
+        finally:
+            _discard(temporary)
+        return True
+
+    def list(self, name: str = "") -> list[str]:
+        path = self.root / _checked(name)
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _error("list", path, error) from error
+
+    def rename(self, old: str, new: str) -> None:
+        source, target = self.root / _checked(old), self.root / _checked(new)
+        try:
+            self._make_directory(target.parent)
+            os.replace(source, target)
+            self._sync_directory(target.parent)
+            self._sync_directory(source.parent)
+        except OSError as error:
+            raise _error("rename", source, error) from error
+
+    def delete(self, name: str) -> None:
+        path = self.root / _checked(name)
+        try:
+            try:
+                path.unlink()
+            except IsADirectoryError:
+                path.rmdir()
+            self._sync_directory(path.parent)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                return
+            raise _error("delete", path, error) from error
+
+    def _write_new(self, path: Path, chunks: Iterable[Chunk]) -> None:
+        fd = self._open_new(path)
+        try:
+            for chunk in chunks:
+                rest = memoryview(chunk).cast("B")
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _open_new(self, path: Path) -> int:
+        while True:
+            self._make_directory(path.parent)
+            try:
+                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                continue  # another process removed the directory, empty, since it was made or seen
+
+    @staticmethod
+    def _sync_directory(path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _make_directory(self, path: Path) -> None:
+        missing = []
+        while not path.exists():
+            missing.append(path)
+            path = path.parent
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            self._sync_directory(directory.parent)
+
+
+class FsspecStorage:
+    """Any file system that fsspec knows, by URL.
+
+    A whole file appears at once where the file system's own move or put does so (object stores,
+    memory); `create` checks and then writes, so it cannot arbitrate between racing writers.
+    """
+
+    def __init__(self, url: str) -> None:
+        """
+        Raises:
+            ConfigError: if fsspec does not know the URL's scheme, or lacks the package for it.
+        """
+        import fsspec.core  # only here: most programs never need it
+
+        self._fs: Any
+        self._url = url
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"cannot use {url}: {error}") from error
+        self._root = str(root).rstrip("/")
+
+    def __str__(self) -> str:
+        return self._url
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{_checked(name)}" if name else self._root
+
+    def size(self, name: str) -> int | None:
+        try:
+            return int(self._fs.size(self._path(name)))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _error("look at", self._path(name), error) from error
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        end = None if length is None else offset + length
+        try:
+            return bytes(self._fs.cat_file(self._path(name), start=offset, end=end))
+        except OSError as error:
+            raise _error("read", self._path(name), error) from error
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        data = self.read(name, offset, len(buffer))
+        if len(data) < len(buffer):
+            end = offset + len(data)
+            raise Corrupted(f"{self._path(name)} ends at byte {end}, inside a needed range")
+        buffer[:] = data
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        path, temporary = self._path(name), self._path(_temporary(name))
+        try:
+            self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            with self._fs.open(temporary, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            self._fs.mv(temporary, path)
+        except OSError as error:
+            raise _error("write", path, error) from error
+        finally:
+            self._discard(temporary)
+
+    def create(self, name: str, data: bytes) -> bool:
+        if self.size(name) is not None:
+            return False
+        self.write(name, [data])
+        return True
+
+    def list(self, name: str = "") -> list[str]:
+        path = self._path(name)
+        try:
+            return sorted(
+                entry.rstrip("/").rsplit("/", 1)[1] for entry in self._fs.ls(path, detail=False)
+            )
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _error("list", path, error) from error
+
+    def rename(self, old: str, new: str) -> None:
+        source, target = self._path(old), self._path(new)
+        try:
+            self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+            self._fs.mv(source, target)
+        except OSError as error:
+            raise _error("rename", source, error) from error
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            if self._fs.isdir(path) and self._fs.ls(path, detail=False):
+                return
+            self._discard(path)
+        except OSError as error:
+            raise _error("delete", path, error) from error
+
+    def _discard(self, path: str) -> None:
+        if self._fs.exists(path):
+            self._fs.rm(path, recursive=True)

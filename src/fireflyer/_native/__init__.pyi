@@ -1,6 +1,11 @@
 from typing_extensions import Buffer
 
-from fireflyer._native import hai as hai
+from fireflyer._native import (
+    ffrecord as ffrecord,
+    hai as hai,
+    hfreduce as hfreduce
+)
+
 
 def crc32(data: Buffer, value: int = 0) -> int:
     """

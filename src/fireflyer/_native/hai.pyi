@@ -1,5 +1,7 @@
 """The platform: suspend page and process controls."""
 
+
+
 class SuspendPage:
     """
     The calls of `suspend_requested()` on a node, and the first one answered true.
@@ -42,6 +44,7 @@ class SuspendPage:
 
     @property
     def slots(self) -> int: ...
+
     @property
     def fd(self) -> int:
         """The memfd of a created page; -1 for a mapped one."""

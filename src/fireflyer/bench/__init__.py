@@ -1,1 +1,5 @@
-"""Benchmarks: one module a part, one row format."""
+"""Benchmarks: ours against a peer and against the raw limit, interleaved in one run.
+
+`fireflyer bench NAME` runs one; `--json FILE` writes the report (standard output when FILE is left out or
+"-"). Every number is a median over rounds; in each round all candidates run one after the other.
+"""

@@ -1,1 +1,5 @@
-"""Checkpoint Manager: asynchronous, verified, resumable saves."""
+"""Checkpoint Manager: asynchronous, verified, resumable saves (the paper's §VII-A)."""
+
+from fireflyer.checkpoint.face import CheckpointManager, SaveHandle
+
+__all__ = ["CheckpointManager", "SaveHandle"]

@@ -1,1 +1,53 @@
-"""HFReduce: collectives that reduce on the CPU."""
+"""HFReduce: collectives that reduce on the CPU (paper section IV).
+
+    import torch.distributed as dist
+    dist.init_process_group("hfreduce")      # a backend like any other, registered with torch
+
+    grads = hfreduce.empty(1_000_000)        # zero-copy memory: reduced where it lies
+    hfreduce.allreduce(grads, op=dist.ReduceOp.AVG)
+
+The backend is registered by an entry point when torch is imported, and by importing this package's torch
+face. Importing this package alone does not import torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fireflyer.hfreduce.torch import (
+        ProcessGroupHFReduce as ProcessGroupHFReduce,
+    )
+    from fireflyer.hfreduce.torch import allreduce as allreduce
+    from fireflyer.hfreduce.torch import empty as empty
+    from fireflyer.hfreduce.torch import empty_like as empty_like
+
+__all__ = ["ProcessGroupHFReduce", "allreduce", "empty", "empty_like", "register_backend"]
+
+
+def register_backend() -> None:
+    """Makes `init_process_group("hfreduce")` known to torch. Called by torch's `torch.backends` entry point.
+
+    Never raises: an exception here would break `import torch` for everybody.
+    """
+    import sys
+
+    distributed = sys.modules.get("torch.distributed")
+    backend = getattr(distributed, "Backend", None)
+    if backend is None or hasattr(backend, "HFREDUCE"):
+        return  # a torch built without distributed, or registered already
+    backend.register_backend("hfreduce", _create_group, extended_api=True, devices=["cpu"])
+
+
+def _create_group(options: Any, _backend_options: object) -> Any:
+    from fireflyer.hfreduce.torch import ProcessGroupHFReduce
+
+    return ProcessGroupHFReduce(
+        options.store, options.group_rank, options.group_size, options.timeout
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        import fireflyer.hfreduce.torch as face
+
+        return getattr(face, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,5 @@
-"""Several hosts on one machine, for tests and experiments."""
+"""Several hosts on one machine: network namespaces joined by shaped cables, with byte counters."""
+
+from fireflyer.lab.hosts import Host, Lab, remove_stale
+
+__all__ = ["Host", "Lab", "remove_stale"]

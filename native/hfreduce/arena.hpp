@@ -1,0 +1,55 @@
+// Memory for zero-copy tensors: blocks inside segments that peers can map.
+//
+// One arena a process. Segments are numbered from 0, never move and never shrink before the process ends;
+// freed blocks are joined with their neighbours and handed out again. All functions are thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/segment.hpp"
+
+namespace ff::hfreduce {
+
+class Arena {
+ public:
+  static constexpr std::size_t kAlignment = 128;           // of every block
+  static constexpr std::size_t kSegmentBytes = 8u << 20;   // smallest segment
+
+  struct Place {
+    std::int32_t segment;
+    std::uint64_t offset;
+  };
+
+  static Arena& of_process();
+
+  // Throws Code::no_space. A block of 0 bytes is a block of one alignment unit.
+  char* allocate(std::size_t bytes);
+  // REQUIRES: `block` came from allocate() and is freed once.
+  void release(char* block);
+  // Where `bytes` from `data` lie, if wholly inside one segment.
+  std::optional<Place> find(const void* data, std::size_t bytes) const;
+  // The descriptor to pass to peers; owned by the arena.
+  int descriptor(std::int32_t segment) const;
+  std::size_t reserved_bytes() const;
+
+ private:
+  struct Region {
+    Segment memory;
+    std::map<std::size_t, std::size_t> free;  // offset -> bytes, never adjacent
+    std::map<std::size_t, std::size_t> used;  // offset -> bytes
+  };
+
+  char* take(Region& region, std::size_t bytes);
+
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Region>> regions_;                // index = segment number
+  std::map<const char*, std::int32_t> by_address_;              // start of the mapping -> number
+};
+
+}  // namespace ff::hfreduce

@@ -1,0 +1,37 @@
+// Waiting for other processes: counters in shared memory, and the patience to wait for them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+
+namespace ff::hfreduce {
+
+using Clock = std::chrono::steady_clock;
+
+// A counter that one process raises and many wait for. Lives in zeroed shared memory. Counters only grow; they are
+// compared modulo 2^32, so that no distance of 2^31 or more may arise between writer and waiter.
+struct alignas(128) Flag {
+  std::atomic<std::uint32_t> value;
+  std::atomic<std::uint32_t> waiters;
+
+  bool reached(std::uint32_t target) const {
+    return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
+  }
+  void raise(std::uint32_t to);  // publishes all writes before it; wakes waiters
+  void wake();                   // wakes waiters to look around; the counter stays
+};
+
+// How to wait: spin a little, then sleep in the kernel, and look around every now and then.
+struct Patience {
+  int spins = 0;  // 0 where ranks outnumber cores: the peer needs this core to arrive
+  Clock::time_point deadline;
+  std::function<void()> look_around;  // throws if waiting has become pointless
+};
+
+// Returns true once the flag has reached the target, false when the deadline has passed. Throws what
+// look_around throws, unless the flag has been reached meanwhile.
+bool wait_for(Flag& flag, std::uint32_t target, const Patience& patience);
+
+}  // namespace ff::hfreduce

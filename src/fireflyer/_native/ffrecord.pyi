@@ -1,0 +1,34 @@
+"""Random batch reads of FFRecord files."""
+
+from collections.abc import Sequence
+
+import numpy
+import numpy.typing
+
+
+class Reader:
+    """
+    Open record files, their samples numbered as one sequence; thread-safe.
+    """
+
+    def __init__(self, paths: Sequence[str], check_data: bool) -> None: ...
+
+    @property
+    def n(self) -> int: ...
+
+    def read(self, indices: numpy.typing.NDArray[numpy.int64]) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]:
+        """
+        One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.
+        """
+
+    def check_all(self) -> None:
+        """Reads every file whole and compares every checksum."""
+
+    def unchecked(self) -> list[str]:
+        """Files whose metadata carries no checksum."""
+
+    def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]:
+        """Start of each sample of one file in bytes, and the size of the file."""
+
+    def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]:
+        """CRC32 of each sample of one file."""

@@ -1,0 +1,78 @@
+"""
+The collective engine: shared memory inside a host, a TCP ring between hosts.
+"""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+class DType(enum.Enum):
+    FLOAT32 = 1
+
+    FLOAT64 = 2
+
+    BFLOAT16 = 3
+
+class ReduceOp(enum.Enum):
+    SUM = 1
+
+    AVG = 2
+
+class Operation:
+    """A submitted call; completed once."""
+
+    def wait(self, seconds: float = -1.0) -> bool:
+        """
+        True when it is over, False when `seconds` passed before (< 0: no limit).
+        """
+
+    def done(self) -> bool: ...
+
+    def rethrow(self) -> None:
+        """Raises the error of a finished operation, if any."""
+
+class RingEnds:
+    """Connected sockets to both neighbours; owned by the group."""
+
+    def __init__(self, next_socket: int, next_rank: int, previous_socket: int, previous_rank: int, index: int) -> None: ...
+
+class Group:
+    """A process group of the engine."""
+
+    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[tuple[int, int]], me: int, hosts: int, lanes: int, ring: RingEnds | None) -> None:
+        """
+        members: (rank, Unix socket) of this host in team order, -1 for oneself; control: descriptor of the control segment, -1 for a rank alone on its host.
+        """
+
+    def allreduce(self, data: int, count: int, dtype: DType, op: ReduceOp, run_here: bool) -> Operation:
+        """
+        Reduces `count` elements at address `data` in place; they must stay alive until it is done.
+        """
+
+    def abort(self) -> None: ...
+
+    def set_timeout(self, seconds: float) -> None: ...
+
+    @property
+    def network_bytes_sent(self) -> int:
+        """Bytes this rank has sent to other hosts."""
+
+def control_bytes(members: int) -> int: ...
+
+def create_segment(name: str, bytes: int) -> int:
+    """
+    Descriptor of a new zeroed and reserved shared segment; the caller closes it.
+    """
+
+def arena_block(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """Zero-copy memory as a uint8 array; given back when the array dies."""
+
+def arena_reserved_bytes() -> int:
+    """Shared memory that this process holds for zero-copy tensors."""
+
+def in_arena(data: int, bytes: int) -> bool:
+    """Do these bytes lie in zero-copy memory?"""

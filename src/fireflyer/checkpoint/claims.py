@@ -1,0 +1,116 @@
+"""Fencing: who may save into a directory. A run claims it in `claims/<epoch>.json`; the highest epoch owns.
+
+A save bears its run's epoch in the names of all its files, so runs never write over one another,
+and a newer run's checkpoints sort before an older run's whatever their steps. Rank 0 looks at the
+claims before it commits and again after: a commit counts only if no newer claim was there by then.
+"""
+
+import os
+
+from fireflyer.checkpoint.manifest import Claim, decode, encode
+from fireflyer.errors import CheckpointError, ConfigError, Corrupted
+from fireflyer.log import get_logger
+from fireflyer.storage import Storage
+
+_DIRECTORY = "claims"
+_log = get_logger("checkpoint")
+
+
+def identity() -> Claim:
+    """This process's run, from FIREFLYER_TASK and FIREFLYER_ATTEMPT.
+
+    Raises:
+        ConfigError: if the attempt is not a whole number.
+    """
+    attempt = os.environ.get("FIREFLYER_ATTEMPT")
+    if attempt is not None and not attempt.isdecimal():
+        raise ConfigError(
+            f"FIREFLYER_ATTEMPT={attempt!r} is not a whole number: unset it or set one"
+        )
+    task = os.environ.get("FIREFLYER_TASK", "")
+    return Claim(task=task, attempt=None if attempt is None else int(attempt))
+
+
+class Claims:
+    """The claims of one directory, seen by one run. Used by rank 0 alone."""
+
+    def __init__(self, storage: Storage, me: Claim) -> None:
+        self._storage = storage
+        self.me = me
+        self.epoch: int | None = None
+        """The run's own epoch once it has one."""
+
+    def newest(self) -> int:
+        """The highest epoch claimed; 0 if there is none."""
+        return max(self._epochs(), default=0)
+
+    def succeeds(self) -> bool:
+        """Whether this run is a later attempt of the task that owns the directory (or nobody does), so
+        that it can take over at once. Any other run may be here only to read."""
+        epochs = self._epochs()
+        if self.me.attempt is None or not epochs:
+            return self.me.attempt is not None
+        owner = self._read(epochs[-1])
+        return (
+            owner.task == self.me.task
+            and owner.attempt is not None
+            and owner.attempt < self.me.attempt
+        )
+
+    def take(self) -> int:
+        """Makes this run the owner, fencing all older ones off; returns its epoch. Repeatable.
+
+        Raises:
+            CheckpointError: if a later attempt of this task has been here.
+        """
+        while self.epoch is None:
+            epochs = self._epochs()
+            for epoch in epochs:
+                self._refuse_if_later(epoch)
+            candidate = max(epochs, default=0) + 1
+            if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", encode(self.me)):
+                self.epoch = candidate
+        return self.epoch
+
+    def check(self) -> None:
+        """
+        Raises:
+            CheckpointError: if a newer run owns the directory.
+        """
+        newest = self.newest()
+        if self.epoch is not None and newest > self.epoch:
+            claim = self._read(newest)
+            raise CheckpointError(
+                f"{self._storage} belongs to {_who(claim)} now; {_who(self.me)} may not save there any more"
+            )
+
+    def _refuse_if_later(self, epoch: int) -> None:
+        claim = self._read(epoch)
+        if self.me.attempt is None or claim.attempt is None or claim.task != self.me.task:
+            return
+        if claim.attempt > self.me.attempt:
+            raise CheckpointError(
+                f"{self._storage} belongs to {_who(claim)}; {_who(self.me)} came too late to save there"
+            )
+
+    def _epochs(self) -> list[int]:
+        stems = (name.removesuffix(".json") for name in self._storage.list(_DIRECTORY))
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+    def _read(self, epoch: int) -> Claim:
+        name = f"{_DIRECTORY}/{epoch:06d}.json"
+        try:
+            return decode(self._storage.read(name), Claim, f"{self._storage}/{name}")
+        except Corrupted as error:
+            _log.warning("%s; it is taken for that of a run outside the platform", error)
+            return Claim(task="", attempt=None)
+
+
+def _who(claim: Claim) -> str:
+    if claim.attempt is None:
+        return "a run outside the platform"
+    return (
+        f"attempt {claim.attempt} of task {claim.task}"
+        if claim.task
+        else f"attempt {claim.attempt}"
+    )

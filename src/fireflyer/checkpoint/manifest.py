@@ -1,0 +1,144 @@
+"""What is written beside the data files: manifests and parts, their names, and their checksummed JSON."""
+
+import re
+from typing import Literal, TypeVar
+
+import msgspec
+
+from fireflyer._native import crc32
+from fireflyer.checkpoint.tree import Node, Tensor
+from fireflyer.errors import Corrupted
+
+VERSION = 1
+"""Version of the format; docs/checkpoint.md draws it."""
+
+DAMAGED = "damaged"
+"""Directory that takes what `load` found damaged."""
+
+
+class Generation(msgspec.Struct, frozen=True, order=True):
+    """One save: generations sort by age, whatever their steps are.
+
+    `epoch` counts the runs that have saved here, `number` the saves of one run.
+    """
+
+    epoch: int
+    number: int
+    step: int
+
+    @property
+    def directory(self) -> str:
+        return f"step-{self.step:012d}"
+
+    def _name(self, role: str, end: str) -> str:
+        return f"{self.directory}/{role}-{self.epoch:06d}-{self.number:06d}{end}"
+
+    @property
+    def manifest(self) -> str:
+        return self._name("manifest", ".json")
+
+    @property
+    def failed(self) -> str:
+        """Written by rank 0 instead of a manifest, so that waiting ranks learn of it."""
+        return self._name("failed", ".json")
+
+    def data(self, rank: int) -> str:
+        return self._name("data", f"-{rank:05d}.bin")
+
+    def part(self, rank: int) -> str:
+        return self._name("part", f"-{rank:05d}.json")
+
+
+_FILE = re.compile(r"(manifest|failed|data|part)-(\d{6,})-(\d{6,})(-\d{5,})?\.(json|bin)(\..*)?")
+_DIRECTORY = re.compile(r"step-(\d{12,})")
+
+
+def parse_directory(name: str) -> int | None:
+    """The step that a directory name stands for."""
+    match = _DIRECTORY.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def parse_file(step: int, name: str) -> tuple[str, Generation] | None:
+    """Role and generation of a file of a step's directory; role "temporary" for one still being written."""
+    match = _FILE.fullmatch(name)
+    if match is None:
+        return None
+    role = "temporary" if match[6] else match[1]
+    return role, Generation(epoch=int(match[2]), number=int(match[3]), step=step)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint: it exists exactly as long as this file does."""
+
+    version: int
+    step: int
+    task: str
+    attempt: int
+    world_size: int
+    created: float
+    """Seconds since 1970, for people."""
+    state: tuple[Node, ...]
+    """The replicated state, written by rank 0."""
+    per_rank: dict[str, tuple[Node, ...]]
+    """By rank in decimal; a rank that gave no state of its own is absent."""
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of all ranks."""
+        trees = [self.state, *self.per_rank.values()]
+        return [node for nodes in trees for node in nodes if isinstance(node, Tensor)]
+
+    def file_sizes(self) -> dict[str, int]:
+        """Length of each data file, by its name in the step's directory; a rank without bytes has no file."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors():
+            end = tensor.offset + tensor.length
+            sizes[tensor.file] = max(sizes.get(tensor.file, 0), end)
+        return {file: size for file, size in sizes.items() if size}
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank has written, or why it could not."""
+
+    rank: int
+    state: tuple[Node, ...] | None = None
+    per_rank: tuple[Node, ...] | None = None
+    error: str | None = None
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's right to save into a directory; see claims.py."""
+
+    version: Literal[1] = 1
+    task: str
+    attempt: int | None
+    """None outside a task."""
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    crc32: int
+    body: msgspec.Raw
+
+
+T = TypeVar("T")
+
+
+def encode(body: Manifest | Part | Claim) -> bytes:
+    """JSON {"crc32": ..., "body": {...}}; the CRC is that of the body's bytes as they stand."""
+    raw = msgspec.json.encode(body)
+    return msgspec.json.encode(_Envelope(crc32(raw), msgspec.Raw(raw)))
+
+
+def decode(data: bytes, kind: type[T], name: str) -> T:
+    """Inverse of `encode`.
+
+    Raises:
+        Corrupted: naming the file, if a byte of it is not as written.
+    """
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if crc32(bytes(envelope.body)) != envelope.crc32:
+            raise Corrupted(f"{name}: its CRC32 does not hold")
+        return msgspec.json.decode(envelope.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupted(f"{name}: {error}") from error

@@ -1,0 +1,240 @@
+"""A folder of files packed into one record file: a sample a file, and last the tree of names.
+
+The last sample is `piouhjgbr` and a pickle of the nested OrderedDict name -> index or OrderedDict, as in
+the original. It is read by an unpickler that knows this one type, and its shape is checked.
+"""
+
+import io
+import os
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, Self
+
+from fireflyer.errors import ConfigError, Corrupted, StorageError
+from fireflyer.ffrecord.paths import PathName
+from fireflyer.ffrecord.reader import FileReader, Sample
+from fireflyer.ffrecord.writer import FileWriter
+
+_MAGIC = b"piouhjgbr"
+_MAX_DEPTH = 256
+
+Tree = dict[str, "int | Tree"]
+
+
+class PackedFolder:
+    """Reads files out of a record file that `pack_folder` or the original made.
+
+    Paths are relative to the packed folder. Threads, fork and pickling: as `FileReader`.
+
+    Args:
+        ffr_file: the record file.
+        check_data: compare the CRC32 of every file that is read.
+
+    Raises:
+        Corrupted: the tree of names is damaged or holds anything but names.
+        ConfigError: the file is a record file without a tree of names.
+        StorageError: the file cannot be read.
+    """
+
+    def __init__(self, ffr_file: PathName, check_data: bool = True) -> None:
+        self.reader = FileReader(ffr_file, check_data)
+        name = self.reader.fnames[0]
+        last = self.reader.read_one(self.reader.n - 1).tobytes() if self.reader.n else b""
+        if not last.startswith(_MAGIC):
+            raise ConfigError(
+                f"record file '{name}' is not a packed folder: it has no tree of names"
+            )
+        self._tree = _load_tree(last[len(_MAGIC) :], self.reader.n - 1, name)
+
+    def num_files(self) -> int:
+        return self.reader.n - 1
+
+    def read_one(self, fname: PathName) -> Sample:
+        """Content of one file.
+
+        Raises:
+            StorageError: no such file in the folder, or it cannot be read.
+            Corrupted: it does not match its checksum.
+        """
+        return self.reader.read_one(self._index(fname))
+
+    def read(self, fnames: Sequence[PathName]) -> list[Sample]:
+        """Contents of many files in one batch; raises what `read_one` does."""
+        return self.reader.read([self._index(name) for name in fnames])
+
+    def list(
+        self,
+        path: PathName = "",
+        list_file: bool = True,
+        list_dir: bool = True,
+        recursive: bool = False,
+    ) -> list[str]:
+        """Names inside the directory `path`, relative to it, in the order of packing.
+
+        Raises:
+            StorageError: no such directory in the folder.
+        """
+        node = self._find(path)
+        if not isinstance(node, dict):
+            raise self._missing("directory", path)
+        return list(_names(node, "", list_file, list_dir, recursive))
+
+    def exists(self, path: PathName) -> bool:
+        return self._find(path) is not None
+
+    def is_file(self, path: PathName) -> bool:
+        return isinstance(self._find(path), int)
+
+    def is_dir(self, path: PathName) -> bool:
+        return isinstance(self._find(path), dict)
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _find(self, path: PathName) -> "int | Tree | None":
+        node: int | Tree | None = self._tree
+        for part in PurePosixPath(path).parts:
+            if not isinstance(node, dict):
+                return None
+            node = node.get(part)
+        return node
+
+    def _index(self, path: PathName) -> int:
+        node = self._find(path)
+        if not isinstance(node, int):
+            raise self._missing("file", path)
+        return node
+
+    def _missing(self, kind: str, path: PathName) -> StorageError:
+        return StorageError(
+            f"packed folder '{self.reader.fnames[0]}' has no {kind} '{path}': "
+            "`list(recursive=True)` shows what it has"
+        )
+
+
+def open_folder(ffr_file: PathName, check_data: bool = True) -> PackedFolder:
+    """Opens a packed folder; see `PackedFolder`."""
+    return PackedFolder(ffr_file, check_data)
+
+
+def pack_folder(folder: PathName, out_file: PathName, verbose: bool = False) -> None:
+    """Packs all files below `folder`, symbolic links followed, into one record file.
+
+    Files are in sorted depth-first order, so equal folders give equal files. Empty directories are
+    kept; modes, owners and times are not. With `verbose`, prints one line a file to stderr.
+
+    Raises:
+        ConfigError: `folder` is no directory, or holds something that is neither file nor
+            directory, or a link that leads back to a directory around it.
+        NoSpace, StorageError: a file cannot be read, or the record file cannot be written.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"cannot pack '{root}': it is not a directory")
+    files: list[Path] = []
+    try:
+        tree = _scan(root, files, set())
+        with FileWriter(out_file, len(files) + 1) as writer:
+            for number, path in enumerate(files):
+                writer.write_one(path.read_bytes())
+                if verbose:
+                    sys.stderr.write(f"{number + 1}/{len(files)} {path}\n")
+            writer.write_one(_MAGIC + pickle.dumps(tree, protocol=4))
+    except OSError as error:
+        raise StorageError(f"cannot pack folder '{root}': {error}; nothing was written") from error
+
+
+def _scan(folder: Path, files: list[Path], around: set[tuple[int, int]]) -> "OrderedDict[str, Any]":
+    """The tree of `folder`; appends its files in the order of their indices."""
+    status = folder.stat()
+    identity = (status.st_dev, status.st_ino)
+    if identity in around:
+        raise ConfigError(f"cannot pack '{folder}': it is a link to a directory around it")
+    tree: OrderedDict[str, Any] = OrderedDict()
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        if path.is_dir():
+            tree[name] = _scan(path, files, around | {identity})
+        elif path.is_file():
+            tree[name] = len(files)
+            files.append(path)
+        else:
+            raise ConfigError(f"cannot pack '{path}': it is neither a file nor a directory")
+    return tree
+
+
+def _names(
+    tree: Tree, prefix: str, list_file: bool, list_dir: bool, recursive: bool
+) -> Iterator[str]:
+    for name, node in tree.items():
+        if list_file if isinstance(node, int) else list_dir:
+            yield prefix + name
+        if recursive and isinstance(node, dict):
+            yield from _names(node, f"{prefix}{name}/", list_file, list_dir, recursive)
+
+
+class _TreeUnpickler(pickle.Unpickler):
+    """Builds nothing but OrderedDicts and plain values: any other global is refused."""
+
+    def find_class(self, module: str, name: str) -> type[OrderedDict[Any, Any]]:
+        if (module, name) != ("collections", "OrderedDict"):
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a tree of names")
+        return OrderedDict
+
+
+def _load_tree(data: bytes, files: int, where: str) -> Tree:
+    try:
+        return _checked(_TreeUnpickler(io.BytesIO(data)).load(), files, set(), 0)
+    # What a damaged pickle can raise out of the unpickler, besides its own error.
+    except (
+        pickle.UnpicklingError,
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        ImportError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise Corrupted(
+            f"packed folder '{where}': its tree of names is damaged or not one ({error}); "
+            "do not trust this file, pack the folder again"
+        ) from error
+
+
+def _checked(node: object, files: int, seen: set[int], depth: int) -> Tree:
+    """A plain copy of the tree; ValueError when it is anything but names and valid indices.
+
+    No node may appear twice, so the walk is no longer than the pickle.
+    """
+    if type(node) is not OrderedDict or id(node) in seen or depth > _MAX_DEPTH:
+        raise ValueError("a directory is not a plain nested dictionary")
+    seen.add(id(node))
+    tree: Tree = {}
+    for name, child in OrderedDict.items(node):
+        if type(name) is not str or name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"{name!r} is not a file name")
+        if type(child) is int:
+            if not 0 <= child < files:
+                raise ValueError(f"file {name!r} has index {child} of {files}")
+            tree[name] = child
+        else:
+            tree[name] = _checked(child, files, seen, depth + 1)
+    return tree

@@ -1,0 +1,149 @@
+"""Reading record files: a thin face over the native reader, which reads and checks without the GIL."""
+
+import operator
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fireflyer._native.ffrecord import Reader
+from fireflyer.errors import ConfigError
+from fireflyer.ffrecord.paths import PathName, record_files, record_path
+
+Sample = npt.NDArray[np.uint8]
+Indices = Sequence[int] | npt.NDArray[np.integer]
+
+
+class FileReader:
+    """Random batch reads of one or several record files, whose samples are numbered as one sequence.
+
+    Any number of threads may use one reader, also after a fork; pickling it reopens the files by
+    path. Arrays that were read stay valid after `close`.
+
+    Args:
+        fnames: a file, a list of files, or a directory (all its `*.ffr` files sorted by name).
+        check_data: compare the CRC32 of every sample that is read; costs little.
+
+    Attributes:
+        n: number of samples in all files.
+        fnames: the files, in the order of their samples.
+
+    Raises:
+        ConfigError: a name without the suffix `.ffr`, no file at all.
+        StorageError: a file cannot be opened or read.
+        Corrupted: an index does not match its checksum or the size of its file.
+    """
+
+    def __init__(self, fnames: PathName | Iterable[PathName], check_data: bool = True) -> None:
+        if isinstance(fnames, str | os.PathLike):
+            self.fnames = record_files(fnames) if os.path.isdir(fnames) else [record_path(fnames)]
+        else:
+            self.fnames = [record_path(name) for name in fnames]
+        if not self.fnames:
+            raise ConfigError("no record file given: pass a file, a list of files or a directory")
+        self.check_data = bool(check_data)
+        self._paths = [os.path.abspath(name) for name in self.fnames]
+        self._native: Reader | None = Reader(self.fnames, self.check_data)
+        self.n: int = self._native.n
+        for path in self._native.unchecked():
+            warnings.warn(
+                f"record file '{path}' has no checksum of its metadata (an old file): "
+                "only its structure was checked",
+                stacklevel=2,
+            )
+
+    def __len__(self) -> int:
+        return self.n
+
+    def read(self, indices: Indices) -> list[Sample]:
+        """The samples at `indices`, in that order, as writable views on one new arena.
+
+        An index may repeat; each place then has its own copy.
+
+        Raises:
+            IndexError: an index is negative or not below `n`.
+            Corrupted: a sample does not match its checksum, or its file was truncated.
+            StorageError: the file cannot be read.
+        """
+        arena, offsets = self.read_batch(indices)
+        return [arena[start:end] for start, end in pairwise(offsets.tolist())]
+
+    def read_batch(self, indices: Indices) -> tuple[Sample, npt.NDArray[np.int64]]:
+        """The k samples at `indices` as one array and its k + 1 offsets; raises what `read` does.
+
+        Sample j is `arena[offsets[j]:offsets[j + 1]]`.
+        """
+        return self._open().read(_index_array(indices))
+
+    def read_one(self, index: int) -> Sample:
+        """The sample at `index`; raises what `read` does."""
+        return self.read_batch([operator.index(index)])[0]
+
+    def validate(self, data: bool = True) -> None:
+        """Checks all files as they are on disk now; with `data=False` only the metadata.
+
+        Raises:
+            Corrupted: a file does not match its checksums.
+            StorageError: a file cannot be read.
+        """
+        self._open()
+        fresh = Reader(self._paths, True)
+        if data:
+            fresh.check_all()
+
+    def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
+        """Start of each sample of file number `file` in bytes, then the size of that file."""
+        return self._open().offsets(file)
+
+    def get_checksums(self, file: int) -> npt.NDArray[np.uint32]:
+        """CRC32 of each sample of file number `file`."""
+        return self._open().checksums(file)
+
+    def close(self) -> None:
+        """Closes the files once the reads that are under way have ended; may be called again."""
+        self._native = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[list[str], bool]]:
+        return type(self), (self._paths, self.check_data)
+
+    def __repr__(self) -> str:
+        return f"FileReader({len(self.fnames)} files, {self.n} samples)"
+
+    def _open(self) -> Reader:
+        if self._native is None:
+            raise ValueError("the FileReader is closed")
+        return self._native
+
+
+def _index_array(indices: Indices) -> npt.NDArray[np.int64]:
+    """`indices` as the contiguous int64 array that the native reader takes."""
+    array = np.asarray(indices)
+    if array.ndim != 1:
+        raise TypeError(f"indices must be a list of integers, not of shape {array.shape}")
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    kind = array.dtype.kind
+    if kind not in "iu":
+        # numpy turns integers that are too large into objects or floats.
+        if all(isinstance(index, int) and not isinstance(index, bool) for index in indices):
+            raise IndexError("a sample index does not fit into 64 bits")
+        raise TypeError(f"indices must be integers, not {array.dtype}")
+    if kind == "u" and array.max() > np.iinfo(np.int64).max:
+        raise IndexError(f"sample index {array.max()} does not fit into 64 bits")
+    return np.ascontiguousarray(array, dtype=np.int64)

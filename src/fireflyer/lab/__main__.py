@@ -1,0 +1,91 @@
+"""`python -m fireflyer.lab --hosts 4 --rate 1gbit -- COMMAND`: the command once on each host of a lab."""
+
+import subprocess
+import sys
+import threading
+from typing import IO, Annotated
+
+import typer
+
+from fireflyer.errors import LabError
+from fireflyer.lab.hosts import Lab, remove_stale
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_output = threading.Lock()
+
+
+@app.command()
+def main(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="What to run on each host, after --.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
+    rate: Annotated[str | None, typer.Option(help='Speed of each cable, e.g. "1gbit".')] = None,
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="Loopback addresses where there is no root.")
+    ] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what labs of dead processes left.")
+    ] = False,
+) -> None:
+    """Runs a command on every host of a lab; its RANK is the host, WORLD_SIZE their number.
+
+    Ends with the worst of the commands' statuses.
+    """
+    if not clean and not command:
+        raise typer.BadParameter("write the command to run after --, or --clean")
+    try:
+        if clean:
+            for name in remove_stale():
+                typer.echo(f"removed {name}")
+        status = run(command, hosts, rate, fallback) if command else 0
+    except LabError as error:
+        typer.echo(f"error: {error}", err=True)
+        status = 1
+    raise typer.Exit(status)
+
+
+def run(command: list[str], hosts: int, rate: str | None, fallback: bool) -> int:
+    """The worst exit status of the command run once on each host; 128 + n where signal n ended one."""
+    with Lab(hosts, rate, fallback=fallback) as lab:
+        if not lab.isolated:
+            typer.echo("no namespaces here: loopback addresses, no shaping, no counters", err=True)
+        port = lab.hosts[0].free_port()
+        processes = []
+        copiers = []
+        for host in lab.hosts:
+            process = lab.popen(
+                host.index,
+                command,
+                lab.job_env(host.index, port),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            processes.append(process)
+            for source, target in (
+                (process.stdout, sys.stdout.buffer),
+                (process.stderr, sys.stderr.buffer),
+            ):
+                assert source is not None
+                copier = threading.Thread(
+                    target=_copy, args=(f"{host.name}| ".encode(), source, target)
+                )
+                copier.start()
+                copiers.append(copier)
+        statuses = [process.wait() for process in processes]
+        for copier in copiers:
+            copier.join()
+    return max(status if status >= 0 else 128 - status for status in statuses)
+
+
+def _copy(prefix: bytes, source: IO[bytes], target: IO[bytes]) -> None:
+    with source:
+        for line in source:
+            with _output:
+                target.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
+                target.flush()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,359 @@
+"""Lab: several hosts on one machine."""
+
+import itertools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Any, Self, TypeVar
+
+from fireflyer.errors import LabError
+from fireflyer.lab import namespaces
+
+_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_MAX_HOSTS = 250
+_numbers = itertools.count()
+_Stream = int | IO[Any] | None
+
+T = TypeVar("T")
+
+
+def parse_rate(rate: str) -> int:
+    """Bits a second of "1gbit", "200mbit" or "64kbit".
+
+    Raises:
+        LabError: if the text is no such rate.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate.strip().lower())
+    bits = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if bits <= 0:
+        raise LabError(f'rate {rate!r} is no rate: write e.g. "1gbit" or "200mbit"')
+    return bits
+
+
+class Host:
+    """One host. Counters and `enter` need namespaces: on loopback they raise LabError."""
+
+    def __init__(self, index: int, address: str, interface: str, namespace: str | None) -> None:
+        self.index = index
+        self.name = f"h{index}"
+        self.address = address
+        self.interface = interface
+        self.namespace = namespace
+
+    @property
+    def tx_bytes(self) -> int:
+        """Bytes that the host's network card has sent, Ethernet headers included."""
+        return self._counters()[8]
+
+    @property
+    def rx_bytes(self) -> int:
+        """Bytes that the host's network card has received, Ethernet headers included."""
+        return self._counters()[0]
+
+    def enter(self) -> None:
+        """Moves the calling thread into the host: for a child process, right after its fork."""
+        namespaces.enter(self._isolated("be entered"))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Calls a function inside the host, in a thread; sockets that it makes belong to the host."""
+        return function() if self.namespace is None else namespaces.inside(self.namespace, function)
+
+    def free_port(self) -> int:
+        """A TCP port that nobody on the host listens on now."""
+
+        def bind() -> int:
+            with socket.socket() as probe:
+                probe.bind((self.address, 0))
+                return int(probe.getsockname()[1])
+
+        return self.call(bind)
+
+    def _counters(self) -> list[int]:
+        text = namespaces.inside(
+            self._isolated("count bytes"), Path("/proc/thread-self/net/dev").read_text
+        )
+        for line in text.splitlines():
+            device, _, numbers = line.partition(":")
+            if device.strip() == self.interface:
+                return [int(number) for number in numbers.split()]
+        raise LabError(f"{self.name} has no interface {self.interface} any more")
+
+    def _isolated(self, what: str) -> str:
+        if self.namespace is None:
+            raise LabError(
+                f"{self.name} is only the loopback address {self.address} and cannot {what}"
+            )
+        return self.namespace
+
+
+class Lab:
+    """Hosts joined by one switch, as a context manager; `with` it everything of it goes.
+
+    Each host is a network namespace with one card, eth0, on a bridge, each cable shaped to `rate`
+    in both directions. A process belongs to the host whose namespace it is in, whatever its group
+    or parent. Not safe for several threads.
+    """
+
+    def __init__(self, hosts: int = 4, rate: str | None = None, *, fallback: bool = False) -> None:
+        """
+        Args:
+            hosts: how many, 1 to 250.
+            rate: of each cable, e.g. "1gbit"; None leaves them as fast as they are.
+            fallback: where namespaces cannot be made, use 127.0.x.y addresses: no shaping, no
+                counters, no cables to cut.
+
+        Raises:
+            LabError: if the arguments cannot work; entering raises it if the lab cannot be set up.
+        """
+        if not 1 <= hosts <= _MAX_HOSTS:
+            raise LabError(f"{hosts} hosts: a lab has 1 to {_MAX_HOSTS}")
+        self._bits = None if rate is None else parse_rate(rate)
+        self._fallback = fallback
+        self._count = hosts
+        self._number = next(_numbers)
+        self._pid = os.getpid()
+        self._processes: dict[int, list[subprocess.Popen[bytes]]] = {}
+        self._old_sigterm: Callable[[int, FrameType | None], Any] | int | None = None
+        self._switch: str | None = None
+        self.hosts: list[Host] = []
+
+    def __enter__(self) -> Self:
+        reason = namespaces.why_not()
+        if reason is not None and not self._fallback:
+            raise LabError(f"no lab here: {reason}")
+        self._catch_sigterm()
+        try:
+            if reason is None:
+                self._build()
+            else:
+                base = (self._pid * 7 + self._number) % 254 + 1
+                self.hosts = [
+                    Host(i, f"127.0.{base}.{i + 1}", "lo", None) for i in range(self._count)
+                ]
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the hosts are namespaces, with counters and cables, not loopback addresses."""
+        return self._switch is not None
+
+    def close(self) -> None:
+        """Ends every process of every host and removes the hosts; in a forked child it does nothing."""
+        if os.getpid() != self._pid:
+            return
+        try:
+            for host in self.hosts:
+                self._end(host)
+            namespaces.remove(self._namespaces())
+        finally:
+            self.hosts, self._switch = [], None
+            self._release_sigterm()
+
+    def popen(
+        self,
+        host: int,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        stdin: _Stream = None,
+        stdout: _Stream = None,
+        stderr: _Stream = None,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command on a host, in a session of its own.
+
+        Args:
+            env: added to this process's environment.
+
+        Raises:
+            LabError: if there is no such command.
+        """
+        place = self.hosts[host]
+        prefix = [] if place.namespace is None else ["ip", "netns", "exec", place.namespace]
+        environment = {**os.environ, **(env or {})}
+        if shutil.which(argv[0], path=environment.get("PATH")) is None:
+            raise LabError(f"cannot run {argv[0]!r} on {place.name}: there is no such program")
+        try:
+            process = subprocess.Popen(
+                [*prefix, *argv],
+                env=environment,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LabError(f"cannot run {argv[0]!r} on {place.name}: {error.strerror}") from error
+        self._processes.setdefault(host, []).append(process)
+        return process
+
+    def run(
+        self,
+        host: int,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Runs a command on a host to its end; its output is captured.
+
+        Raises:
+            LabError: if there is no such command, or it takes longer than `timeout_s` (it is killed).
+        """
+        process = self.popen(
+            host,
+            argv,
+            env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            namespaces.end_all(lambda: namespaces.in_sessions({process.pid}))
+            process.communicate()
+            raise LabError(
+                f"{argv[0]!r} on {self.hosts[host].name} took longer than {timeout_s:g} s"
+            ) from None
+        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+
+    def job_env(self, host: int, port: int) -> dict[str, str]:
+        """What a distributed program started once a host finds in its environment.
+
+        Args:
+            port: of the rendezvous on host 0; `hosts[0].free_port()` finds one.
+        """
+        place = self.hosts[host]
+        return {
+            "FIREFLYER_LAB_HOST": str(host),
+            "FIREFLYER_LAB_HOSTS": str(len(self.hosts)),
+            "FIREFLYER_NODE": place.name,
+            "FIREFLYER_IFNAME": place.interface,
+            # gloo's own choice is the address of the host name, which only the real machine has.
+            "GLOO_SOCKET_IFNAME": place.interface,
+            "MASTER_ADDR": self.hosts[0].address,
+            "MASTER_PORT": str(port),
+            "RANK": str(host),
+            "WORLD_SIZE": str(len(self.hosts)),
+        }
+
+    def kill(self, host: int) -> None:
+        """SIGKILL to every process of a host; returns when none is left."""
+        self._end(self.hosts[host])
+
+    def freeze(self, host: int) -> None:
+        """SIGSTOP to every process of a host; returns when all stand still. Its cables stay up."""
+        namespaces.stop_all(lambda: self._members(self.hosts[host]))
+
+    def thaw(self, host: int) -> None:
+        """SIGCONT to every process of a host."""
+        namespaces.send(self._members(self.hosts[host]), signal.SIGCONT)
+
+    def cut(self, host: int) -> None:
+        """Pulls a host's cable: the card loses its carrier, no byte passes in either direction."""
+        self._cable(host, "down")
+
+    def mend(self, host: int) -> None:
+        """Plugs a host's cable in again."""
+        self._cable(host, "up")
+
+    def _cable(self, host: int, state: str) -> None:
+        if self._switch is None:
+            raise LabError("hosts on loopback have no cables: this needs namespaces")
+        namespaces.tool(
+            "ip", "-n", self._switch, "link", "set", f"p{self.hosts[host].index}", state
+        )
+
+    def _members(self, host: Host) -> set[int]:
+        if host.namespace is not None:
+            return namespaces.members([host.namespace])
+        return namespaces.in_sessions(
+            {process.pid for process in self._processes.get(host.index, [])}
+        )
+
+    def _end(self, host: Host) -> None:
+        # A process that was started here but has not entered its namespace yet is found by its session.
+        processes = self._processes.get(host.index, [])
+        sessions = {process.pid for process in processes}
+        namespaces.end_all(lambda: namespaces.in_sessions(sessions) | self._members(host))
+        for process in processes:
+            process.wait()
+        self._processes[host.index] = []
+
+    def _namespaces(self) -> list[str]:
+        roles = ["switch", *(f"h{index}" for index in range(self._count))]
+        return [namespaces.namespace_name(self._number, role) for role in roles]
+
+    def _build(self) -> None:
+        switch, *names = self._namespaces()
+        for name in (switch, *names):
+            namespaces.make(name)
+        lines = ["link add br0 type bridge mcast_snooping 0", "link set br0 up"]
+        for index, name in enumerate(names):
+            lines.append(f"link add p{index} type veth peer name eth0 netns {name}")
+            lines.append(f"link set p{index} master br0 up")
+        namespaces.tool("ip", "-n", switch, "-batch", "-", lines=lines)
+        for index, name in enumerate(names):
+            address = f"10.77.0.{index + 1}"
+            lines = [f"addr add {address}/24 dev eth0", "link set lo up", "link set eth0 up"]
+            namespaces.tool("ip", "-n", name, "-batch", "-", lines=lines)
+            self._shape(name, "eth0")
+            self._shape(switch, f"p{index}")
+            self.hosts.append(Host(index, address, "eth0", name))
+        self._switch = switch
+
+    def _shape(self, namespace: str, device: str) -> None:
+        if self._bits is None:
+            return
+        # The bucket must hold what passes between two looks of the shaper, or the rate is missed.
+        burst = max(256 << 10, self._bits // 8 // 500)
+        namespaces.tool(
+            *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),
+            *("rate", f"{self._bits}bit", "burst", f"{burst}b", "latency", "50ms"),
+        )
+
+    def _catch_sigterm(self) -> None:
+        """SIGTERM ends the program through the `with` block, unless the program handles it itself."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._old_sigterm = signal.signal(signal.SIGTERM, _leave)
+
+    def _release_sigterm(self) -> None:
+        if self._old_sigterm is not None and signal.getsignal(signal.SIGTERM) is _leave:
+            signal.signal(signal.SIGTERM, self._old_sigterm)
+        self._old_sigterm = None
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def remove_stale() -> list[str]:
+    """Ends what runs in labs of dead processes and removes them; returns the namespaces' names.
+
+    Raises:
+        LabError: without root or iproute2.
+    """
+    reason = namespaces.why_not()
+    if reason is not None:
+        raise LabError(f"no lab here: {reason}")
+    names = namespaces.stale()
+    namespaces.remove(names)
+    return names

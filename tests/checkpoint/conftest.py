@@ -1,0 +1,181 @@
+"""What the checkpoint tests share: exact comparison, a storage that tells and obeys, forked children."""
+
+import os
+import select
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fireflyer.storage import Chunk, Storage
+
+DEADLINE_S = 60
+
+
+def _differs(a: Any, b: Any, path: str) -> Iterator[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        if [(type(k), k) for k in a] != [(type(k), k) for k in b]:
+            yield f"{path}: keys {list(a)} and {list(b)}"
+        else:
+            for key in a:
+                yield from _differs(a[key], b[key], f"{path}[{key!r}]")
+    elif type(a) is not type(b):
+        yield f"{path}: {type(a)} and {type(b)}"
+    elif isinstance(a, list | tuple):
+        if len(a) != len(b):
+            yield f"{path}: lengths {len(a)} and {len(b)}"
+        for index, (x, y) in enumerate(zip(a, b, strict=False)):
+            yield from _differs(x, y, f"{path}[{index}]")
+    elif isinstance(a, torch.Tensor):
+        same = a.dtype == b.dtype and a.shape == b.shape
+        if not same or _bytes(a) != _bytes(b):
+            yield f"{path}: {a} and {b}"
+    elif isinstance(a, np.ndarray):
+        if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
+            yield f"{path}: {a} and {b}"
+    elif isinstance(a, float):
+        if struct.pack("d", a) != struct.pack("d", b) and not (a != a and b != b):
+            yield f"{path}: {a} and {b}"
+    elif a != b:
+        yield f"{path}: {a!r} and {b!r}"
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
+    return bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """So that a fork finds no pool of threads that it would lose."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def differences() -> Callable[[Any, Any], list[str]]:
+    """Where two states are not exactly equal: types, keys and their types, dtypes, shapes, every bit."""
+    return lambda a, b: list(_differs(a, b, "state"))
+
+
+class ToldStorage:
+    """A storage that calls `before(call, name)` ahead of every call of another one."""
+
+    def __init__(self, inner: Storage, before: Callable[[str, str], None]) -> None:
+        self._inner = inner
+        self._before = before
+
+    def __str__(self) -> str:
+        return str(self._inner)
+
+    def size(self, name: str) -> int | None:
+        self._before("size", name)
+        return self._inner.size(name)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        self._before("read", name)
+        return self._inner.read(name, offset, length)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        self._before("read_into", name)
+        self._inner.read_into(name, offset, buffer)
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        self._before("write", name)
+        self._inner.write(name, chunks)
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._before("create", name)
+        return self._inner.create(name, data)
+
+    def list(self, name: str = "") -> list[str]:
+        self._before("list", name)
+        return self._inner.list(name)
+
+    def rename(self, old: str, new: str) -> None:
+        self._before("rename", old)
+        self._inner.rename(old, new)
+
+    def delete(self, name: str) -> None:
+        self._before("delete", name)
+        self._inner.delete(name)
+
+
+@pytest.fixture(scope="session")
+def told() -> Callable[[Storage, Callable[[str, str], None]], Storage]:
+    return ToldStorage
+
+
+def _start(body: Callable[[], None]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        except BaseException:  # noqa: BLE001 - the parent asserts on the status
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return pid
+
+
+def _reap(pid: int) -> int:
+    pidfd = os.pidfd_open(pid)
+    try:
+        if not select.select([pidfd], [], [], DEADLINE_S)[0]:
+            os.kill(pid, 9)
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture(scope="session")
+def forked() -> Callable[..., list[int]]:
+    """Runs each body in a forked child, side by side; returns the exit codes, -n where signal n ended one."""
+
+    def run(*bodies: Callable[[], None]) -> list[int]:
+        children = [_start(body) for body in bodies]
+        return [_reap(child) for child in children]
+
+    return run
+
+
+FILE_CALLS = (
+    *("open", "close", "write", "fsync", "preadv"),
+    *("replace", "link", "unlink", "mkdir", "rmdir", "listdir"),
+)
+
+
+def _die_at(call: int) -> None:
+    """From now on the process kills itself at its `call`-th system call on files; a write is cut in half."""
+    count = 0
+
+    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == call:
+                if name == "write":
+                    real(args[0], args[1][: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return called
+
+    for name in FILE_CALLS:
+        setattr(os, name, wrap(name, getattr(os, name)))
+
+
+@pytest.fixture(scope="session")
+def die_at() -> Callable[[int], None]:
+    """For forked children only."""
+    return _die_at

@@ -1,0 +1,155 @@
+"""Attempts: a zombie never commits into or over a newer attempt's checkpoints, wherever it was frozen."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fireflyer.checkpoint import CheckpointManager
+from fireflyer.errors import CheckpointError, ConfigError
+from fireflyer.storage import DirectoryStorage, Storage
+
+Differences = Callable[[Any, Any], list[str]]
+Told = Callable[[Storage, Callable[[str, str], None]], Storage]
+Start = Callable[..., CheckpointManager]
+
+
+def state_of(who: str, step: int) -> dict[str, Any]:
+    return {"w": torch.full((50,), float(step)), "who": who, "step": step}
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Constructs the manager of an attempt of a task; attempt None is a run outside the platform."""
+
+    def start(
+        number: int | None, task: str = "t1", place: Storage | None = None, **options: Any
+    ) -> CheckpointManager:
+        if number is None:
+            monkeypatch.delenv("FIREFLYER_ATTEMPT", raising=False)
+            monkeypatch.delenv("FIREFLYER_TASK", raising=False)
+        else:
+            monkeypatch.setenv("FIREFLYER_ATTEMPT", str(number))
+            monkeypatch.setenv("FIREFLYER_TASK", task)
+        return CheckpointManager(tmp_path if place is None else place, **options)
+
+    return start
+
+
+def test_a_newer_attempt_fences_at_construction(attempt: Start, differences: Differences) -> None:
+    old = attempt(1)
+    old.save(10, state_of("old", 10)).wait()
+    new = attempt(2)
+    handle = old.save(20, state_of("old", 20))
+    with pytest.raises(CheckpointError, match="belongs to attempt 2 of task t1 now; attempt 1"):
+        handle.wait()
+    assert new.steps() == [10]
+    assert differences(new.load(), state_of("old", 10)) == []
+    new.save(15, state_of("new", 15)).wait()
+    assert new.steps() == [10, 15]
+
+
+def test_a_zombie_frozen_anywhere_in_its_save(
+    attempt: Start, tmp_path: Path, told: Told, differences: Differences
+) -> None:
+    """For every storage call of attempt 1's save of step 20: attempt 1 freezes before it, attempt 2
+    starts and saves steps 20 and 15, attempt 1 thaws and ends its save."""
+    frozen_at, reached, acknowledged = 0, True, 0
+    until_frozen: int | None = None
+    place = DirectoryStorage(tmp_path)
+
+    def freeze(call: str, name: str) -> None:
+        nonlocal until_frozen, reached
+        if until_frozen == 0:
+            until_frozen, reached = None, True
+            new = attempt(2, place=place, keep=3)
+            new.save(20, state_of("new", 20)).wait()
+            new.save(15, state_of("new", 15)).wait()
+        elif until_frozen is not None:
+            until_frozen -= 1
+
+    while reached:
+        place = DirectoryStorage(tmp_path / f"frozen-{frozen_at}")
+        until_frozen, reached = None, False
+        zombie = attempt(1, place=told(place, freeze), keep=1)
+        zombie.save(10, state_of("old", 10)).wait()
+        until_frozen = frozen_at
+        handle = zombie.save(20, state_of("old", 20))
+        try:
+            handle.wait()
+            acknowledged += 1
+        except CheckpointError as error:
+            assert "belongs to attempt 2" in str(error)  # noqa: PT017 - either outcome may be right
+        until_frozen = None
+        later = attempt(3, place=place)
+        if reached:
+            assert later.latest() == 15, f"frozen before call {frozen_at}"
+            assert differences(later.load(), state_of("new", 15)) == []
+            assert differences(later.load(20), state_of("new", 20)) == []
+        assert not (place.root / "damaged").exists()
+        frozen_at += 1
+    assert frozen_at > 8
+    # Only where it froze after its commit was decided, tidying up, or not at all.
+    assert 1 < acknowledged < frozen_at - 3
+
+
+def test_an_attempt_that_comes_too_late_is_refused(attempt: Start, tmp_path: Path) -> None:
+    new = attempt(2)
+    new.save(1, state_of("new", 1)).wait()
+    zombie = attempt(1)
+    with pytest.raises(CheckpointError, match="attempt 1 of task t1 came too late"):
+        zombie.save(5, state_of("zombie", 5))
+    assert zombie.load()["who"] == "new"
+    new.save(2, state_of("new", 2)).wait()
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["000001.json"]
+
+
+def test_another_task_may_read_without_fencing_and_take_over_by_saving(attempt: Start) -> None:
+    first = attempt(3, task="t1")
+    first.save(5, state_of("t1", 5)).wait()
+    other = attempt(1, task="t2")
+    assert other.load()["who"] == "t1"
+    first.save(6, state_of("t1", 6)).wait()
+    other.save(1, state_of("t2", 1)).wait()
+    assert other.latest() == 1, "the newest is what was saved last, not the highest step"
+    with pytest.raises(CheckpointError, match="belongs to attempt 1 of task t2 now"):
+        first.save(7, state_of("t1", 7)).wait()
+
+
+def test_runs_outside_the_platform_take_over_by_saving(attempt: Start) -> None:
+    attempt(4).save(1, state_of("task", 1)).wait()
+    plain = attempt(None)
+    plain.save(2, state_of("plain", 2)).wait()
+    again = attempt(None)
+    assert again.load()["step"] == 2
+    plain.save(3, state_of("plain", 3)).wait()
+    again.save(1, state_of("again", 1)).wait()
+    with pytest.raises(CheckpointError, match="belongs to a run outside the platform now"):
+        plain.save(4, state_of("plain", 4)).wait()
+    assert again.load()["who"] == "again"
+
+
+def test_saves_of_one_step_replace_one_another(attempt: Start, differences: Differences) -> None:
+    manager = attempt(None, keep=2)
+    for value in (1, 2, 3):
+        manager.save(7, state_of(str(value), 7)).wait()
+    assert manager.steps() == [7]
+    assert differences(manager.load(), state_of("3", 7)) == []
+
+
+def test_a_damaged_claim_does_not_bar_the_way(attempt: Start, tmp_path: Path) -> None:
+    attempt(1).save(1, state_of("a", 1)).wait()
+    (tmp_path / "claims" / "000001.json").write_bytes(b"{}")
+    attempt(2).save(2, state_of("b", 2)).wait()
+    assert attempt(3).latest() == 2
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1"])
+def test_a_malformed_attempt_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("FIREFLYER_ATTEMPT", value)
+    with pytest.raises(ConfigError, match="is not a whole number"):
+        CheckpointManager(tmp_path)

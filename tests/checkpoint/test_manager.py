@@ -1,0 +1,293 @@
+"""The manager of one process: asynchronous saves, back-pressure, errors, retention, schedule."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fireflyer.checkpoint import CheckpointManager
+from fireflyer.clock import ManualClock
+from fireflyer.errors import ConfigError, NoSpace, StorageError
+from fireflyer.storage import DirectoryStorage, Storage
+
+Told = Callable[[Storage, Callable[[str, str], None]], Storage]
+Forked = Callable[..., list[int]]
+DEADLINE_S = 30
+
+
+class Gate:
+    """Holds every write of a data file until opened; knows the names of those that came."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.arrived = threading.Event()
+        self.names: list[str] = []
+
+    def __call__(self, call: str, name: str) -> None:
+        if call == "write" and "/data-" in name:
+            self.names.append(name)
+            self.arrived.set()
+            assert self.open.wait(DEADLINE_S)
+
+
+def test_save_returns_before_it_writes_and_saves_what_was(tmp_path: Path, told: Told) -> None:
+    gate = Gate()
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), gate))
+    weight = torch.ones(1000)
+    state = {"w": weight, "list": [1], "view": weight[::2]}
+    handle = manager.save(1, state)
+    assert gate.arrived.wait(DEADLINE_S)
+    assert [handle.done, manager.latest()] == [False, None]
+    weight.zero_()
+    state["list"].append(2)  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError):
+        handle.wait(0.01)
+    gate.open.set()
+    handle.wait(DEADLINE_S)
+    assert [handle.done, handle.step] == [True, 1]
+    assert handle.stall_s > 0
+    loaded = manager.load()
+    assert torch.equal(loaded["w"], torch.ones(1000))
+    assert torch.equal(loaded["view"], torch.ones(500))
+    assert loaded["list"] == [1]
+
+
+def test_the_next_save_waits_for_the_last(tmp_path: Path, told: Told) -> None:
+    gate = Gate()
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), gate))
+    manager.save(1, {"w": torch.full((10,), 1.0)})
+    assert gate.arrived.wait(DEADLINE_S)
+    stalls: list[float] = []
+    second = threading.Thread(
+        target=lambda: stalls.append(manager.save(2, {"w": torch.zeros(20)}).stall_s)
+    )
+    second.start()
+    second.join(0.1)
+    assert second.is_alive(), "the arena still holds the first state"
+    assert len(gate.names) == 1
+    gate.open.set()
+    second.join(DEADLINE_S)
+    manager.wait()
+    assert stalls[0] >= 0.1
+    assert manager.steps() == [1, 2]
+    assert torch.equal(manager.load(1)["w"], torch.full((10,), 1.0))
+
+
+class Full:
+    """Refuses to write data files while `on`."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+    def __call__(self, call: str, name: str) -> None:
+        if self.on and call == "write" and "/data-" in name:
+            raise NoSpace("the disk is full")
+
+
+@pytest.mark.parametrize("by", ["save", "wait", "handle"])
+def test_a_failure_in_the_background_is_raised_once(tmp_path: Path, told: Told, by: str) -> None:
+    full = Full()
+    full.on = False
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), full))
+    manager.save(1, {"w": torch.ones(3)}).wait()
+    full.on = True
+    handle = manager.save(2, {"w": torch.ones(3)})
+    if by == "save":
+        with pytest.raises(NoSpace):
+            manager.save(3, {"w": torch.ones(3)})
+    elif by == "wait":
+        with pytest.raises(NoSpace):
+            manager.wait()
+    else:
+        with pytest.raises(NoSpace):
+            handle.wait()
+    with pytest.raises(NoSpace):
+        handle.wait()
+    manager.wait()
+    assert manager.steps() == [1]
+    full.on = False
+    manager.save(4, {"w": torch.ones(3)}).wait()
+    assert manager.steps() == [1, 4]
+
+
+def test_load_after_a_failed_save_gives_the_older_one(tmp_path: Path, told: Told) -> None:
+    full = Full()
+    full.on = False
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), full))
+    manager.save(1, {"w": torch.ones(3)}).wait()
+    full.on = True
+    manager.save(2, {"w": torch.zeros(3)})
+    assert torch.equal(manager.load()["w"], torch.ones(3))
+    with pytest.raises(NoSpace):
+        manager.wait()
+
+
+def test_the_arena_is_kept_from_save_to_save(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"w": torch.ones(1 << 20)}).wait()
+    first = manager._arena._address
+    manager.save(2, {"w": torch.ones(1 << 20)}).wait()
+    assert manager._arena._address == first
+    manager.save(3, {"w": torch.ones(5 << 20)}).wait()
+    assert torch.equal(manager.load()["w"], torch.ones(5 << 20))
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_keep_leaves_the_last_ones(tmp_path: Path, keep: int) -> None:
+    manager = CheckpointManager(tmp_path, keep=keep)
+    for step in range(1, 7):
+        manager.save(step, {"w": torch.full((3,), float(step))}).wait()
+        assert manager.steps() == list(range(max(1, step - keep + 1), step + 1))
+    directories = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("step-"))
+    assert directories == [f"step-{step:012d}" for step in range(7 - keep, 7)]
+
+
+def test_keep_does_not_count_what_is_not_whole(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, keep=2)
+    for step in (1, 2):
+        manager.save(step, {"w": torch.ones(3)}).wait()
+    [data] = (tmp_path / "step-000000000002").glob("data-*")
+    data.write_bytes(b"short")
+    manager.save(3, {"w": torch.ones(3)}).wait()
+    assert manager.steps() == [1, 3]
+    assert data.exists(), "what is damaged is never deleted"
+
+
+def test_the_newest_is_what_was_saved_last(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (100, 200, 110):
+        manager.save(step, {"step": step}).wait()
+    assert manager.latest() == 110, "a run that went back goes on from where it went back to"
+    assert manager.load()["step"] == 110
+    assert manager.steps() == [100, 110, 200]
+
+
+@pytest.mark.parametrize("call", ["read", "read_into"])
+def test_a_reader_goes_on_with_what_a_saving_run_keeps(
+    tmp_path: Path, told: Told, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    writer = CheckpointManager(tmp_path, keep=1)
+    writer.save(1, {"step": 1, "w": torch.ones(2)}).wait()
+
+    def retire(called: str, name: str) -> None:
+        if called == call and "step-000000000001" in name:
+            writer.save(2, {"step": 2, "w": torch.ones(2)}).wait()
+
+    reader = CheckpointManager(told(DirectoryStorage(tmp_path), retire))
+    assert reader.load()["step"] == 2
+    assert not caplog.records
+    assert not (tmp_path / "damaged").exists()
+
+
+def test_a_manager_works_on_across_a_fork(tmp_path: Path, forked: Forked) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"a": 1}).wait()
+    assert forked(lambda: manager.save(2, {"a": 2}).wait(DEADLINE_S)) == [0]
+    assert manager.latest() == 2
+
+
+def test_every_in_steps(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, every=3)
+    assert [step for step in range(10) if manager.should_save(step)] == [3, 6, 9]
+    assert not any(CheckpointManager(tmp_path).should_save(step) for step in range(10))
+
+
+def test_every_in_time_follows_the_pace(tmp_path: Path) -> None:
+    clock = ManualClock()
+    manager = CheckpointManager(tmp_path, every="10s", clock=clock)
+    saved = []
+    for step in range(1000):
+        clock.advance(0.1 if step < 500 else 0.5)
+        if manager.should_save(step):
+            saved.append(clock.monotonic())
+    gaps = [round(b - a, 6) for a, b in zip([0.0, *saved], saved, strict=False)]
+    assert 28 <= len(gaps) <= 30
+    assert all(10 <= gap <= 11 for gap in gaps[:4])
+    # Where the pace drops to a fifth between two looks, that one save comes late, and only that.
+    assert sum(gap > 11 for gap in gaps) <= 1
+    assert max(gaps) < 25
+
+
+@pytest.mark.parametrize(
+    "every", ["", "5", "5 minutes", "min", "0s", "-1s", "1e3s", "5min30s", 0, -3]
+)
+def test_a_bad_every_is_refused(tmp_path: Path, every: str | int) -> None:
+    with pytest.raises(ConfigError, match="every="):
+        CheckpointManager(tmp_path, every=every)
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_a_bad_keep_is_refused(tmp_path: Path, keep: int) -> None:
+    with pytest.raises(ConfigError, match="keep="):
+        CheckpointManager(tmp_path, keep=keep)
+
+
+def test_a_negative_step_is_a_programming_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="below 0"):
+        CheckpointManager(tmp_path).save(-1, {})
+
+
+def test_per_rank_state_without_ranks(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"w": torch.ones(2)}, per_rank={"rng": torch.arange(4)}).wait()
+    manager.save(2, {"w": torch.ones(2)}).wait()
+    assert manager.loaded_per_rank() is None
+    manager.load(1)
+    loaded = manager.loaded_per_rank()
+    assert loaded is not None
+    assert loaded["rng"].tolist() == [0, 1, 2, 3]
+    manager.load()
+    assert manager.loaded_per_rank() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lose it")
+def test_a_read_only_directory(tmp_path: Path, forked: Forked) -> None:
+    """Loading falls back without being able to move the damaged one; saving fails with the reason."""
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        manager.save(step, {"step": step, "w": torch.ones(2)}).wait()
+    [data] = (tmp_path / "step-000000000002").glob("data-*")
+    data.write_bytes(bytes(8))
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+    def reader() -> None:
+        os.setuid(65534)
+        os.chdir(tmp_path)
+        mine = CheckpointManager(".")
+        assert mine.load()["step"] == 1
+        assert mine.load()["step"] == 1
+        with pytest.raises(StorageError, match="cannot create"):
+            mine.save(3, {})
+
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    assert forked(reader) == [0]
+    assert data.exists()
+
+
+def test_many_threads_are_not_needed(tmp_path: Path) -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    manager = CheckpointManager(tmp_path)
+    assert {thread.name for thread in threading.enumerate()} == before, (
+        "construction starts no thread"
+    )
+    for step in range(3):
+        manager.save(step, {"a": step})
+    manager.wait()
+    started = [thread.name for thread in threading.enumerate() if thread.name not in before]
+    assert len(started) <= 1
+
+
+def test_what_cannot_be_read_is_an_error_and_not_set_aside(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"a": 1}).wait()
+    [manifest] = tmp_path.rglob("manifest-*")
+    manifest.unlink()
+    manifest.mkdir()
+    with pytest.raises(StorageError, match=r"cannot read .*manifest"):
+        manager.load()
+    assert not (tmp_path / "damaged").exists()

@@ -1,0 +1,222 @@
+"""What is saved is what is loaded, to the bit; what cannot be saved is named."""
+
+import itertools
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fireflyer.checkpoint import CheckpointManager
+from fireflyer.errors import CheckpointError
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.int32,
+    torch.int64,
+]
+Differences = Callable[[Any, Any], list[str]]
+numbers = itertools.count()
+
+
+def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], view: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    stored = (*shape[:-1], 2 * shape[-1]) if view == "strided" and shape else shape
+    count = int(np.prod(stored, dtype=int))
+    if dtype == torch.bool:
+        made = torch.randint(0, 2, (count,), generator=generator).bool()
+    else:
+        size = torch.empty((), dtype=dtype).element_size()
+        made = torch.randint(0, 256, (count * size,), generator=generator, dtype=torch.uint8).view(
+            dtype
+        )
+    made = made.reshape(stored)
+    if view == "strided" and shape:
+        return made[..., ::2]
+    if view == "transposed" and len(shape) > 1:
+        return made.transpose(0, 1)
+    return made
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+tensors = st.builds(
+    tensor,
+    st.integers(0, 1000),
+    st.sampled_from(DTYPES),
+    shapes,
+    st.sampled_from(["plain", "strided", "transposed"]),
+)
+arrays = st.builds(
+    lambda seed, dtype, shape: np.random.default_rng(seed).integers(0, 100, shape).astype(dtype),
+    st.integers(0, 1000),
+    st.sampled_from(["<f4", ">f8", "u1", "<i8", "?", "<c8", "<U3", "<M8[s]"]),
+    shapes,
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=True),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+)
+keys = st.one_of(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1))
+states = st.recursive(
+    st.one_of(scalars, tensors, arrays),
+    lambda inner: st.one_of(
+        st.dictionaries(keys, inner, max_size=4),
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+    ),
+    max_leaves=12,
+)
+
+
+@given(states)
+@settings(max_examples=150, deadline=None)
+def test_any_tree_comes_back_exactly(differences: Differences, state: Any) -> None:
+    manager = CheckpointManager(f"memory://roundtrip-{next(numbers)}")
+    manager.save(7, state).wait()
+    assert differences(state, CheckpointManager(manager._catalog.storage).load()) == []
+
+
+def test_a_training_state_comes_back_and_fills_another_model(
+    tmp_path: Any, differences: Differences
+) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(4, 5)).square().sum().backward()
+    optimizer.step()
+    state = {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "torch_rng": torch.get_rng_state(),
+        "numpy_rng": np.random.RandomState(3).get_state(),
+        "step": 1,
+    }
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, state).wait()
+    loaded = manager.load()
+    assert differences({**state, "model": dict(net.state_dict())}, loaded) == []
+    assert all(type(key) is int for key in loaded["optimizer"]["state"])
+
+    other = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    addresses = [value.data_ptr() for value in other.state_dict().values()]
+    back = manager.load(into={"model": other.state_dict()})
+    assert [value.data_ptr() for value in other.state_dict().values()] == addresses
+    assert differences(dict(net.state_dict()), dict(other.state_dict())) == []
+    assert back["model"]["0.weight"].data_ptr() == other.state_dict()["0.weight"].data_ptr()
+    torch.optim.AdamW(other.parameters()).load_state_dict(back["optimizer"])
+
+
+def test_tensors_that_share_memory_are_saved_each(tmp_path: Any) -> None:
+    base = torch.arange(6.0)
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"a": base, "b": base[2:4], "c": base.expand(2, 6)}).wait()
+    loaded = manager.load()
+    assert loaded["b"].tolist() == [2.0, 3.0]
+    assert loaded["c"].shape == (2, 6)
+    loaded["a"].zero_()
+    assert loaded["b"].tolist() == [2.0, 3.0]
+
+
+def test_lazy_conjugates_and_negatives_are_saved_as_their_values(tmp_path: Any) -> None:
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, [value.conj(), value.conj().imag]).wait()
+    conjugate, negative = manager.load()
+    assert conjugate.tolist() == [1 - 2j, 3 + 4j]
+    assert negative.tolist() == [-2.0, 4.0]
+
+
+def test_into_fills_what_is_not_contiguous_and_parameters(tmp_path: Any) -> None:
+    manager = CheckpointManager(tmp_path)
+    saved = torch.arange(6.0).reshape(2, 3)
+    manager.save(1, {"t": saved, "p": saved, "n": np.arange(4)}).wait()
+    transposed = torch.zeros(3, 2).t()
+    parameter = torch.nn.Parameter(torch.zeros(2, 3))
+    array = np.zeros(8, dtype=np.int64)[::2]
+    back = manager.load(into={"t": transposed, "p": parameter, "n": array})
+    assert back["t"] is transposed
+    assert back["p"] is parameter
+    assert torch.equal(transposed, saved)
+    assert torch.equal(parameter.detach(), saved)
+    assert array.tolist() == [0, 1, 2, 3]
+
+
+class Subclass(torch.Tensor):
+    """Not a plain tensor."""
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ({"a": {"b": [1, object()]}}, r"a\.b\[1\]"),
+        ({"set": {1, 2}}, "set"),
+        ({"d": defaultdict(list)}, "d"),
+        ({("t", 1): 2}, "key"),
+        ({True: 2}, "key"),
+        ({2**63: 2}, "key"),
+        ({"o": np.array([object()])}, "o"),
+        ({"s": torch.eye(2).to_sparse()}, "s"),
+        ({"m": torch.empty(2, device="meta")}, "m"),
+        ({"c": torch.zeros(1).as_subclass(Subclass)}, "c"),
+        ({"u": "\ud800"}, "u"),
+        ({"\ud800": 1}, "Unicode"),
+        ({"n": np.float32(1.0)}, "n"),
+    ],
+)
+def test_what_cannot_be_saved_is_named(tmp_path: Any, state: Any, name: str) -> None:
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(CheckpointError, match=f"cannot save .*{name}"):
+        manager.save(1, state)
+    assert manager.steps() == []
+    manager.save(2, OrderedDict(fine=1)).wait()
+    assert manager.load() == {"fine": 1}
+
+
+@pytest.mark.parametrize(
+    ("into", "message"),
+    [
+        ({"w": torch.zeros(3)}, r"cannot load w .*float32 \[2\].*given one is torch float32 \[3\]"),
+        ({"w": torch.zeros(2, dtype=torch.float64)}, "cannot load w .*float64"),
+        ({"w": np.zeros(2, np.float32)}, "cannot load w .*numpy"),
+        ({"missing": torch.zeros(2)}, "no tensor missing"),
+        ({"step": torch.zeros(2)}, "no tensor step"),
+    ],
+)
+def test_into_that_does_not_fit_is_named_and_left_alone(
+    tmp_path: Any, into: Any, message: str
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"w": torch.ones(2), "step": 1}).wait()
+    with pytest.raises(CheckpointError, match=message):
+        manager.load(into=into)
+    assert all(not leaf.any() for leaf in into.values())
+    assert manager.latest() == 1
+
+
+def test_nothing_to_load(tmp_path: Any) -> None:
+    manager = CheckpointManager(tmp_path / "new" / "deep")
+    assert manager.latest() is None
+    assert manager.steps() == []
+    with pytest.raises(CheckpointError, match="no good checkpoint"):
+        manager.load()
+    manager.save(3, {"a": 1}).wait()
+    with pytest.raises(CheckpointError, match="no good checkpoint of step 4"):
+        manager.load(4)

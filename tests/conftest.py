@@ -1,0 +1,113 @@
+"""What several parts' tests share: gangs of ranks forked from this process."""
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Forked children hang in torch's thread pool if the parent ever used one.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+DEADLINE_S = 90.0
+
+
+class Gang:
+    """Forked ranks, each running `body(rank, world)`; the result or the exception comes back by a pipe."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+        self._pipes: list[int] = []
+
+    def start(self, body: Callable[[int, int], Any], world: int, nodes: int) -> None:
+        for rank in range(world):
+            read, write = os.pipe()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    os.environ.update(
+                        RANK=str(rank),
+                        WORLD_SIZE=str(world),
+                        MASTER_ADDR="127.0.0.1",
+                        FIREFLYER_NODE=f"n{rank * nodes // world}",
+                    )
+                    try:
+                        result: Any = body(rank, world)
+                    except BaseException as error:  # noqa: BLE001  # carried to the parent
+                        traceback.print_exc()
+                        result = error
+                    with os.fdopen(write, "wb") as pipe:
+                        pickle.dump(result, pipe)
+                    status = 0
+                finally:
+                    os._exit(status)
+            os.close(write)
+            self.pids.append(pid)
+            self._pipes.append(read)
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pids[rank], number)
+
+    def result(self, rank: int) -> Any:
+        """What the rank returned, the exception it ended with, or None if it was killed."""
+        data = b""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            ready, _, _ = select.select([self._pipes[rank]], [], [], deadline - time.monotonic())
+            if not ready:
+                raise TimeoutError(f"rank {rank} did not end within {DEADLINE_S:.0f} s")
+            if not (more := os.read(self._pipes[rank], 1 << 16)):
+                return pickle.loads(data) if data else None
+            data += more
+
+    def results(self) -> list[Any]:
+        """Every rank's result; the first exception among them is raised."""
+        results = [self.result(rank) for rank in range(len(self.pids))]
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def close(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for pipe in self._pipes:
+            os.close(pipe)
+
+
+StartGang = Callable[..., Gang]
+
+
+@pytest.fixture
+def start_gang() -> Iterator[StartGang]:
+    """start_gang(body, world, nodes=1): ranks spread over `nodes` virtual nodes; killed at the end."""
+    gangs: list[Gang] = []
+
+    def start(body: Callable[[int, int], Any], world: int, nodes: int = 1) -> Gang:
+        gang = Gang()
+        gangs.append(gang)
+        gang.start(body, world, nodes)
+        return gang
+
+    yield start
+    for gang in gangs:
+        gang.close()
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> str:
+    """A path for one torch FileStore."""
+    return str(tmp_path / "store")

@@ -1,0 +1,181 @@
+"""What a rank that dies, freezes, lies or is a stranger does to the others."""
+
+import datetime
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fireflyer._native import hfreduce as native
+from fireflyer.errors import CollectiveError, NoSpace, ProtocolMismatch, RankFailed
+from fireflyer.hfreduce import rendezvous
+
+
+def init(path: str, rank: int, world: int, timeout_s: float = 60.0) -> None:
+    store = dist.FileStore(path, world)
+    dist.init_process_group(
+        "hfreduce",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_killed_rank_is_named_on_every_other_rank(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
+    def body(rank: int, world: int) -> Any:
+        init(store_path, rank, world)
+        tensor = torch.ones(500_000)
+        dist.all_reduce(tensor)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RankFailed) as caught:
+            dist.all_reduce(tensor)
+        with pytest.raises(CollectiveError):  # the group stays broken
+            dist.all_reduce(tensor)
+        return caught.value.rank
+
+    gang = start_gang(body, 3, nodes)
+    named = [gang.result(0), gang.result(2)]
+    if nodes == 1:
+        assert named == [1, 1]
+    else:
+        assert 1 in named, "in a ring, a neighbour of the dead rank names it"
+    assert gang.result(1) is None
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_frozen_rank_ends_the_operation_at_its_timeout(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
+    def body(rank: int, world: int) -> Any:
+        init(store_path, rank, world, timeout_s=2.0)
+        tensor = torch.ones(500_000)
+        dist.all_reduce(tensor)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        with pytest.raises(RankFailed) as caught:
+            dist.all_reduce(tensor)
+        return caught.value.rank
+
+    assert start_gang(body, 2, nodes).result(0) == 1
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_that_call_different_things_are_told_both_calls(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
+    def body(rank: int, world: int) -> Any:
+        init(store_path, rank, world)
+        with pytest.raises(CollectiveError) as caught:
+            dist.all_reduce(torch.ones(100_000 + rank))
+        return str(caught.value)
+
+    messages = start_gang(body, 2, nodes).results()
+    assert any("100000" in m and "100001" in m for m in messages)
+
+
+def test_abort_ends_a_waiting_operation(start_gang: Callable[..., Any], store_path: str) -> None:
+    def body(rank: int, world: int) -> Any:
+        init(store_path, rank, world)
+        group = dist.group.WORLD
+        assert group is not None
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(100_000), async_op=True)
+            assert work is not None
+            group.abort()
+            with pytest.raises(CollectiveError):
+                work.wait()
+            with pytest.raises(CollectiveError):
+                work.get_future().wait()
+        else:
+            with pytest.raises(CollectiveError):
+                dist.all_reduce(torch.ones(100_000))
+        return True
+
+    assert start_gang(body, 2).results() == [True, True]
+
+
+def test_a_stranger_cannot_join_the_ring(start_gang: Callable[..., Any], store_path: str) -> None:
+    def body(rank: int, world: int) -> Any:
+        os.environ["FIREFLYER_SECRET"] = "right" if rank == 0 else "wrong"
+        with pytest.raises((ProtocolMismatch, OSError)) as caught:
+            init(store_path, rank, world, timeout_s=5.0)
+        return type(caught.value) is ProtocolMismatch
+
+    assert any(start_gang(body, 2, nodes=2).results())
+
+
+def test_connections_that_say_nothing_do_not_block_the_ring(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    def body(rank: int, world: int) -> Any:
+        original = rendezvous._exchange
+
+        def with_noise(
+            store: rendezvous.Store, rank: int, world: int, card: rendezvous.Card
+        ) -> list[rendezvous.Card]:
+            cards = original(store, rank, world, card)
+            for card in cards:
+                with socket.create_connection((card.address, card.port)) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
+            return cards
+
+        rendezvous._exchange = with_noise
+        init(store_path, rank, world)
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor)
+        return float(tensor[0])
+
+    assert start_gang(body, 2, nodes=2).results() == [2.0, 2.0]
+
+
+def test_refused_memory_is_a_typed_error(start_gang: Callable[..., Any]) -> None:
+    def body(rank: int, world: int) -> bool:
+        import fireflyer.hfreduce as hfreduce
+
+        with pytest.raises(NoSpace):
+            hfreduce.empty(1 << 50, dtype=torch.float32)
+        return True
+
+    assert start_gang(body, 1).results() == [True]
+
+
+def test_a_group_leaves_no_descriptor_and_no_process(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    def body(rank: int, world: int) -> Any:
+        def open_files() -> int:
+            return len(os.listdir("/proc/self/fd"))
+
+        init(store_path, rank, world)
+        dist.destroy_process_group()
+        before = open_files()
+        for i in range(5):
+            init(f"{store_path}-{i}", rank, world)
+            work = dist.all_reduce(torch.ones(50_000), async_op=True)
+            assert work is not None
+            work.get_future().wait()
+            del work
+            dist.destroy_process_group()
+        deadline = time.monotonic() + 10
+        while open_files() > before and time.monotonic() < deadline:
+            os.sched_yield()
+        threads = len(os.listdir("/proc/self/task"))
+        return open_files() - before, threads
+
+    assert all(extra <= 0 for extra, _ in start_gang(body, 2, nodes=2).results())
+
+
+def test_import_registers_the_backend_and_starts_nothing() -> None:
+    assert hasattr(dist.Backend, "HFREDUCE")
+    assert native.arena_reserved_bytes() == 0

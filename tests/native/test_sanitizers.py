@@ -1,0 +1,18 @@
+"""The C++ tests pass under the sanitizers."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_native_tests_pass_under(sanitizer: str) -> None:
+    done = subprocess.run(
+        ["scripts/native-test.sh", sanitizer], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "100% tests passed" in done.stdout
