@@ -8,6 +8,8 @@
 namespace nb = nanobind;
 using ff::hai::SuspendPage;
 
+namespace ff::hai { void bind(nb::module_ m); }
+
 namespace {
 
 // A signal that arrives while the call waits runs its Python handler, and what that raises ends the call.
@@ -36,9 +38,7 @@ void set_parent_death_signal(int signal) {
 
 }  // namespace
 
-namespace ff::hai {
-
-void bind(nb::module_ m) {
+void ff::hai::bind(nb::module_ m) {
   m.doc() = "The platform: suspend page and process controls.";
   nb::class_<SuspendPage>(m, "SuspendPage",
                           "The calls of `suspend_requested()` on a node, and the first one answered true.")
@@ -66,5 +66,3 @@ void bind(nb::module_ m) {
   m.def("set_parent_death_signal", &set_parent_death_signal, nb::arg("signal"),
         "Sends `signal` to this process when its parent dies; kept over execve.");
 }
-
-}  // namespace ff::hai

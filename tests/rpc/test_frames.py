@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.errors import PeerLost, ProtocolMismatch
-from fireflyer.rpc import FRAME_LIMIT, FrameBuffer, frame, read_frame
+from fireflyer.rpc import FRAME_LIMIT, FrameBuffer, frame
+from fireflyer.rpc.streams import read_frame
 
 
 @given(st.lists(st.binary(max_size=50)), st.lists(st.integers(1, 20), min_size=1))

@@ -8,13 +8,13 @@ grandparent, the supervisor, adopts it as a subreaper: exit status and kill work
 All ranks of a request wait until all are forked and reported; then they run.
 """
 
+import contextlib
 import gc
 import importlib
 import io
 import os
 import socket
 import sys
-import traceback
 from types import ModuleType
 
 import msgspec
@@ -71,14 +71,9 @@ def main(arguments: list[str]) -> RankSpec | None:
 
 def _preload(names: list[str]) -> None:
     for name in names:
-        try:
+        # Whatever else goes wrong ends this process: a module imported by half cannot be imported again.
+        with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                traceback.print_exc()
-        except Exception:  # noqa: BLE001
-            # Whatever is wrong with a module is for the script that imports it to meet.
-            traceback.print_exc()
     gc.collect()
     gc.freeze()  # a collection in a rank does not touch, and so copy, the shared pages
     _require_one_thread()

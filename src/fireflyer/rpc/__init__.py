@@ -1,5 +1,5 @@
-"""Length-prefixed messages between processes."""
+"""Length-prefixed messages between processes. `rpc.streams` reads them from asyncio streams."""
 
-from fireflyer.rpc.frames import FRAME_LIMIT, FrameBuffer, frame, read_frame
+from fireflyer.rpc.frames import FRAME_LIMIT, FrameBuffer, frame
 
-__all__ = ["FRAME_LIMIT", "FrameBuffer", "frame", "read_frame"]
+__all__ = ["FRAME_LIMIT", "FrameBuffer", "frame"]

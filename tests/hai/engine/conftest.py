@@ -83,8 +83,8 @@ class Stage:
 
     # -- what is played ------------------------------------------------------------------------
 
-    def engine(self, nodes: int = 2) -> LocalEngine:
-        engine = LocalEngine(nodes, preload=())
+    def engine(self, nodes: int = 2, preload: tuple[str, ...] = ()) -> LocalEngine:
+        engine = LocalEngine(nodes, preload=preload)
         self._engines.append(engine)
         return engine
 

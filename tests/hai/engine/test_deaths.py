@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,80 @@ def test_release_ends_what_still_runs(stage: Stage) -> None:
         assert end.outcome == "stopped"
 
     stage.play(scene)
+
+
+def test_guard_and_supervisor_killed_in_the_same_instant(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        await engine.launch(s.gang("report(os.getpid())\nforever()", ranks=2))
+        pids = [int(words[1]) for words in await s.reports(4)]
+        pair = [s.guard("n1"), s.supervisor("n1")]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pair:
+                os.kill(pid, number)
+        _, end = await s.ended(engine)
+        assert end.outcome == "lost"
+        for pid in pids:
+            await s.gone(pid)  # by their parent death signal
+
+    stage.play(scene)
+
+
+def test_a_preload_that_breaks_or_starts_a_thread_fails_the_attempt(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        library: Path = s.folder / "library"
+        library.mkdir()
+        for name, text in {
+            "breaks": "1 / 0",
+            "threads": "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+        }.items():
+            library.joinpath(f"{name}.py").write_text(text)
+        env = {"PYTHONPATH": str(library)}
+        log = s.folder / s.task / "n0.supervisor.log"
+        for attempt, (name, why) in enumerate(
+            [("breaks", "ZeroDivisionError"), ("threads", "2 threads after the imports")], start=1
+        ):
+            engine = s.engine(1, preload=("not_installed", name))
+            await engine.launch(s.gang("pass", nodes=1, env=env, attempt=attempt))
+            events, end = await s.ended(engine)
+            assert (events, end.outcome) == ([], "failed")
+            assert "the fork server on n0 exited with status 1" in end.reason
+            assert why in log.read_text()
+            await engine.release(s.task)
+
+    stage.play(scene)
+
+
+def test_a_full_disk_under_the_journal_fails_the_attempt(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine(1)
+        gang = s.gang("report('up')\nforever()", nodes=1, start="exec")
+        gang.directory.mkdir(parents=True)
+        gang.directory.joinpath("n0.journal").symlink_to("/dev/full")
+        await engine.launch(gang)
+        _, end = await s.ended(engine)
+        assert end.outcome == "failed"
+        assert end.reason == "n0 cannot write its journal: No space left on device"
+        left = s.processes().values()
+        assert all("fireflyer.hai." in command for command in left), left
+
+    stage.play(scene)
+
+
+def test_a_supervisor_that_nobody_needs_leaves() -> None:
+    code = """
+import os, socket
+from fireflyer._native.hai import set_child_subreaper
+from fireflyer.hai.engines import supervise
+supervise.IDLE_S = 0.05
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("")
+listener.listen()
+guard = os.getpid()
+pid = os.fork()
+if pid == 0:
+    supervise.Supervisor(listener=listener.fileno(), guard=guard).run()
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

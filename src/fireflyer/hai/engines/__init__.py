@@ -30,8 +30,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[str, ...]
     cwd: str
     env: dict[str, str]
-    """The user's environment for the ranks, without the FIREFLYER_* and rendezvous names,
-    which the engine adds."""
+    """The whole environment of the ranks, without the FIREFLYER_* and rendezvous names, which
+    the engine adds."""
     nodes: tuple[str, ...]
     """Rank = index of the node here * ranks_per_node + local rank."""
     ranks_per_node: int
@@ -104,15 +104,18 @@ class Engine(Protocol):
     async def suspend(self, task: str, attempt: int, grace_s: float) -> None:
         """Asks every rank to save and leave: `suspend_requested()` turns true at one call number on
         all ranks. Ranks that have not left after `grace_s` are ended; the outcome is
-        `suspended` either way."""
+        `suspended` either way, also when a rank fails on its way out. Only when every rank returns 0
+        before any was told true has the task `finished`."""
         ...
 
     async def stop(self, task: str, attempt: int, grace_s: float) -> None:
-        """SIGTERM to every rank, SIGKILL after `grace_s`; the outcome is `stopped`."""
+        """SIGTERM to every rank, SIGKILL after `grace_s` (0: at once); the outcome is `stopped`.
+        Repeated, the earlier deadline counts."""
         ...
 
     async def release(self, task: str) -> None:
-        """Gives back what the engine kept warm for the task's next attempt (supervisors, fork servers)."""
+        """Gives back what the engine kept warm for the task's next attempt (supervisors, fork servers);
+        an attempt that still runs is ended as `stopped`. Returns when no process is left."""
         ...
 
     def events(self) -> AsyncIterator[EngineEvent]:

@@ -28,7 +28,8 @@ from fireflyer.hai.engines.messages import (
     Request,
 )
 from fireflyer.log import get_logger
-from fireflyer.rpc import frame, read_frame
+from fireflyer.rpc import frame
+from fireflyer.rpc.streams import read_frame
 
 _log = get_logger("hai")
 

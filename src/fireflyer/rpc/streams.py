@@ -1,0 +1,24 @@
+"""Frames on asyncio streams; apart from `frames`, which processes without asyncio (10 MB) import."""
+
+import asyncio
+
+from fireflyer.errors import PeerLost
+from fireflyer.rpc.frames import PREFIX, length
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next payload, or None where the stream ends between two frames.
+
+    Raises:
+        PeerLost: if it ends or breaks inside a frame.
+        ProtocolMismatch: if the length is over the limit.
+    """
+    try:
+        prefix = await reader.readexactly(PREFIX)
+        return await reader.readexactly(length(prefix))
+    except asyncio.IncompleteReadError as error:
+        if not error.partial and error.expected == PREFIX:
+            return None
+        raise PeerLost("the connection ended inside a frame") from error
+    except ConnectionError as error:
+        raise PeerLost(f"the connection broke: {error.strerror}") from error
