@@ -9,8 +9,8 @@
 
 namespace nb = nanobind;
 
-void bind_ffrecord(nb::module_ m);
 // One function a part, defined in native/<part>/bind.cpp.
+namespace ff::ffrecord { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
 void bind_hai(nb::module_& m);
 
@@ -75,7 +75,7 @@ NB_MODULE(_native, m) {
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
-  bind_ffrecord(m.def_submodule("ffrecord"));
+  ff::ffrecord::bind(m.def_submodule("ffrecord"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
   nb::module_ hai = m.def_submodule("hai", "The platform: suspend page and process controls.");
   bind_hai(hai);

@@ -12,6 +12,8 @@
 
 namespace nb = nanobind;
 
+namespace ff::ffrecord { void bind(nb::module_ m); }
+
 namespace {
 
 using ff::ffrecord::Batch;
@@ -64,7 +66,7 @@ std::vector<std::string> unchecked(const Reader& reader) {
 
 }  // namespace
 
-void bind_ffrecord(nb::module_ m) {
+void ff::ffrecord::bind(nb::module_ m) {
   m.doc() = "Random batch reads of FFRecord files.";
   nb::class_<Reader>(m, "Reader", "Open record files, their samples numbered as one sequence; thread-safe.")
       .def(nb::init<const std::vector<std::string>&, bool>(), nb::arg("paths"), nb::arg("check_data"),

@@ -1,4 +1,4 @@
-"""FFRecord: record files with random batch reads (paper: FFRecord).
+"""FFRecord: record files with random batch reads.
 
 A file holds N samples of any length, each with its CRC32; `FileReader` fetches any batch of them in
 one call. The v1 format of the original is read and written byte for byte (docs/ffrecord.md).

@@ -139,9 +139,10 @@ def _index_array(indices: Indices) -> npt.NDArray[np.int64]:
     if array.size == 0:
         return np.empty(0, np.int64)
     kind = array.dtype.kind
-    if kind == "O" and all(isinstance(index, int) for index in array):
-        raise IndexError("a sample index does not fit into 64 bits")
     if kind not in "iu":
+        # numpy turns integers that are too large into objects or floats.
+        if all(isinstance(index, int) and not isinstance(index, bool) for index in indices):
+            raise IndexError("a sample index does not fit into 64 bits")
         raise TypeError(f"indices must be integers, not {array.dtype}")
     if kind == "u" and array.max() > np.iinfo(np.int64).max:
         raise IndexError(f"sample index {array.max()} does not fit into 64 bits")

@@ -102,6 +102,21 @@ class _Batches(td.Sampler[list[int]]):
         return len(cast(Sequence[Any], self.batches))
 
 
+class _Epoch:
+    """One pass over a loader: where it began and how far it came."""
+
+    def __init__(self, step: int, generator: torch.Tensor | None) -> None:
+        self.step = step  # batches that were left out or handed out
+        self.generator = generator  # its state before the first batch was drawn
+        self.finished = False
+
+    def run(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self.step += 1
+            yield batch
+        self.finished = True
+
+
 class DataLoader(td.DataLoader[Any]):
     """torch's DataLoader that can start inside an epoch and save where it is.
 
@@ -126,6 +141,7 @@ class DataLoader(td.DataLoader[Any]):
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
+        *,
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
@@ -157,8 +173,7 @@ class DataLoader(td.DataLoader[Any]):
         self._batches = _Batches(batch_sampler)
         self._generator = generator
         self._skip = 0  # batches that the next epoch leaves out
-        self._step = 0  # batches of the running epoch that came out or were left out
-        self._epoch_start: torch.Tensor | None = None  # the generator where the running epoch began
+        self._epoch: _Epoch | None = None  # the newest one
         super().__init__(
             dataset,
             batch_sampler=self._batches,
@@ -170,16 +185,10 @@ class DataLoader(td.DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self._batches.skip, self._step, self._skip = self._skip, self._skip, 0
-        self._epoch_start = None if self._generator is None else self._generator.get_state()
-        return self._epoch(super().__iter__())
-
-    def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self._step += 1
-            yield batch
-        self._step = 0
-        self._epoch_start = None
+        start = None if self._generator is None else self._generator.get_state()
+        self._epoch = _Epoch(self._skip, start)
+        self._batches.skip, self._skip = self._skip, 0
+        return self._epoch.run(super().__iter__())
 
     def set_step(self, step: int) -> None:
         """The next epoch leaves out its first `step` batches, unread; later epochs are whole.
@@ -193,12 +202,14 @@ class DataLoader(td.DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: the batches handed out in this epoch, and the generator at its start."""
-        inside = self._epoch_start
-        if inside is None and self._generator is not None:
-            inside = self._generator.get_state()
+        if self._epoch is not None and not self._epoch.finished:
+            step, generator = self._epoch.step, self._epoch.generator
+        else:
+            step = self._skip
+            generator = None if self._generator is None else self._generator.get_state()
         return {
-            "step": self._step or self._skip,
-            "generator": inside,
+            "step": step,
+            "generator": generator,
             "samples": len(cast(Sequence[Any], self.dataset)),
             "batches": len(self),
         }
@@ -223,5 +234,5 @@ class DataLoader(td.DataLoader[Any]):
             )
         if self._generator is not None:
             self._generator.set_state(state["generator"])
-        self._step, self._epoch_start = 0, None
+        self._epoch = None
         self.set_step(state["step"])

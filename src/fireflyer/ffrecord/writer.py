@@ -15,9 +15,10 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from fireflyer._native import crc32
 from fireflyer.errors import ConfigError, NoSpace, StorageError
@@ -25,6 +26,9 @@ from fireflyer.ffrecord.paths import PathName, record_path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    # numpy's stubs call their arrays buffers only from Python 3.12 on.
+    SampleBuffer = Buffer | npt.NDArray[Any] | np.generic
 
 _BLOCK = 1 << 20
 _HEADER = 12
@@ -135,7 +139,7 @@ class FileWriter:
     def count(self) -> int:
         return len(self._checksums)
 
-    def write_one(self, data: "Buffer") -> None:
+    def write_one(self, data: "SampleBuffer") -> None:
         """Appends one sample: all bytes of a C-contiguous buffer of any type and shape.
 
         A failure discards the whole file.
@@ -299,9 +303,9 @@ def dump(samples: Sequence[Any], fname: PathName, nfiles: int = 1) -> list[str]:
     return [path for path, _ in parts]
 
 
-def _bytes_of(data: "Buffer") -> memoryview:
+def _bytes_of(data: "SampleBuffer") -> memoryview:
     """All bytes of a contiguous buffer, as a flat view."""
-    view = memoryview(data)
+    view = memoryview(cast("Buffer", data))
     if not view.c_contiguous:
         raise ValueError("a sample must be a C-contiguous buffer: copy it first")
     if view.nbytes == 0:

@@ -171,6 +171,10 @@ class ProcessGroupHFReduce(ProcessGroup):
         """Bytes that this rank has sent to other hosts so far."""
         return self._engine.network_bytes_sent
 
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Limits the operations that start from now on."""
+        self._engine.set_timeout(timeout.total_seconds())
+
     def abort(self) -> None:
         """Ends what runs here and on all peers with an error; the group is unusable afterwards."""
         self._engine.abort()
