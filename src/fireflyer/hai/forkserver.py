@@ -4,7 +4,8 @@
 
 Forking is safe because this process has exactly one thread (checked before every fork) and never runs a
 tensor operation, which would start a pool of threads that a child lacks. A rank is forked twice and its
-grandparent, the supervisor, adopts it as a subreaper: exit status and kill work as for its own child. All ranks of a request wait until all are forked and reported; then they run.
+grandparent, the supervisor, adopts it as a subreaper: exit status and kill work as for its own child.
+All ranks of a request wait until all are forked and reported; then they run.
 """
 
 import gc

@@ -22,6 +22,7 @@ from fireflyer.hai.processes import kill_descendants
 
 def main() -> None:
     """Is the guard; forks the supervisor, which imports what the guard never needs."""
+    os.closerange(4, 2**31 - 1)  # what the server inherited from whoever started it
     os.set_inheritable(3, False)
     set_child_subreaper()
     guard = os.getpid()
@@ -35,6 +36,7 @@ def main() -> None:
     else:
         os.waitid(os.P_PID, supervisor, os.WEXITED)
         kill_descendants()
+        os._exit(0)  # at once: our end of the listening socket says that something is left
 
 
 if __name__ == "__main__":

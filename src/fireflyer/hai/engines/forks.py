@@ -13,7 +13,7 @@ from fireflyer.hai.engines.messages import Fork, Forked, ForkReply, RankSpec, Re
 from fireflyer.hai.processes import kill
 from fireflyer.rpc import FrameBuffer, frame
 
-REPLY_S = 5.0
+REPLY_S = 2.0
 """What a warm fork server has to take a request, and to answer one that is no longer wanted, before it is
 killed; both take milliseconds unless it is frozen."""
 

@@ -61,7 +61,8 @@ class GangState:
     def sealed(self, now: Now) -> None:
         """No further part will be opened."""
         self._sealed = True
-        self._end(now)
+        if not self.open:
+            self._end(self._last or now)
 
     def record(self, record: Record, node: str) -> None:
         """A record of the node's journal; one that was seen before has no effect."""
@@ -121,4 +122,4 @@ class GangState:
             return "suspended", reason
         if causes == {"finished"} and len(parts) == len(self.gang.nodes):
             return "finished", "every rank returned 0"
-        return "failed", self._refused or reason or "ended before all of it had started"
+        return "failed", self._refused or reason or "replaced by a newer attempt"

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import msgspec
 
@@ -48,6 +49,12 @@ IDLE_S = 60.0
 
 BACKLOG_BYTES = 4 << 20
 """Unsent bytes at which a connection is dropped; its engine reads all records again when it returns."""
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process and its end of the listening socket in one: who is refused finds nothing left."""
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class Connection:
@@ -94,14 +101,15 @@ class Supervisor:
         signal.set_wakeup_fd(notify.fileno(), warn_on_full_buffer=False)
         self._watch(wakeup.fileno(), self._reap)
 
-    def run(self) -> None:
-        """Returns when asked to leave, or when nobody has a use for it; nothing of the task is left."""
+    def run(self) -> NoReturn:
+        """Leaves when asked to, or when nobody has a use for it; nothing of the task is left then."""
         while not self._done():
             for key, _ in self._selector.select(self._timeout()):
                 callback: Callable[[], None] = key.data
                 callback()
             self._advance()
         kill_descendants()
+        leave(0)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -157,9 +165,10 @@ class Supervisor:
         if not left and not (forks is not None and forks.pending):
             attempt.finish()
 
-    def _guard_died(self) -> None:
+    def _guard_died(self) -> NoReturn:
         kill_descendants()
-        sys.exit("supervisor: the guard died; everything of the task on this node was killed")
+        print("supervisor: the guard died; all of the task here was killed", file=sys.stderr)  # noqa: T201
+        leave(1)
 
     # -- processes ---------------------------------------------------------------------------------
 

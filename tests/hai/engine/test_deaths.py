@@ -1,0 +1,157 @@
+"""What is left when one of the platform's own processes dies: never a rank, nor anything a rank started."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fireflyer.hai.engines import GangEnded
+
+Stage = Any
+
+BROOD = """
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            report("daemon", os.getpid())
+            forever()
+        os._exit(0)
+    os.wait()
+    report("rank", os.getpid())
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forever()
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.parametrize("victim", ["supervisor", "guard"])
+def test_death_of_supervisor_or_guard_takes_everything_along(
+    stage: Stage, victim: str, start: Any
+) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        await engine.launch(s.gang(BROOD, start=start))
+        pids = [int(words[2]) for words in await s.reports(4)]
+        assert all(s.alive(pid) for pid in pids)
+        os.kill(getattr(s, victim)("n1"), signal.SIGKILL)
+        _, end = await s.ended(engine)
+        assert (end.outcome, end.reason) == ("lost", "the supervisor of n1 died")
+        assert not any(s.alive(pid) for pid in pids)
+        left = s.processes().values()  # n0's supervisor and fork server stay warm
+        assert all("fireflyer.hai." in command for command in left), left
+        assert not any(command.endswith("n1") for command in left)
+
+        await engine.launch(s.gang("pass", attempt=2, start=start))
+        _, end = await s.ended(engine)
+        assert (end.attempt, end.outcome) == (2, "finished")
+
+    stage.play(scene)
+
+
+def test_death_of_all_supervisors_at_once(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        await engine.launch(s.gang(BROOD))
+        await s.reports(4)
+        for node in ("n0", "n1"):
+            os.kill(s.supervisor(node), signal.SIGKILL)
+        _, end = await s.ended(engine)
+        assert end.outcome == "lost"
+        assert end.reason.count("died") == 2
+        assert s.processes() == {}
+
+    stage.play(scene)
+
+
+def test_an_idle_fork_server_may_die_and_is_replaced(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine(1)
+        await engine.launch(s.gang("report('up')\nforever()", nodes=1))
+        await s.reports(1)
+        first = s.fork_server("n0")
+        os.kill(first, signal.SIGKILL)
+        await s.gone(first)
+        await engine.stop(s.task, 1, 60.0)
+        _, end = await s.ended(engine)
+        assert end.outcome == "stopped"
+        await engine.launch(s.gang("report('up')\nforever()", nodes=1, attempt=2))
+        await s.reports(1)
+        assert s.fork_server("n0") != first
+
+    stage.play(scene)
+
+
+def test_a_fork_server_that_dies_at_its_start_fails_the_attempt(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine(1)
+        broken: Path = s.folder / "broken"
+        broken.mkdir()
+        broken.joinpath("sitecustomize.py").write_text(
+            "import os, signal, sys\n"
+            "if 'fireflyer.hai.forkserver' in sys.orig_argv: os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        env = {"PYTHONPATH": str(broken)}
+        await engine.launch(s.gang("pass", nodes=1, env=env))
+        events, end = await s.ended(engine)
+        assert events == []
+        assert end.outcome == "failed"
+        assert end.reason.startswith(
+            "the fork server on n0 was killed by SIGKILL before it had started the ranks"
+        )
+        await engine.launch(s.gang("pass", nodes=1, attempt=2))
+        _, end = await s.ended(engine)
+        assert end.outcome == "finished"
+
+    stage.play(scene)
+
+
+def test_a_frozen_fork_server_does_not_keep_a_stop_waiting(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine(1)
+        await engine.launch(s.gang("pass", nodes=1))
+        await s.ended(engine)
+        frozen = s.fork_server("n0")
+        os.kill(frozen, signal.SIGSTOP)
+        await engine.launch(s.gang("pass", nodes=1, attempt=2))
+        await engine.stop(s.task, 2, 0.0)
+        _, end = await s.ended(engine)
+        assert end.outcome == "stopped"
+        assert not s.alive(frozen)
+
+    stage.play(scene)
+
+
+def test_the_next_attempt_is_forked_from_the_same_server(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        servers, supervisors = [], []
+        for attempt in (1, 2, 3):
+            await engine.launch(s.gang("report(os.environ['FIREFLYER_ATTEMPT'])", attempt=attempt))
+            _, end = await s.ended(engine)
+            assert (end.attempt, end.outcome) == (attempt, "finished")
+            servers.append([s.fork_server(node) for node in ("n0", "n1")])
+            supervisors.append([s.supervisor(node) for node in ("n0", "n1")])
+            assert {words[1] for words in await s.reports(2)} == {str(attempt)}
+        assert servers[0] == servers[1] == servers[2]
+        assert supervisors[0] == supervisors[1] == supervisors[2]
+        await engine.release(s.task)
+        assert s.processes() == {}
+
+    stage.play(scene)
+
+
+def test_release_ends_what_still_runs(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        await engine.launch(s.gang(BROOD))
+        await s.reports(4)
+        await engine.release(s.task)
+        assert s.processes() == {}
+        _, end = await s.ended(engine)
+        assert isinstance(end, GangEnded)
+        assert end.outcome == "stopped"
+
+    stage.play(scene)
