@@ -40,6 +40,9 @@ HomeOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]
 
+INTERRUPTED = 130
+"""What Typer makes of a KeyboardInterrupt."""
+
 PASS_THROUGH: dict[str, Any] = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -273,6 +276,8 @@ def _act(arguments: list[str]) -> int:
         prog_name="fireflyer",
         standalone_mode=False,
     )
+    if result == INTERRUPTED:
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 

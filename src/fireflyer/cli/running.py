@@ -93,7 +93,6 @@ def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskS
     ranks = range(world) if all_ranks else [0]
     tail = Tail(client, view.id, ranks, out, mark=all_ranks)
     seen = 0
-    stopping = False
 
     def tell(event: Event) -> None:
         nonlocal seen
@@ -101,16 +100,16 @@ def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskS
         if event.kind not in ("rank_started", "rank_exited", "gang_ended"):
             _note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
 
-    while True:
+    try:
         try:
             return follow(client, view.id, tail, seen, tell)
         except KeyboardInterrupt:
-            if stopping:
-                _note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
-                return None
-            stopping = True
             _note(f"stopping {view.id}; Ctrl-C again returns at once")
             client.stop(view.id)
+            return follow(client, view.id, tail, seen, tell)
+    except KeyboardInterrupt:
+        _note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
+        return None
 
 
 def _say(view: View, *, json: bool) -> None:

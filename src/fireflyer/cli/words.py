@@ -28,10 +28,11 @@ def hai_form(command: Any, arguments: list[str]) -> list[str]:
         return arguments
     verb = command.commands["run"]
     context = verb.context_class(verb, info_name="run")
-    _, extra, _ = verb.make_parser(context).parse_args(args=list(options))
-    if extra:
+    found, extra, _ = verb.make_parser(context).parse_args(args=list(options))
+    stray = [word for word in (found.get("script"), *(found.get("args") or ()), *extra) if word]
+    if stray:
         raise Misplaced(
-            f"after the last `--` only options of run may stand, not {extra[0]!r}; "
+            f"after the last `--` only options of run may stand, not {stray[0]!r}; "
             "a script with `--` among its arguments needs one more `--` at the end"
         )
     return ["run", *options, *before]

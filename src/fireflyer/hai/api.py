@@ -41,7 +41,7 @@ def build(controller: Controller, token: str, shut_down: Callable[[bool], None])
         token: bearer token that every request must carry.
         shut_down: begins the end of the server; its argument says whether tasks are kept running.
     """
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(errors.FireflyerError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

@@ -277,6 +277,8 @@ class Client:
 
 
 def _path(*parts: str) -> str:
+    if not parts[0]:
+        raise TaskError("the task id is empty; `fireflyer ps --all` lists tasks")
     return "/tasks/" + "/".join(quote(part, safe="") for part in parts)
 
 

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Controller:
         self._tasks: dict[str, Task] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
-        self._news = asyncio.Condition()
+        self._news = asyncio.Event()
         self._watch = DirectoryWatch()
         self._draining = False
         self._closing = False
@@ -94,7 +95,7 @@ class Controller:
     async def close(self) -> None:
         """Wakes every waiting request and lets go of the engine; attempts run on."""
         self._closing = True
-        await self._announce()
+        self._tell()
         for call in list(self._calls.values()):
             await asyncio.wait({call})
         await self._engine.close()
@@ -105,13 +106,13 @@ class Controller:
             if task.state not in TERMINAL:
                 self._tasks[task.id] = task
             if task.placement:
-                self._call(task.id, self._recover(task))
+                self._call(task.id, partial(self._recover, task))
                 if task.stopping:
-                    self._call(task.id, self._perform(StopGang(task.id, task.attempt)))
+                    self._call(task.id, partial(self._perform, StopGang(task.id, task.attempt)))
                 elif task.state == "suspending":
-                    self._call(task.id, self._perform(SuspendGang(task.id, task.attempt)))
+                    self._call(task.id, partial(self._perform, SuspendGang(task.id, task.attempt)))
             elif task.previous and (task.state in TERMINAL or task.state == "suspended"):
-                self._call(task.id, self._perform(Release(task.id, task.attempt)))
+                self._call(task.id, partial(self._perform, Release(task.id, task.attempt)))
         self._schedule()
 
     async def stop_all(self, *, at_once: bool = False) -> None:
@@ -129,8 +130,8 @@ class Controller:
                 self._apply(step, now())
             if at_once and task.placement:
                 await self._engine.stop(task.id, task.attempt, 0.0)
-        async with self._news:
-            await self._news.wait_for(lambda: not any(t.placement for t in self._tasks.values()))
+        while any(task.placement for task in self._tasks.values()):
+            await self._news.wait()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -251,11 +252,11 @@ class Controller:
         return task is not None and bool(task.placement) and task.attempt == attempt
 
     async def _wait(self, look: Callable[[], bool], wait_s: float) -> None:
-        if look() or wait_s <= 0:
-            return
+        """Looks after every piece of news until `look` is content or the time is over."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(wait_s, MAX_WAIT_S)), self._news:
-                await self._news.wait_for(look)
+            async with asyncio.timeout(min(wait_s, MAX_WAIT_S)):
+                while not (look() or wait_s <= 0):
+                    await self._news.wait()
 
     # -- transitions -------------------------------------------------------------------------------
 
@@ -272,7 +273,7 @@ class Controller:
         for note in step.notes:
             _log.info("%s attempt %d: %s %s", task.id, task.attempt, note.kind, note.detail or "")
         for action in step.actions:
-            self._call(task.id, self._perform(action))
+            self._call(task.id, partial(self._perform, action))
         if task.state in TERMINAL:
             del self._tasks[task.id]
 
@@ -284,12 +285,10 @@ class Controller:
             self._commit(scheduler.decide(self._tasks[action.task], action), now())
 
     def _tell(self) -> None:
-        self._call("", self._announce())
-
-    async def _announce(self) -> None:
+        """Wakes whoever waits for news."""
+        self._news.set()
+        self._news = asyncio.Event()
         self._watch.wake_all()
-        async with self._news:
-            self._news.notify_all()
 
     # -- the engine --------------------------------------------------------------------------------
 
@@ -305,14 +304,14 @@ class Controller:
         if step.notes:
             self._apply(step, Moment(event.monotonic_ns, event.wall))
 
-    def _call(self, name: str, call: Coroutine[Any, Any, None]) -> None:
+    def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs an engine call after the earlier ones of the same task."""
         before = self._calls.get(name)
 
         async def run() -> None:
             if before is not None:
                 await asyncio.wait({before})
-            await call
+            await call()
 
         task = asyncio.create_task(run())
         self._calls[name] = task

@@ -135,6 +135,9 @@ class Store:
             with self._translated():
                 self._connection = self._engine.connect()
             self._check_schema()
+            driver = self._connection.connection.driver_connection
+            assert driver is not None
+            driver.execute("PRAGMA journal_mode=WAL")  # only now: a foreign file is left as it is
         except BaseException:
             self._engine.dispose()
             raise
@@ -371,7 +374,7 @@ class Store:
 def _configure(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # transactions are begun by _begin, also around CREATE TABLE
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

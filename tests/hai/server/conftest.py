@@ -24,6 +24,8 @@ class Server:
 
     def start(self, nodes: int = 2, port: int = 0) -> None:
         """Starts it and returns once it answers."""
+        if self.process is not None:
+            self.process.wait(30)
         reader, writer = os.pipe()
         command = [sys.executable, "-P", str(FAKE_SERVER), str(self.home), str(nodes), str(writer)]
         log = (self.home.parent / "server.out").open("ab")

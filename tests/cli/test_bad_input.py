@@ -1,0 +1,121 @@
+"""What cannot work: exactly one line on stderr, nothing on stdout, exit code 1 or 2, nothing half-made."""
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from fireflyer.cli.app import run_line
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FIREFLYER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "home"
+
+
+def refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    assert run_line(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"fireflyer: [^\n]*\n", err), err
+    assert re.search(message, err) or message in err, err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("fly", "No such command 'fly'"),
+        ("--fly", "No such option: --fly"),
+        ("ps --fly", "No such option: --fly"),
+        ("ps extra", "unexpected extra argument"),
+        ("run", "Missing argument 'SCRIPT'"),
+        ("run --fly good.py", "No such option: --fly"),
+        ("run --nodes two good.py", "Invalid value for '--nodes'"),
+        ("run --nodes 0 good.py", "Invalid value for '--nodes'"),
+        ("run --nodes", "requires an argument"),
+        ("run good.py -- --fly", "No such option: --fly"),
+        ("run good.py -- -n 2 x", "after the last `--` only options of run may stand, not 'x'"),
+        ("run good.py -- -n x", "Invalid value for '--nodes'"),
+        ("show", "Missing argument 'TASK'"),
+        ("logs t1 --rank -1", "Invalid value for '--rank'"),
+        ("up --port 70000", "Invalid value for '--port'"),
+        ("up --nodes 0", "Invalid value for '--nodes'"),
+        ("stop", "Missing argument 'TASK'"),
+    ],
+)
+def test_usage(home: Path, capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    refused(capsys, line.split(), 2, message)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run missing.py", r"no script \S*/missing.py"),
+        ("run folder", "folder is a directory"),
+        ("run --start spoon good.py", "--start must be fork or exec, not 'spoon'"),
+        ("run -e NOT_SET_HERE good.py", "NOT_SET_HERE: not set here"),
+        ("run -e RANK=1 good.py", "RANK is set by the platform"),
+        ("run -e =1 good.py", "'' has no usable name"),
+        ("run --grace 1e9 good.py", "grace_s must be from 0 to 86400"),
+        ("run --ranks 4096 good.py", "ranks_per_node must be from 1 to 1024"),
+        ("ps", "no server serves"),
+        ("show t1", "no server serves"),
+        ("logs t1", "no server serves"),
+        ("events", "no server serves"),
+        ("stop t1", "no server serves"),
+        ("nodes", "no server serves"),
+        ("down", "no server serves"),
+    ],
+)
+def test_failure(home: Path, capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    refused(capsys, line.split(), 1, message)
+    assert not home.exists()
+
+
+def test_a_port_in_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused(capsys, ["up", "--port", str(port)], 1, f"cannot listen on port {port}")
+
+
+@pytest.mark.parametrize("verb", ["up", "run good.py"])
+def test_a_home_that_cannot_be(home: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    home.write_text("")
+    refused(capsys, verb.split(), 1, r"cannot use \S*/home as home")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_home_that_is_not_writable(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home.parent.chmod(0o500)
+    try:
+        refused(capsys, ["run", "good.py"], 1, "Permission denied")
+    finally:
+        home.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize("verb", ["up", "run good.py"])
+def test_a_database_that_is_not_ours(
+    home: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    home.mkdir()
+    (home / "hai.sqlite").write_bytes(b"a letter to my aunt" * 1000)
+    refused(capsys, verb.split(), 1, "hai.sqlite is not a sound database")
+
+
+def test_a_stale_or_damaged_server_json_without_a_server(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir()
+    (home / "server.json").write_text("{")
+    refused(capsys, ["ps"], 1, "no server serves")

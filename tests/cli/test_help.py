@@ -1,0 +1,88 @@
+"""Help is there for every verb, and costs no heavy import."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+VERBS = [
+    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
+]  # fmt: skip
+HANDED_OVER = ["demo", "bench", "lab"]
+HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
+
+RUN_ALL = """
+import contextlib, io, json, sys
+from fireflyer.cli.app import run_line
+texts = {}
+for verb in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = run_line([verb, "--help"] if verb else ["--help"])
+    assert code == 0, (verb, code)
+    texts[verb] = out.getvalue()
+print(json.dumps({"texts": texts, "modules": sorted(sys.modules)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def helped() -> Any:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RUN_ALL, json.dumps(["", *VERBS])],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_help_of_every_verb_imports_nothing_heavy(helped: Any) -> None:
+    assert [name for name in HEAVY if name in helped["modules"]] == []
+
+
+def test_the_overview_imports_not_even_what_typer_parses_options_with() -> None:
+    script = (
+        "import sys; from fireflyer.cli.app import run_line; assert run_line(['--help']) == 0;"
+        "assert not {'pydantic', 'msgspec', 'http'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_overview_names_every_verb(helped: Any) -> None:
+    listed = helped["texts"][""].partition("Commands:")[2]
+    assert [line.split()[0] for line in listed.strip().splitlines()] == VERBS + HANDED_OVER
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_is_explained(helped: Any, verb: str) -> None:
+    lines = helped["texts"][verb].splitlines()
+    assert lines[0].startswith(f"Usage: fireflyer {verb} [OPTIONS]")
+    options = lines[lines.index("Options:") + 1 :]
+    for line, following in zip(options, [*options[1:], ""], strict=True):
+        if line.strip().startswith("-"):
+            explained = "  " in line.strip() or following.startswith(" " * 8)
+            assert explained, line
+
+
+def test_no_arguments_show_the_overview(capsys: pytest.CaptureFixture[str], helped: Any) -> None:
+    from fireflyer.cli.app import run_line
+
+    assert run_line([]) == 0
+    assert capsys.readouterr().out == helped["texts"][""]
+
+
+@pytest.mark.parametrize("verb", HANDED_OVER)
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["-h"], ["--json", "x", "--seconds", "20", "--", "-n", "2"]]
+)
+def test_programs_of_their_own_get_all_that_follows(
+    monkeypatch: pytest.MonkeyPatch, verb: str, arguments: list[str]
+) -> None:
+    from fireflyer.cli import app
+
+    commands: list[list[str]] = []
+    monkeypatch.setattr(app, "_become", commands.append)
+    assert app.run_line([verb, *arguments]) == 0
+    assert commands == [[sys.executable, "-P", "-m", f"fireflyer.{verb}", *arguments]]

@@ -1,0 +1,300 @@
+"""The server dies at every point where it writes or calls the engine; nothing acknowledged is lost and
+nothing is launched twice."""
+
+import asyncio
+import importlib.util
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fireflyer.errors import FireflyerError, TaskError
+from fireflyer.hai.controller import Controller
+from fireflyer.hai.home import Home
+from fireflyer.hai.model import TERMINAL, Event, TaskSpec, TaskView
+from fireflyer.hai.store import Store
+
+MakeSpec = Callable[..., TaskSpec]
+
+
+class Crash(Exception):
+    """Stands for SIGKILL: nothing after it happens."""
+
+
+def load_fake_engine() -> Any:
+    path = Path(__file__).with_name("fake_server.py")
+    found = importlib.util.spec_from_file_location("fake_server", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module.FakeEngine
+
+
+FakeEngine: Any = load_fake_engine()
+
+
+class Countdown:
+    """Counts the points passed and crashes at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.dead = False
+
+    def point(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self.dead = True
+        if self.dead:
+            raise Crash
+
+
+class DyingStore(Store):
+    """Crashes with the transaction open, or right after it was committed."""
+
+    def __init__(self, path: Path, countdown: Countdown) -> None:
+        super().__init__(path)
+        self._countdown = countdown
+
+    def _note(self, *arguments: Any) -> None:
+        super()._note(*arguments)
+        self._countdown.point()
+
+    def add(self, *arguments: Any) -> str:
+        found = super().add(*arguments)
+        self._countdown.point()
+        return found
+
+    def write(self, *arguments: Any) -> None:
+        super().write(*arguments)
+        self._countdown.point()
+
+    def launched(self, *arguments: Any) -> None:
+        self._countdown.point()
+        super().launched(*arguments)
+        self._countdown.point()
+
+    def released(self, *arguments: Any) -> None:
+        self._countdown.point()
+        super().released(*arguments)
+        self._countdown.point()
+
+
+class User:
+    """Does a list of things once each, going on after a crash with the first not acknowledged."""
+
+    def __init__(self, spec: MakeSpec) -> None:
+        self.spec = spec
+        self.done = 0
+        self.acknowledged: dict[str, TaskSpec] = {}
+        self.steered: dict[str, str] = {}
+        self.main = ""
+
+    async def act(self, controller: Controller) -> None:
+        """Goes on until everything is acknowledged and every task is over."""
+        things: list[Callable[[], Any]] = [
+            lambda: self.submit(controller, "hold"),
+            lambda: self.submit(controller, "fail", "1"),
+            lambda: self.submit(controller, "lose", "1", nodes=2),
+            lambda: self.steer(controller, "suspend", {"running"}),
+            lambda: self.steer(controller, "resume", {"suspended"}),
+            lambda: self.submit(controller, "finish"),
+            lambda: self.steer(controller, "stop", {"running", "starting"}),
+        ]
+        while self.done < len(things):
+            await things[self.done]()
+            self.done += 1
+        for view in controller.views(live=True):
+            if view.spec.args == ("hold",):
+                controller.request(view.id, "stop")
+        await until(controller, lambda: not controller.views(live=True))
+
+    async def submit(self, controller: Controller, *args: str, nodes: int = 1) -> None:
+        spec = self.spec(*args, nodes=nodes)
+        view = controller.submit(spec)
+        self.acknowledged[view.id] = spec
+        self.main = self.main or view.id
+
+    async def steer(self, controller: Controller, what: Any, states: set[str]) -> None:
+        after = {
+            "suspend": {"suspending", "suspended"},
+            "resume": {"queued", "starting", "running"},
+        }
+        over = after.get(what, TERMINAL)
+        await until(controller, lambda: controller.view(self.main).state in states | over)
+        try:
+            controller.request(self.main, what)
+        except TaskError:
+            assert (
+                controller.view(self.main).state in over
+            )  # done before the crash, not acknowledged
+        self.steered[self.main] = what
+
+
+async def until(controller: Controller, holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await controller.events(controller.last_seq(), None, 30)
+
+
+async def live(home: Home, user: User, countdown: Countdown) -> bool:
+    """One life of a server. Returns whether it crashed."""
+    store = DyingStore(home.database, countdown)
+    engine = FakeEngine(2, home.path / "engine")
+    controller = Controller(home, store, engine)
+    serving = asyncio.create_task(controller.run(lambda: None))
+    acting = asyncio.create_task(user.act(controller))
+    try:
+        done, pending = await asyncio.wait({serving, acting}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            task.result()
+    except Crash:
+        return True
+    finally:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        store.close()
+    return False
+
+
+def check_history(events: list[Event], views: list[TaskView], launches: list[str]) -> None:
+    """What must hold of the whole history once every task is over."""
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    for view in views:
+        own = [event for event in events if event.task == view.id]
+        assert view.state in TERMINAL
+        assert own[-1].kind == view.state
+        assert sum(event.kind in TERMINAL for event in own) == 1
+        kinds = [event.kind for event in own if event.kind in ("starting", "gang_ended")]
+        assert kinds == ["starting", "gang_ended"] * view.attempt
+        starts = [event.attempt for event in own if event.kind == "starting"]
+        assert starts == list(range(1, view.attempt + 1))
+        for event in own:
+            assert "cannot start" not in event.detail.get("reason", ""), "launched twice"
+            if event.kind == "gang_ended" and event.detail["outcome"] != "lost":
+                assert f"{view.id}.{event.attempt}" in launches
+
+
+def test_a_crash_at_every_point(tmp_path: Path, spec: MakeSpec) -> None:
+    at = 0
+    crashed = True
+    while crashed:
+        at += 1
+        home = Home(tmp_path / f"home{at}")
+        home.create()
+        user = User(spec)
+        crashed = asyncio.run(live(home, user, Countdown(at)))
+        if crashed:
+            assert not asyncio.run(live(home, user, Countdown(10**9)))
+        store = Store(home.database)
+        try:
+            controller = Controller(home, store, FakeEngine(2, home.path / "engine"))
+            views = controller.views(live=False)
+            events = store.events(0, None, 10**6)
+        finally:
+            store.close()
+        check_history(events, views, [p.name for p in (home.path / "engine").iterdir()])
+        by_id = {view.id: view for view in views}
+        for name, wanted in user.acknowledged.items():
+            assert by_id[name].spec == wanted
+            outcome = {"hold": "stopped"}.get(wanted.args[0], "finished")
+            assert by_id[name].state == outcome, (at, name, by_id[name])
+        for name in by_id.keys() - user.acknowledged.keys():
+            assert len(by_id) <= len(user.acknowledged) + 1, f"{name} was doubled"
+        released = (home.path / "engine" / "released").read_text().split()
+        assert {v.id for v in views if v.attempt} <= set(released)
+    assert at > 80, "the walk passed few points; are they still instrumented?"
+
+
+class Storm:
+    """Clients that submit and steer until told to stop; they remember what was acknowledged."""
+
+    def __init__(self, server: Any, spec: MakeSpec, seed: int) -> None:
+        self._server = server
+        self._spec = spec
+        self._random = random.Random(seed)
+        self.acknowledged: dict[str, TaskSpec] = {}
+        self.stops: set[str] = set()
+        self.calls = 0
+        self.changed = threading.Condition()
+        self.ending = False
+
+    def reached(self, calls: int) -> bool:
+        return self.calls >= calls
+
+    def run(self) -> None:
+        """One client; errors of a dying server are part of its life."""
+        while not self.ending:
+            try:
+                self._act()
+            except TaskError:
+                pass
+            except FireflyerError:
+                with self.changed:
+                    self.changed.wait(0.01)
+                continue
+            with self.changed:
+                self.calls += 1
+                self.changed.notify_all()
+
+    def _act(self) -> None:
+        client = self._server.client
+        known = sorted(self.acknowledged)
+        if not known or self._random.random() < 0.4:
+            kind = self._random.choice([("hold",), ("finish",), ("fail", "1"), ("lose", "1")])
+            spec = self._spec(*kind, nodes=self._random.choice([1, 1, 2]))
+            view = client.submit(spec)
+            self.acknowledged[view.id] = spec
+            return
+        name = self._random.choice(known)
+        what = self._random.choice(["stop", "suspend", "resume"])
+        {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}[what](name)
+        if what == "stop":
+            self.stops.add(name)
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_kill_nine_in_a_storm_of_requests(server: Any, spec: MakeSpec, seed: int) -> None:
+    storm = Storm(server, spec, seed)
+    server.start()
+    clients = [threading.Thread(target=storm.run) for _ in range(3)]
+    for client in clients:
+        client.start()
+    chance = random.Random(seed)
+    try:
+        for _ in range(5):
+            with storm.changed:
+                goal = storm.calls + chance.randrange(5, 60)
+                assert storm.changed.wait_for(partial(storm.reached, goal), 30)
+            server.kill()
+            server.start()
+    finally:
+        storm.ending = True
+        for client in clients:
+            client.join()
+    client = server.client
+    for view in client.tasks(live=True):
+        with suppress(TaskError):  # it ended in between
+            client.stop(view.id)
+    for view in client.tasks(live=True):
+        client.wait(view.id, TERMINAL, 30)
+    events: list[Event] = []
+    while more := client.events(after=events[-1].seq if events else 0):
+        events += more
+    views = client.tasks()
+    check_history(events, views, server.launches())
+    by_id = {view.id: view for view in views}
+    for name, wanted in storm.acknowledged.items():
+        assert by_id[name].spec == wanted
+    for name in storm.stops:
+        assert by_id[name].state in ("stopped", "finished")

@@ -1,0 +1,327 @@
+"""The scheduler's rules, as examples and as a random walk over all inputs."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fireflyer.errors import TaskError
+from fireflyer.hai import scheduler
+from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
+from fireflyer.hai.model import TERMINAL
+from fireflyer.hai.scheduler import ACTIVE, Action, Launch, Release, State, Step, Task
+
+WHEN: dict[str, Any] = {"monotonic_ns": 0, "wall": 0.0}
+
+
+def task(number: int, nodes: int = 1, **fields: Any) -> Task:
+    return Task(id=f"t{number}", order=number, nodes=nodes, world=nodes, max_restarts=1, **fields)
+
+
+def state(*tasks: Task, nodes: int = 3) -> State:
+    return State(tasks={t.id: t for t in tasks}, nodes=tuple(f"n{i}" for i in range(nodes)))
+
+
+def running(number: int, *nodes: str, **fields: Any) -> Task:
+    return task(number, len(nodes), state="running", attempt=1, placement=nodes, **fields)
+
+
+def ended(found: Task, outcome: Any, reason: str = "why") -> Step:
+    event = GangEnded(task=found.id, attempt=found.attempt, outcome=outcome, reason=reason, **WHEN)
+    return scheduler.observe(found, event)
+
+
+def kinds(step: Step) -> list[str]:
+    return [note.kind for note in step.notes]
+
+
+def test_first_in_first_out_by_submission() -> None:
+    assert scheduler.plan(state(task(2), task(1), nodes=1), 0.0) == [Launch("t1", 1, ("n0",))]
+
+
+def test_a_gang_gets_all_its_nodes_or_waits_and_holds_back_later_tasks() -> None:
+    assert scheduler.plan(state(running(1, "n1"), task(2, 3), task(3)), 0.0) == []
+    after = state(running(1, "n1"), task(2, 2), task(3))
+    assert scheduler.plan(after, 0.0) == [Launch("t2", 1, ("n0", "n2"))]
+
+
+def test_a_task_larger_than_the_server_is_refused_and_never_blocks() -> None:
+    with pytest.raises(TaskError, match="asks for 4 nodes and this server has 3"):
+        scheduler.admit(task(1, 4), 3)
+    found = state(task(1, 4), task(2))
+    assert scheduler.plan(found, 0.0) == [Launch("t2", 1, ("n0",))]
+    assert scheduler.waiting_for(found, found.tasks["t1"]) == "asks for 4 nodes; the server has 3"
+
+
+def test_a_restart_prefers_its_nodes_in_their_order() -> None:
+    step = ended(running(1, "n2", "n0"), "failed")
+    assert (step.task.state, step.task.restarts) == ("queued", 1)
+    assert kinds(step) == ["gang_ended", "restarting", "queued"]
+    assert step.actions == ()
+    assert scheduler.plan(state(step.task), 0.0) == [Launch("t1", 2, ("n2", "n0"))]
+
+
+def test_a_restart_that_has_to_wait_gives_back_its_warmth() -> None:
+    waiting = ended(running(2, "n0", "n1"), "lost").task
+    actions = scheduler.plan(state(waiting, task(1, 2)), 0.0)
+    assert actions == [Launch("t1", 1, ("n0", "n1")), Release("t2", 1)]
+    released = scheduler.decide(waiting, actions[1]).task
+    assert scheduler.plan(state(released, running(1, "n0", "n1")), 0.0) == []
+
+
+def test_restarts_are_spent_and_then_the_task_fails() -> None:
+    step = ended(running(1, "n0", restarts=1), "failed", "rank 0 on n0 returned 3")
+    assert (step.task.state, step.task.reason) == ("failed", "rank 0 on n0 returned 3")
+    assert step.actions == (Release("t1", 1),)
+
+
+def test_a_launch_that_the_server_did_not_survive_costs_no_restart() -> None:
+    step = ended(running(1, "n0", restarts=1, unsure=True), "lost")
+    assert (step.task.state, step.task.restarts) == ("queued", 1)
+    assert ended(running(1, "n0", restarts=1, unsure=True), "failed").task.state == "failed"
+
+
+def test_running_once_every_rank_started() -> None:
+    found = scheduler.decide(task(1, 2), Launch("t1", 1, ("n0", "n1"))).task
+    seen = []
+    for rank in (1, 1, 0):
+        event = RankStarted(task="t1", attempt=1, rank=rank, node="n", pid=5, **WHEN)
+        step = scheduler.observe(found, event)
+        seen.append(kinds(step))
+        found = step.task
+    assert seen == [["rank_started"], [], ["rank_started", "running"]]
+
+
+def test_events_of_an_older_attempt_change_nothing() -> None:
+    found = msgspec.structs.replace(running(1, "n0"), attempt=2)
+    event = GangEnded(task="t1", attempt=1, outcome="failed", reason="", **WHEN)
+    assert scheduler.observe(found, event) == Step(task=found)
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "failed", "lost", "suspended"])
+def test_a_stop_ends_as_stopped_whatever_the_gang_did(outcome: str) -> None:
+    step = scheduler.request(running(1, "n0"), "stop")
+    assert kinds(step) == ["stopping"]
+    assert step.task.state == "running"
+    assert ended(step.task, outcome).task.state == "stopped"
+    assert scheduler.request(step.task, "stop").notes == ()
+
+
+def test_a_task_that_finishes_before_the_stop_reaches_it_has_finished() -> None:
+    step = scheduler.request(running(1, "n0"), "stop")
+    assert ended(step.task, "finished").task.state == "finished"
+
+
+def test_suspend_and_resume() -> None:
+    step = scheduler.request(running(1, "n0"), "suspend")
+    assert (step.task.state, kinds(step)) == ("suspending", ["suspending"])
+    with pytest.raises(TaskError, match="still suspending"):
+        scheduler.request(step.task, "resume")
+    step = ended(step.task, "suspended")
+    assert (step.task.state, step.task.placement) == ("suspended", ())
+    assert step.actions == (Release("t1", 1),)
+    step = scheduler.request(step.task, "resume")
+    assert kinds(step) == ["resumed", "queued"]
+
+
+def test_a_fault_while_suspending_costs_a_restart_and_still_suspends() -> None:
+    suspending = scheduler.request(running(1, "n0"), "suspend").task
+    step = ended(suspending, "failed")
+    assert (step.task.state, step.task.restarts) == ("suspended", 1)
+    spent = msgspec.structs.replace(suspending, restarts=1)
+    assert ended(spent, "failed").task.state == "failed"
+
+
+def test_stop_and_suspend_of_a_queued_task_take_effect_at_once() -> None:
+    assert scheduler.request(task(1), "stop").task.state == "stopped"
+    assert scheduler.request(task(1), "suspend").task.state == "suspended"
+    suspended = scheduler.request(task(1), "suspend").task
+    assert scheduler.request(suspended, "stop").task.state == "stopped"
+
+
+@pytest.mark.parametrize("over", ["finished", "failed"])
+@pytest.mark.parametrize("what", ["stop", "suspend", "resume"])
+def test_what_is_over_refuses(over: Any, what: Any) -> None:
+    with pytest.raises(TaskError, match=f"task t1 has already {over}"):
+        scheduler.request(task(1, state=over), what)
+
+
+class Platform(RuleBasedStateMachine):
+    """A server in miniature: the scheduler's steps against an engine whose gangs end at random."""
+
+    NODES = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: dict[str, Task] = {}
+        self.gangs: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.launched: set[tuple[str, int]] = set()
+        self.ended: set[tuple[str, int]] = set()
+        self.asked: set[tuple[str, int, str]] = set()
+        self.history: dict[str, list[str]] = {}
+        self.old: list[EngineEvent] = []
+
+    def apply(self, step: Step) -> None:
+        name = step.task.id
+        before = self.tasks.get(name)
+        if before is not None and before.state in TERMINAL:
+            assert step.task.state == before.state
+        if before is not None and before.state != step.task.state:
+            assert step.notes[-1].kind in (step.task.state, "starting")
+        self.tasks[name] = step.task
+        self.history.setdefault(name, []).extend(note.kind for note in step.notes)
+        for action in step.actions:
+            self.perform(action)
+
+    def perform(self, action: Action) -> None:
+        at = (action.task, action.attempt)
+        if isinstance(action, Launch):
+            assert at not in self.launched, "an attempt was launched twice"
+            self.launched.add(at)
+            busy = {node for nodes in self.gangs.values() for node in nodes}
+            assert busy.isdisjoint(action.nodes), "two tasks on a node"
+            assert len(set(action.nodes)) == self.tasks[action.task].nodes
+            self.gangs[at] = action.nodes
+        elif isinstance(action, Release):
+            assert at not in self.gangs, "released what runs"
+        else:
+            assert at in self.gangs
+            self.asked.add((*at, "stop" if isinstance(action, scheduler.StopGang) else "suspend"))
+
+    def schedule(self) -> None:
+        found = State(tasks=self.tasks, nodes=tuple(f"n{i}" for i in range(self.NODES)))
+        for action in scheduler.plan(found, 0.0):
+            self.apply(scheduler.decide(self.tasks[action.task], action))
+        assert scheduler.plan(found, 0.0) == [], "a second plan finds more to do"
+
+    def see(self, event: EngineEvent) -> None:
+        self.old.append(event)
+        self.apply(scheduler.observe(self.tasks[event.task], event))
+        self.schedule()
+
+    @rule(nodes=st.integers(1, 4), restarts=st.integers(0, 2))
+    def submit(self, nodes: int, restarts: int) -> None:
+        number = len(self.tasks) + 1
+        fresh = Task(id=f"t{number}", order=number, nodes=nodes, world=nodes, max_restarts=restarts)
+        if nodes > self.NODES:
+            with pytest.raises(TaskError):
+                scheduler.admit(fresh, self.NODES)
+            return
+        self.apply(scheduler.admit(fresh, self.NODES))
+        self.schedule()
+
+    @rule(data=st.data(), what=st.sampled_from(["stop", "suspend", "resume"]))
+    def request(self, data: st.DataObject, what: scheduler.Request) -> None:
+        if not self.tasks:
+            return
+        name = data.draw(st.sampled_from(sorted(self.tasks)))
+        before = self.tasks[name]
+        try:
+            step = scheduler.request(before, what)
+        except TaskError:
+            assert what != "stop" or before.state in ("finished", "failed")
+            return
+        self.apply(step)
+        self.schedule()
+
+    @rule(data=st.data())
+    def start_rank(self, data: st.DataObject) -> None:
+        if self.gangs:
+            name, attempt = data.draw(st.sampled_from(sorted(self.gangs)))
+            nodes = self.gangs[name, attempt]
+            rank = data.draw(st.integers(0, len(nodes) - 1))
+            self.see(
+                RankStarted(task=name, attempt=attempt, rank=rank, node=nodes[rank], pid=9, **WHEN)
+            )
+
+    @rule(data=st.data(), code=st.sampled_from([0, 1, None]))
+    def exit_rank(self, data: st.DataObject, code: int | None) -> None:
+        if self.gangs:
+            name, attempt = data.draw(st.sampled_from(sorted(self.gangs)))
+            signal = 9 if code is None else None
+            self.see(
+                RankExited(
+                    task=name, attempt=attempt, rank=0, node="n0", code=code, signal=signal,
+                    suspended=False, **WHEN,
+                )
+            )  # fmt: skip
+
+    @rule(data=st.data(), fault=st.sampled_from(["finished", "failed", "lost", "as asked"]))
+    def end_gang(self, data: st.DataObject, fault: str) -> None:
+        if not self.gangs:
+            return
+        at = data.draw(st.sampled_from(sorted(self.gangs)))
+        outcome: Any = fault
+        if fault == "as asked":
+            if (*at, "stop") in self.asked:
+                outcome = "stopped"
+            elif (*at, "suspend") in self.asked:
+                outcome = "suspended"
+            else:
+                return
+        del self.gangs[at]
+        self.ended.add(at)
+        self.see(GangEnded(task=at[0], attempt=at[1], outcome=outcome, reason="why", **WHEN))
+
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        """The engine tells again what it has told: nothing happens."""
+        if self.old:
+            event = data.draw(st.sampled_from(self.old))
+            before = self.tasks[event.task]
+            step = scheduler.observe(before, event)
+            assert (step.task, step.notes, step.actions) == (before, (), ())
+
+    @rule(data=st.data())
+    def server_dies(self, data: st.DataObject) -> None:
+        """What the next server loads: warmth as the database has it, launches possibly in doubt."""
+        for name, found in self.tasks.items():
+            if found.state == "starting" and not found.started:
+                doubt = data.draw(st.booleans())
+                self.tasks[name] = msgspec.structs.replace(found, unsure=doubt)
+        self.schedule()
+
+    @invariant()
+    def nodes_are_held_by_those_who_run(self) -> None:
+        held = {t.id: t.placement for t in self.tasks.values() if t.placement}
+        assert held == {name: nodes for (name, _), nodes in self.gangs.items()}
+        for found in self.tasks.values():
+            assert (found.state in ACTIVE) == bool(found.placement)
+            assert found.restarts <= found.max_restarts
+
+    @invariant()
+    def the_first_in_the_queue_does_not_wait_for_nothing(self) -> None:
+        queue = sorted(
+            (t for t in self.tasks.values() if t.state == "queued"), key=lambda t: t.order
+        )
+        if queue:
+            busy = sum(len(nodes) for nodes in self.gangs.values())
+            assert queue[0].nodes > self.NODES - busy
+
+    def teardown(self) -> None:
+        """From anywhere, ending every gang and resuming what is suspended brings every task to an end."""
+        for _ in range(1000):
+            for found in list(self.tasks.values()):
+                if found.state == "suspended":
+                    self.apply(scheduler.request(found, "resume"))
+            self.schedule()
+            if not self.gangs:
+                break
+            at = min(self.gangs)
+            del self.gangs[at]
+            self.ended.add(at)
+            self.see(GangEnded(task=at[0], attempt=at[1], outcome="finished", reason="", **WHEN))
+        assert self.launched == self.ended
+        for name, found in self.tasks.items():
+            assert found.state in TERMINAL
+            entries = [kind for kind in self.history[name] if kind in TERMINAL]
+            assert entries == [found.state]
+            starts = self.history[name].count("starting")
+            assert starts == self.history[name].count("gang_ended") == found.attempt
+
+
+TestPlatform = Platform.TestCase
+TestPlatform.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,408 @@
+"""The server from outside: who may talk to it, what it keeps private, how it starts and ends."""
+
+import http.client
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fireflyer.errors import (
+    ConfigError,
+    Corrupted,
+    DeadlineExceeded,
+    PeerLost,
+    StorageError,
+    TaskError,
+)
+from fireflyer.hai.client import Client
+from fireflyer.hai.home import Home
+from fireflyer.hai.model import TERMINAL, TaskSpec
+from fireflyer.hai.server import Options, serve
+from fireflyer.hai.store import Store
+
+MakeSpec = Callable[..., TaskSpec]
+
+
+def ask(client: Client, headers: dict[str, str], path: str = "/tasks") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", client.server().port, timeout=30)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_the_token_opens_it_and_only_the_user_reads_the_token(
+    server: Any, spec: MakeSpec
+) -> None:
+    server.start()
+    home = server.client.home
+    view = server.client.submit(spec("hold"))
+    token = home.token.read_text()
+    for headers in (
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer "},
+        {"Authorization": f"Bearer {token[:-1]}"},
+        {"Authorization": f"bearer {token}"},
+        {"Authorization": token},
+        {"Authorization": "Bearer \xff\xfe"},
+    ):
+        for path in ("/tasks", "/tasks/t1", "/nodes", "/docs", "/nothing"):
+            status, body = ask(server.client, headers, path)
+            assert status == 401
+            assert view.id.encode() not in body
+    assert ask(server.client, {"Authorization": f"Bearer {token}"})[0] == 200
+    assert mode(home.path) == 0o700
+    database = home.database
+    private = [home.token, home.server, database]
+    private += [database.with_name(database.name + end) for end in ("-wal", "-shm")]
+    assert [mode(path) for path in private] == [0o600] * 5
+
+
+def test_the_tasks_secret_is_in_the_database_alone(server: Any, spec: MakeSpec) -> None:
+    server.start()
+    server.client.submit(spec("say", "hello"))
+    server.client.wait("t1", {"running"}, 30)
+    with sqlite3.connect(server.client.home.database) as database:
+        secret = database.execute("SELECT secret FROM task").fetchone()[0]
+    database.close()
+    assert len(bytes.fromhex(secret)) == 32
+    token = {"Authorization": f"Bearer {server.client.home.token.read_text()}"}
+    for path in ("/tasks", "/tasks/t1", "/events", "/nodes", "/tasks/t1/log/0"):
+        status, body = ask(server.client, token, path)
+        assert status == 200
+        assert secret.encode() not in body
+    assert secret not in (server.home.parent / "server.out").read_text()
+
+
+def test_one_server_a_home(server: Any) -> None:
+    server.start()
+    home = server.client.home
+    with pytest.raises(ConfigError, match=f"pid {server.process.pid}.*already serves"):
+        serve(Options(home=home), lambda _: None)
+    assert server.client.nodes()
+    server.kill()
+    assert not home.served()
+    server.start()
+    assert server.client.nodes()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on port {port}: Address already"):
+            serve(Options(home=Home(tmp_path / "home"), port=port), lambda _: None)
+    assert not (tmp_path / "home" / "hai.sqlite").exists()
+
+
+def test_a_given_port_is_served(server: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server.start(port=port)
+    assert server.client.server().port == port
+
+
+def test_no_server_is_told_from_a_dead_one(server: Any) -> None:
+    with pytest.raises(PeerLost, match="no server serves"):
+        server.client.tasks()
+    with pytest.raises(PeerLost, match="no server serves"):
+        Client.connect(server.home, start=False)
+    server.start()
+    server.kill()
+    with pytest.raises(PeerLost, match="no server serves"):
+        server.client.tasks()
+
+
+def test_a_server_that_does_not_answer(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.start()
+    monkeypatch.setattr("fireflyer.hai.client.CALL_DEADLINE_S", 0.05)
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(DeadlineExceeded, match=r"\(pid \d+\) did not answer"):
+            server.client.tasks()
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": 1}', b"\xff\xfe", b"[]"])
+def test_a_damaged_server_json_of_a_living_server(server: Any, content: bytes) -> None:
+    server.start()
+    server.client.home.server.write_bytes(content)
+    with pytest.raises(Corrupted, match=rf"server.json is damaged .*\(pid {server.process.pid}\)"):
+        server.client.tasks()
+
+
+def test_a_stale_server_json_is_not_believed(server: Any) -> None:
+    server.start()
+    stale = server.client.home.server.read_bytes()
+    server.kill()
+    assert server.client.home.server.read_bytes() == stale
+    with pytest.raises(PeerLost):
+        server.client.tasks()
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (
+            b"this is not a database, whatever its name says" * 100,
+            Corrupted,
+            "not a sound database",
+        ),
+        ("CREATE TABLE song (title)", Corrupted, "database of another program"),
+        (
+            "CREATE TABLE schema_version (product, version);"
+            "INSERT INTO schema_version VALUES ('other', 1)",
+            Corrupted,
+            "database of another program",
+        ),
+        (
+            "CREATE TABLE schema_version (product, version);"
+            "INSERT INTO schema_version VALUES ('fireflyer hai', 2)",
+            StorageError,
+            "written by a newer Fireflyer",
+        ),
+    ],
+)
+def test_a_database_that_is_not_ours(
+    tmp_path: Path, content: str | bytes, error: type[Exception], message: str
+) -> None:
+    home = Home(tmp_path)
+    if isinstance(content, bytes):
+        home.database.write_bytes(content)
+    else:
+        with sqlite3.connect(home.database) as database:
+            database.executescript(content)
+        database.close()
+    before = home.database.read_bytes()
+    with pytest.raises(error, match=message):
+        serve(Options(home=home), lambda _: None)
+    assert home.database.read_bytes() == before
+    assert not home.served()
+
+
+def test_the_history_cannot_be_changed(server: Any, spec: MakeSpec) -> None:
+    server.start()
+    server.client.submit(spec("finish"))
+    server.client.wait("t1", {"finished"}, 30)
+    database = sqlite3.connect(server.client.home.database)
+    try:
+        for statement in ("UPDATE event SET kind = 'x'", "DELETE FROM event WHERE seq = 1"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                database.execute(statement)
+    finally:
+        database.close()
+
+
+def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot use .*home as home"):
+        Home(tmp_path / "home").create()
+    with pytest.raises(ConfigError, match=r"cannot use .*home as home"):
+        Client(tmp_path / "home").tasks()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"script": "relative.py"}, "must be an absolute path"),
+        ({"script": "/nowhere/x.py"}, "no script /nowhere/x.py"),
+        ({"script": "/tmp"}, "is a directory"),
+        ({"cwd": "/nowhere"}, "working directory /nowhere does not exist"),
+        ({"nodes": 0}, "nodes must be from 1"),
+        ({"ranks_per_node": 0}, "ranks_per_node must be from 1"),
+        ({"max_restarts": -1}, "max_restarts must be from 0"),
+        ({"grace_s": -1.0}, "grace_s must be from 0"),
+        ({"env": {"RANK": "0"}}, "RANK is set by the platform"),
+        ({"env": {"A=B": "0"}}, "has no usable name"),
+        ({"env": {"A": "\0"}}, "has no usable name or value"),
+        ({"args": ("\0",)}, "contains a NUL byte"),
+    ],
+)
+def test_a_spec_that_cannot_work_is_refused(
+    server: Any, spec: MakeSpec, change: dict[str, Any], message: str
+) -> None:
+    from fireflyer.hai.admission import check
+
+    with pytest.raises(ConfigError, match=message):
+        check(spec(**{"args": (), **change}) if "args" not in change else spec(*change["args"]))
+
+
+def test_refusals_reach_the_client_as_they_are(server: Any, spec: MakeSpec) -> None:
+    server.start(nodes=2)
+    client = server.client
+    with pytest.raises(ConfigError, match="no script /nowhere"):
+        client.submit(spec(script="/nowhere"))
+    with pytest.raises(TaskError, match="asks for 3 nodes and this server has 2"):
+        client.submit(spec("hold", nodes=3))
+    assert client.tasks() == []
+    for name in ("t1", "t", "1", "x1", "t-1", "t1.5", "t99999999999999999999", "", "é", "t1/2"):
+        with pytest.raises((TaskError, ConfigError)):
+            client.task(name)
+    client.submit(spec("hold"))
+    client.wait("t1", {"running"}, 30)
+    with pytest.raises(TaskError, match="is running, not suspended"):
+        client.resume("t1")
+    for rank, attempt in ((1, None), (0, 2)):
+        with pytest.raises(TaskError, match=r"there is no rank 1|has no attempt 2"):
+            client.read_log("t1", rank, attempt=attempt)
+    for query in ("?after=x", "?after=-1", "?wait_s=nan", "?after=99999999999999999999"):
+        with pytest.raises(ConfigError, match=r"after|wait_s"):
+            client._ask("GET", "/events" + query)
+    for body in (b"", b"{}", b"[]", b'{"script": 1}', b'{"script":"/x","cwd":"/","extra":1}'):
+        with pytest.raises(ConfigError, match="the task cannot be read"):
+            client._ask("POST", "/tasks", body=body)
+    assert len(client.tasks()) == 1
+
+
+def test_events_are_told_to_those_who_wait(server: Any, spec: MakeSpec) -> None:
+    server.start()
+    client = server.client
+    client.submit(spec("hold"))
+    client.wait("t1", {"running"}, 30)
+    _, seq = client.task_at("t1")
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.extend(client.events("t1", seq, wait_s=60)))
+    waiting.start()
+    client.submit(spec("hold"))  # another task's events are not what it waits for
+    client.wait("t2", {"running"}, 30)
+    assert waiting.is_alive()
+    client.stop("t1")
+    waiting.join(30)
+    assert [event.kind for event in found][:1] == ["stopping"]
+    assert client.events("t1", after=10**6) == []
+
+
+def test_wait_sees_states_that_were_passed_and_never_hangs_on_a_task_that_is_over(
+    server: Any, spec: MakeSpec
+) -> None:
+    server.start()
+    client = server.client
+    client.submit(spec("hold"))
+    client.wait("t1", {"running"}, 30)
+    with pytest.raises(DeadlineExceeded, match=r"t1 is running, not finished, after 0.05 s"):
+        client.wait("t1", {"finished"}, 0.05)
+    client.stop("t1")
+    with pytest.raises(TaskError, match="task t1 is stopped"):
+        client.wait("t1", {"finished"}, 30)
+
+
+def test_a_log_is_read_by_offset_and_followed(server: Any, spec: MakeSpec) -> None:
+    server.start()
+    client = server.client
+    client.submit(spec("say", "hello\n"))
+    view = client.wait("t1", {"running"}, 30)
+    assert client.read_log("t1", 0, 0, wait_s=30) == (b"hello\n", 6)
+    assert client.read_log("t1", 0, 2) == (b"llo\n", 6)
+    assert client.read_log("t1", 0, 6) == (b"", 6)
+    assert client.read_log("t1", 0, 600) == (b"", 600)
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(client.read_log("t1", 0, 6, wait_s=60)))
+    waiting.start()
+    with Path(view.ranks[0].log).open("ab") as file:
+        file.write(b"world\n")
+    waiting.join(30)
+    assert found == [(b"world\n", 12)]
+    waiting = threading.Thread(
+        target=lambda: found.append(client.read_log_chunk("t1", 0, 12, wait_s=60))
+    )
+    waiting.start()
+    client.stop("t1")
+    waiting.join(30)
+    assert (found[1].data, found[1].end) == (b"", True)
+    assert client.read_log_chunk("t1", 0, 12).end
+
+
+def test_the_end_stops_tasks_and_keeps_suspended_ones(server: Any, spec: MakeSpec) -> None:
+    server.start(nodes=1)
+    client = server.client
+    client.submit(spec("hold"))
+    client.wait("t1", {"running"}, 30)
+    client.suspend("t1")
+    for _ in range(3):
+        client.submit(spec("hold"))
+    client.wait("t2", {"running"}, 30)
+    client.shutdown()
+    assert server.process.wait(30) == 0
+    assert not server.client.home.server.exists()
+    server.start(nodes=1)
+    assert [view.state for view in client.tasks()] == ["suspended", *["stopped"] * 3]
+    client.resume("t1")
+    assert client.wait("t1", {"running"}, 30).attempt == 2
+    assert server.launches() == ["t1.1", "t1.2", "t2.1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_as_shutdown_does(
+    server: Any, spec: MakeSpec, number: signal.Signals
+) -> None:
+    server.start()
+    server.client.submit(spec("hold"))
+    server.client.wait("t1", {"running"}, 30)
+    server.process.send_signal(number)
+    assert server.process.wait(30) == 0
+    store = Store(server.client.home.database)
+    try:
+        assert store.row("t1").state == "stopped"
+    finally:
+        store.close()
+
+
+def test_shutdown_with_keep_leaves_attempts_to_the_next_server(server: Any, spec: MakeSpec) -> None:
+    server.start()
+    client = server.client
+    client.submit(spec("hold"))
+    client.wait("t1", {"running"}, 30)
+    client.shutdown(keep=True)
+    server.start()
+    view = client.task("t1")
+    assert (view.state, view.attempt, view.restarts) == ("running", 1, 0)
+    client.stop("t1")
+    client.wait("t1", {"stopped"}, 30)
+    assert server.launches() == ["t1.1"]
+
+
+def test_a_server_with_fewer_nodes_passes_over_what_no_longer_fits(
+    server: Any, spec: MakeSpec
+) -> None:
+    server.start(nodes=2)
+    client = server.client
+    client.submit(spec("hold", nodes=2))
+    client.submit(spec("hold", nodes=2))
+    client.wait("t1", {"running"}, 30)
+    server.kill()
+    server.start(nodes=1)
+    client.stop("t1")
+    client.submit(spec("finish"))
+    client.wait("t3", TERMINAL, 30)
+    view = client.task("t2")
+    assert (view.state, view.reason) == ("queued", "asks for 2 nodes; the server has 1")
+
+
+def test_importing_starts_nothing() -> None:
+    script = (
+        "import sys, threading, os; before = len(os.listdir('/proc/self/fd'));"
+        "import fireflyer.hai.server, fireflyer.hai.client, fireflyer.hai;"
+        "assert threading.active_count() == 1; assert len(os.listdir('/proc/self/fd')) == before;"
+        "assert 'torch' not in sys.modules; assert fireflyer.hai.Client"
+    )
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, env=environment)
