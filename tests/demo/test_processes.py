@@ -61,6 +61,28 @@ def test_finds_a_forked_process_that_cleared_its_environment(tmp_path: Path) -> 
         assert processes.outliving(processes.marked(run), 10) == []
 
 
+def test_waits_for_a_process_in_the_middle_of_an_exec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a process runs a program and shows neither arguments nor environment."""
+    starting, thread = tmp_path / "7001", tmp_path / "7002"
+    for folder in (starting, thread):
+        folder.mkdir()
+        (folder / "environ").write_bytes(b"")
+        (folder / "cmdline").write_bytes(b"")
+    (starting / "exe").symlink_to(sys.executable)
+    waits = []
+
+    def finish_the_exec(seconds: float) -> None:
+        waits.append(seconds)
+        (starting / "cmdline").write_bytes(b"python\0")
+        (starting / "environ").write_bytes(f"A=1\0{processes.MARK}=r\0".encode())
+
+    monkeypatch.setattr("fireflyer.demo.processes.time.sleep", finish_the_exec)
+    assert processes.marked("r", proc=tmp_path) == [processes.Process(7001, "python")]
+    assert len(waits) == 1
+
+
 def test_tells_who_outlives_the_deadline(tmp_path: Path) -> None:
     run = str(tmp_path)
     with waiting(WAIT, run) as (process, _):

@@ -23,22 +23,38 @@ MARK = "FFDEMO_RUN"
 """Environment variable that the platform and, through it, every process of a run inherits."""
 
 
+EXEC_S = 1.0
+"""How long one search waits for processes that are just starting a program."""
+
+
 def marked(run: str, proc: Path = Path("/proc")) -> list[Process]:
     """Living processes, without this one, that were started with MARK set to `run`.
 
-    A forked process shows the environment block of the program that it was forked from.
+    A forked process shows the environment block of the program that it was forked from. One in the
+    middle of an exec shows none for a moment; it is waited for.
     """
     wanted = f"{MARK}={run}".encode()
+    deadline = time.monotonic() + EXEC_S
     found = []
     for folder in proc.iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with suppress(OSError):  # gone meanwhile, or another user's
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                if wanted in _environment(folder, deadline).split(b"\0"):
                     command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                     found.append(
                         Process(int(folder.name), command.decode(errors="replace").strip())
                     )
     return found
+
+
+def _environment(folder: Path, deadline: float) -> bytes:
+    """The environment block, once the process has one; empty for a kernel thread or a zombie."""
+    while not (block := (folder / "environ").read_bytes()):
+        os.readlink(folder / "exe")  # fails for what runs no program
+        if (folder / "cmdline").read_bytes() or time.monotonic() >= deadline:
+            return (folder / "environ").read_bytes()  # exec fills in the arguments first
+        time.sleep(0.001)
+    return block
 
 
 def outliving(processes: list[Process], within_s: float) -> list[Process]:
