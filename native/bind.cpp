@@ -69,6 +69,8 @@ std::uint32_t crc32(nb::handle data, std::uint32_t value) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // torch keeps its process groups to the end of the process, and so ours: not a leak.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   m.def("crc32", &crc32, nb::arg("data"), nb::arg("value") = 0,
         nb::sig("def crc32(data: typing_extensions.Buffer, value: int = 0) -> int"),

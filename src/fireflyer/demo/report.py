@@ -202,7 +202,7 @@ _PAGE = """<!DOCTYPE html>
 </section>
 <section>
 <h2>What the model writes now</h2>
-<p>It was given <code>def</code>, <code>class</code> and <code>import</code> and continued by itself.</p>
+<p>It was given the first word of each text and continued by itself.</p>
 <pre>{sample}</pre>
 </section>
 <section>

@@ -6,20 +6,17 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-PROMPTS = ("def ", "class ", "import ")
+PROMPTS = ("def", "class", "if")
 
 
 def write_text(model: nn.Module, data: Path, context: int, length: int = 140) -> str:
-    """The model's continuations of PROMPTS by `length` tokens each, with the tokens of the data set `data`.
-
-    The first byte token or BPE entry, 0, stands between files, so each text begins like a file.
-    """
+    """The model's continuations of PROMPTS by `length` tokens each, with the tokens of the data set `data`."""
     bpe = data / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(bpe)) if bpe.exists() else None
     texts = []
     for seed, prompt in enumerate(PROMPTS):
-        tokens = [0, *(tokenizer.encode(prompt).ids if tokenizer else prompt.encode())]
-        tokens = continue_tokens(model, tokens, length, context, seed)[1:]
+        tokens = tokenizer.encode(prompt).ids if tokenizer else list(prompt.encode())
+        tokens = continue_tokens(model, tokens, length, context, seed)
         texts.append(
             tokenizer.decode(tokens) if tokenizer else bytes(tokens).decode(errors="replace")
         )
@@ -30,7 +27,8 @@ def write_text(model: nn.Module, data: Path, context: int, length: int = 140) ->
 def continue_tokens(
     model: nn.Module, prompt: list[int], length: int, context: int, seed: int
 ) -> list[int]:
-    """`prompt` and up to `length` tokens, drawn from the 40 likeliest at temperature 0.7, up to a token 0."""
+    """`prompt` and up to `length` tokens, drawn from the 40 likeliest at temperature 0.7,
+    up to a token 0, which stands between files."""
     rng = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(length):

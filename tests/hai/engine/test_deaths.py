@@ -126,6 +126,24 @@ def test_a_frozen_fork_server_does_not_keep_a_stop_waiting(stage: Stage) -> None
     stage.play(scene)
 
 
+def test_a_stop_does_not_wait_for_the_imports_of_the_fork_server(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        pipe = s.folder / "never"
+        os.mkfifo(pipe)
+        (s.folder / "stuck.py").write_text(f"open({str(pipe)!r}).read()")
+        engine = s.engine(2, preload=("stuck",))
+        env = {"PYTHONPATH": str(s.folder)}
+        await engine.launch(s.gang("forever()", env=env))
+        await engine.stop(s.task, 1, 3600.0)
+        events, end = await s.ended(engine)
+        assert (end.outcome, events) == ("stopped", [])
+        assert s.processes().keys() <= {s.supervisor(n) for n in ("n0", "n1")} | {
+            s.guard(n) for n in ("n0", "n1")
+        }
+
+    stage.play(scene)
+
+
 def test_the_next_attempt_is_forked_from_the_same_server(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()

@@ -153,7 +153,9 @@ class Attempt:
             return
         self._asked = "stop"
         self.deadline = deadline
-        if grace_s > 0:
+        if not self.records:
+            self.over = True  # no rank has begun: the fork server is still importing
+        elif grace_s > 0:
             for pid in self._running:
                 kill_group(pid, signal.SIGTERM)
 

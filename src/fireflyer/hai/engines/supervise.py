@@ -196,7 +196,7 @@ class Supervisor:
             forks.close()
             self._forks = None
             self._early.clear()
-            if forks.pending and attempt is not None:
+            if forks.pending and attempt is not None and not attempt.over:
                 attempt.fail(
                     f"the fork server on {attempt.part.node} {describe_exit(code, number)} before it had "
                     "started the ranks; its output is in the supervisor's log"
