@@ -10,7 +10,7 @@ PROMPTS = ("def", "class", "if")
 
 
 def write_text(model: nn.Module, data: Path, context: int, length: int = 140) -> str:
-    """The model's continuations of PROMPTS by `length` tokens each, with the tokens of the data set `data`."""
+    """The model's continuations of PROMPTS by `length` tokens each, in the tokens of `data`."""
     bpe = data / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(bpe)) if bpe.exists() else None
     texts = []
