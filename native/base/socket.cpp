@@ -64,4 +64,9 @@ bool hung_up(int socket) {
   return ::poll(&look, 1, 0) > 0 && (look.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
+bool process_ended(int pidfd) {
+  pollfd look{pidfd, POLLIN, 0};
+  return ::poll(&look, 1, 0) > 0;
+}
+
 }  // namespace ff

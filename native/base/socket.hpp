@@ -19,4 +19,7 @@ ReceivedDescriptor receive_descriptor(int socket, int timeout_ms);
 // Has the other side closed its end? Never blocks, reads nothing.
 bool hung_up(int socket);
 
+// Has the process behind a pidfd ended? Never blocks.
+bool process_ended(int pidfd);
+
 }  // namespace ff

@@ -1,7 +1,7 @@
 // Bindings of the collective engine. Whatever waits or moves tensor bytes releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -31,10 +31,10 @@ Bytes arena_block(std::size_t bytes) {
   return Bytes(block, {bytes}, owner);
 }
 
-std::unique_ptr<Team> make_team(int control, const std::vector<std::pair<int, int>>& members,
+std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3>>& members,
                                 std::size_t me, bool spin) {
   std::vector<Member> list;
-  for (const auto& [rank, socket] : members) list.push_back({rank, socket});
+  for (const auto& [rank, socket, process] : members) list.push_back({rank, socket, process});
   return std::make_unique<Team>(Segment::attach(control), std::move(list), me, spin);
 }
 
@@ -45,7 +45,7 @@ struct RingEnds {
 };
 
 void make_group(Group* self, int rank, int world, double timeout_s, bool spin, int control,
-                const std::vector<std::pair<int, int>>& members, std::size_t me, std::size_t hosts,
+                const std::vector<std::array<int, 3>>& members, std::size_t me, std::size_t hosts,
                 std::size_t lanes, const RingEnds* ring) {
   Group::Config config{rank, world, timeout_s, spin, hosts, lanes};
   auto team = members.size() > 1 ? make_team(control, members, me, spin) : nullptr;
@@ -84,7 +84,7 @@ void bind(nb::module_ m) {
   nb::class_<Group>(m, "Group", "A process group of the engine.")
       .def("__init__", &make_group, nb::kw_only(), "rank"_a, "world"_a, "timeout_s"_a, "spin"_a,
            "control"_a, "members"_a, "me"_a, "hosts"_a, "lanes"_a, "ring"_a.none(),
-           "members: (rank, Unix socket) of this host in team order, -1 for oneself; control: "
+           "members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: "
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def(
           "allreduce",

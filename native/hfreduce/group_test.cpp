@@ -34,6 +34,7 @@ std::vector<std::unique_ptr<Group>> make_world(std::size_t hosts, std::size_t me
     for (std::size_t a = 0; a < members; ++a) {
       for (std::size_t b = 0; b < members; ++b) {
         team[a][b].rank = static_cast<int>(h * members + b);
+        team[a][b].process = -1;
         if (a == b) team[a][b].socket = -1;
         if (a >= b) continue;
         int pair[2];

@@ -71,6 +71,7 @@ Team::Team(Segment control, std::vector<Member> members, std::size_t me, bool sp
 Team::~Team() {
   for (const Member& member : members_) {
     if (member.socket >= 0) ::close(member.socket);
+    if (member.process >= 0) ::close(member.process);
   }
 }
 
@@ -114,7 +115,8 @@ void Team::look_around() {
                 aborted - 1);
   }
   for (const Member& member : members_) {
-    if (member.socket >= 0 && hung_up(member.socket)) {
+    if ((member.socket >= 0 && hung_up(member.socket)) ||
+        (member.process >= 0 && process_ended(member.process))) {
       throw Error(Code::rank_failed,
                   to_string(call_) + ": rank " + std::to_string(member.rank) + " died or left the group",
                   member.rank);

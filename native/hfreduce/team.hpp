@@ -40,8 +40,9 @@ struct Operand {
 
 // A member of the team, by its place in the team.
 struct Member {
-  int rank;    // in the group
-  int socket;  // Unix socket to it: carries segment descriptors, and its end tells of its death; -1 for oneself
+  int rank;     // in the group
+  int socket;   // Unix socket to it, for segment descriptors; its end tells that it left; -1 for oneself
+  int process;  // pidfd, or -1: tells of its death even where a child of it still holds the socket
 };
 
 class Team {
@@ -49,7 +50,7 @@ class Team {
   // Bytes of the control segment for `members` ranks.
   static std::size_t control_bytes(std::size_t members);
 
-  // Owns the sockets. `control` is the same segment on all members, zeroed at creation.
+  // Owns sockets and pidfds. `control` is the same segment on all members, zeroed at creation.
   Team(Segment control, std::vector<Member> members, std::size_t me, bool spin);
   ~Team();
   Team(const Team&) = delete;

@@ -53,6 +53,30 @@ def test_a_killed_rank_is_named_on_every_other_rank(
     assert gang.result(1) is None
 
 
+def test_a_killed_rank_is_seen_although_its_child_holds_its_sockets(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    alive, hold = os.pipe()
+
+    def body(rank: int, world: int) -> Any:
+        os.close(hold)
+        init(store_path, rank, world)
+        tensor = torch.ones(500_000)
+        dist.all_reduce(tensor)
+        if rank == 1:
+            if os.fork() == 0:
+                os.read(alive, 1)  # until the test is over
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RankFailed) as caught:
+            dist.all_reduce(tensor)
+        return caught.value.rank
+
+    assert start_gang(body, 2).result(0) == 1
+    os.close(hold)
+    os.close(alive)
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_frozen_rank_ends_the_operation_at_its_timeout(
     start_gang: Callable[..., Any], store_path: str, nodes: int

@@ -43,9 +43,9 @@ class RingEnds:
 class Group:
     """A process group of the engine."""
 
-    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[tuple[int, int]], me: int, hosts: int, lanes: int, ring: RingEnds | None) -> None:
+    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int, hosts: int, lanes: int, ring: RingEnds | None) -> None:
         """
-        members: (rank, Unix socket) of this host in team order, -1 for oneself; control: descriptor of the control segment, -1 for a rank alone on its host.
+        members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
     def allreduce(self, data: int, count: int, dtype: DType, op: ReduceOp, run_here: bool) -> Operation:

@@ -5,7 +5,6 @@ Every rank publishes a card in a store and reads everybody's. Ranks of one host 
 and authenticated here and then belong to the native engine.
 """
 
-import array
 import contextlib
 import hashlib
 import hmac
@@ -111,7 +110,7 @@ def connect(
         index, me = topology.place(rank)
         team = topology.hosts[index]
         members = _join_host(unix, cards, team, me, deadline)
-        control = _share_control([fd for _, fd in members], me) if len(team) > 1 else -1
+        control = _share_control([fd for _, fd, _ in members], me) if len(team) > 1 else -1
         ring = None
         if me < topology.lanes:
             key = _ring_key(store, rank, address)
@@ -191,32 +190,42 @@ def _receive(sock: socket.socket, size: int) -> bytes:
 
 def _join_host(
     listener: socket.socket, cards: list[Card], team: tuple[int, ...], me: int, deadline: float
-) -> list[tuple[int, int]]:
-    """(rank, socket) of every member; the later rank of a pair connects. Only processes of this user
-    are accepted."""
-    sockets: dict[int, int] = {me: -1}
+) -> list[tuple[int, int, int]]:
+    """(rank, socket, pidfd) of every member; the later rank of a pair connects. Only processes of this
+    user are accepted."""
+    joined: dict[int, tuple[int, int]] = {me: (-1, -1)}
     for place in range(me):
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         peer.connect("\0" + cards[team[place]].unix)
         peer.sendall(struct.pack("<I", me))
-        sockets[place] = peer.detach()
-    while len(sockets) < len(team):
+        joined[place] = _with_process(peer)
+    while len(joined) < len(team):
         listener.settimeout(_remaining(deadline, "joining the ranks of this host"))
         try:
             peer, _ = listener.accept()
         except TimeoutError as error:
-            missing = [team[p] for p in range(len(team)) if p not in sockets]
+            missing = [team[p] for p in range(len(team)) if p not in joined]
             raise DeadlineExceeded(f"rendezvous: ranks {missing} did not connect") from error
-        credentials = array.array("i")
-        credentials.frombytes(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if credentials[1] != os.getuid():
+        if _credentials(peer)[1] != os.getuid():
             peer.close()
             continue
         peer.settimeout(_remaining(deadline, "joining the ranks of this host"))
         (place,) = struct.unpack("<I", _receive(peer, 4))
         peer.setblocking(True)
-        sockets[place] = peer.detach()
-    return [(rank, sockets[place]) for place, rank in enumerate(team)]
+        joined[place] = _with_process(peer)
+    return [(rank, *joined[place]) for place, rank in enumerate(team)]
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the other end of a Unix socket."""
+    pid, uid, gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid
+
+
+def _with_process(peer: socket.socket) -> tuple[int, int]:
+    """The socket, and a pidfd of its process (-1 where that is in no namespace of ours)."""
+    pid = _credentials(peer)[0]
+    return peer.detach(), os.pidfd_open(pid) if pid > 0 else -1
 
 
 def _share_control(sockets: list[int], me: int) -> int:

@@ -1,1 +1,0 @@
-"""Settings: dataclasses beside their owners, read from TOML and `--set a.b=c`."""
