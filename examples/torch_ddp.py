@@ -1,7 +1,7 @@
 """An ordinary PyTorch DDP script; the one word that makes it Fireflyer's is the name of the backend.
 
-    fireflyer run --ranks 2 examples/torch_ddp.py
-    torchrun --nproc-per-node 2 examples/torch_ddp.py
+fireflyer run --ranks 2 examples/torch_ddp.py
+torchrun --nproc-per-node 2 examples/torch_ddp.py
 """
 
 import torch

@@ -101,4 +101,4 @@ def test_the_script_runs_without_the_platform(tmp_path: Path) -> None:
     (metrics,) = (tmp_path / "work").rglob("metrics.jsonl")
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [1, 2, 3, 4]
     (sample,) = (tmp_path / "work").rglob("sample.txt")
-    assert sample.read_text().startswith("def ")
+    assert sample.read_text().startswith("def")
