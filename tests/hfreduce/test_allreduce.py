@@ -143,6 +143,27 @@ def test_many_operations_in_flight_keep_their_order(
     start_gang(body, 2).results()
 
 
+def test_a_dropped_work_keeps_its_tensor_until_it_is_done(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    """The memory of a tensor that nobody refers to any more must not be reused under the engine."""
+
+    def body(rank: int, world: int) -> None:
+        init(store_path, rank, world)
+        dist.barrier()
+        for kind in ("zero-copy", "staged"):
+            for _ in range(20):
+                dist.all_reduce(allocate(kind, rank, torch.ones(400_000)), async_op=True)
+                victim = allocate(kind, rank, torch.full((400_000,), 7.0))
+                assert bool((victim == 7.0).all())
+            last = dist.all_reduce(torch.ones(1), async_op=True)
+            assert last is not None
+            last.wait()
+            assert bool((victim == 7.0).all())
+
+    start_gang(body, 2).results()
+
+
 def test_zero_copy_memory_is_given_back(start_gang: Callable[..., Any]) -> None:
     from fireflyer._native import hfreduce as native
 

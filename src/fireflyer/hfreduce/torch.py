@@ -4,6 +4,7 @@ Served by the native engine: allreduce with SUM and AVG of float32, float64 and 
 call goes to a gloo group over the same ranks, made when first needed.
 """
 
+import collections
 import datetime
 import os
 import queue
@@ -114,6 +115,11 @@ class Work(dist.Work):
                 self._finish = None
         return True
 
+    def settle_silently(self) -> None:
+        """Waits until it is over, however it ends."""
+        for operation in self._operations:
+            operation.wait()
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the tensors, completed by the group's own thread."""
         if self._future is None:
@@ -161,6 +167,7 @@ class ProcessGroupHFReduce(ProcessGroup):
             os.environ.get("MASTER_ADDR", "127.0.0.1"),
         )
         self._gloo: Any = None
+        self._under_way: collections.deque[Work] = collections.deque()
         self._settling: queue.SimpleQueue[Work | None] | None = None
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
@@ -180,7 +187,9 @@ class ProcessGroupHFReduce(ProcessGroup):
         self._engine.abort()
 
     def shutdown(self) -> None:
-        """Lets go of the threads and of the group's gloo helper."""
+        """Waits for what is under way, then lets go of the threads and of the gloo group behind this one."""
+        while self._under_way:
+            self._under_way.popleft().settle_silently()
         if self._settling is not None:
             self._settling.put(None)
         self._gloo = None
@@ -215,7 +224,17 @@ class ProcessGroupHFReduce(ProcessGroup):
             for d in dense
         ]
         copied = any(d is not t for d, t in zip(dense, tensors, strict=True))
-        return Work(self, operations, [*tensors, *dense], copy_back if copied else None)
+        work = Work(self, operations, [*tensors, *dense], copy_back if copied else None)
+        if not run_here:
+            self._keep_alive(work)
+        return work
+
+    def _keep_alive(self, work: Work) -> None:
+        """The engine has bare addresses: whoever drops his Work and tensors must not free them under it.
+        Operations end in order, so what is over stands in front."""
+        while self._under_way and self._under_way[0].is_completed():
+            self._under_way.popleft()
+        self._under_way.append(work)
 
     def settle_later(self, work: Work) -> None:
         """Completes the work's future from a thread of the group: operations end in order."""
