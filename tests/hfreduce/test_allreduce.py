@@ -176,3 +176,43 @@ def test_zero_copy_memory_is_given_back(start_gang: Callable[..., Any]) -> None:
         assert native.arena_reserved_bytes() == 8 << 20
 
     start_gang(body, 1).results()
+
+
+def test_callers_inside_torch_find_what_they_need(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    def body(rank: int, world: int) -> None:
+        init(store_path, rank, world)
+        group: Any = dist.group.WORLD
+
+        gathered = torch.zeros(2 * world)
+        group._allgather_base(gathered, torch.full((2,), float(rank))).wait()
+        assert gathered.tolist() == [0.0, 0.0, 1.0, 1.0]
+        assert functional.all_reduce(torch.ones(2), "sum", group).tolist() == [2.0, 2.0]
+        sub_group = dist.new_group(backend="hfreduce")
+        dist.all_reduce(torch.ones(2), group=sub_group)
+        dist.destroy_process_group(sub_group)
+
+        mesh = init_device_mesh("cpu", (world,))
+        linear = torch.nn.Linear(8, 8)
+        fully_shard(linear, mesh=mesh)
+        linear(torch.ones(2, 8)).sum().backward()
+
+        sparse = torch.nn.Embedding(10, 4, sparse=True)
+        model = DistributedDataParallel(sparse)
+        model(torch.tensor([rank])).sum().backward()
+        assert sparse.weight.grad is not None
+        assert sparse.weight.grad.to_dense()[:3, 0].tolist() == [0.5, 0.5, 0.0]
+
+        uneven = DistributedDataParallel(torch.nn.Linear(300, 300))
+        with Join([uneven]):
+            for _ in range(4 + 2 * rank):
+                uneven(torch.ones(2, 300)).sum().backward()
+
+    start_gang(body, 2).results()

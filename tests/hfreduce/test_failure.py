@@ -111,17 +111,18 @@ def test_ranks_that_call_different_things_are_told_both_calls(
 def test_abort_ends_a_waiting_operation(start_gang: Callable[..., Any], store_path: str) -> None:
     def body(rank: int, world: int) -> Any:
         init(store_path, rank, world)
-        group = dist.group.WORLD
-        assert group is not None
+        group: Any = dist.group.WORLD
+        signal_store = dist.FileStore(store_path + "-signals", world)
         if rank == 0:
-            work = dist.all_reduce(torch.ones(100_000), async_op=True)
-            assert work is not None
+            work: Any = dist.all_reduce(torch.ones(100_000), async_op=True)
             group.abort()
             with pytest.raises(CollectiveError):
                 work.wait()
             with pytest.raises(CollectiveError):
                 work.get_future().wait()
+            signal_store.set("aborted", "1")
         else:
+            signal_store.get("aborted")
             with pytest.raises(CollectiveError):
                 dist.all_reduce(torch.ones(100_000))
         return True

@@ -1,15 +1,15 @@
 """HFReduce for torch: the process group, its Work, and zero-copy tensors.
 
-Served by the native engine: allreduce with SUM and AVG of float32, float64 and bfloat16. Every other
-call goes to a gloo group over the same ranks, made when first needed.
+Served by the native engine: allreduce with SUM and AVG of dense float32, float64 and bfloat16 tensors.
+Every other call goes to a gloo backend over the same ranks.
 """
 
 import collections
 import datetime
 import os
-import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -157,18 +157,20 @@ class ProcessGroupHFReduce(ProcessGroup):
         self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # missing in torch's stub
-        self._store = store
-        self._timeout = timeout
         self._engine = rendezvous.connect(
             dist.PrefixStore("hfreduce", store),
             rank,
             size,
             timeout.total_seconds(),
-            os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            _master(),
         )
-        self._gloo: Any = None
+        gloo = _make_gloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        self._rest: Any = ProcessGroup(store, rank, size)
+        for group in (self, self._rest):
+            group._set_default_backend(ProcessGroup.BackendType.GLOO)
+            group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
         self._under_way: collections.deque[Work] = collections.deque()
-        self._settling: queue.SimpleQueue[Work | None] | None = None
+        self._settler: ThreadPoolExecutor | None = None
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return "hfreduce"
@@ -187,12 +189,11 @@ class ProcessGroupHFReduce(ProcessGroup):
         self._engine.abort()
 
     def shutdown(self) -> None:
-        """Waits for what is under way, then lets go of the threads and of the gloo group behind this one."""
+        """Waits for what is under way, then lets go of the threads."""
         while self._under_way:
             self._under_way.popleft().settle_silently()
-        if self._settling is not None:
-            self._settling.put(None)
-        self._gloo = None
+        if self._settler is not None:
+            self._settler.shutdown()
 
     def allreduce(  # type: ignore[override]  # torch's C++ calls this form alone
         self, tensors: list[torch.Tensor] | torch.Tensor, opts: Any = None
@@ -200,8 +201,8 @@ class ProcessGroupHFReduce(ProcessGroup):
         opts = opts or dist.AllreduceOptions()
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         op = _OPS.get(opts.reduceOp.op if hasattr(opts.reduceOp, "op") else opts.reduceOp)
-        if op is None or any(t.dtype not in _DTYPES or t.device.type != "cpu" for t in tensors):
-            delegated: dist.Work = self._delegate().allreduce(tensors, opts)
+        if op is None or not all(map(_is_native, tensors)):
+            delegated: dist.Work = self._rest.allreduce(tensors, opts)
             return delegated
         run_here = not getattr(opts, "asyncOp", True)
         return self._reduce(tensors, op, run_here)
@@ -237,54 +238,57 @@ class ProcessGroupHFReduce(ProcessGroup):
         self._under_way.append(work)
 
     def settle_later(self, work: Work) -> None:
-        """Completes the work's future from a thread of the group: operations end in order."""
-        if self._settling is None:
-            self._settling = queue.SimpleQueue()
-            threading.Thread(
-                target=_settle, args=(self._settling,), name="hfreduce-futures", daemon=True
-            ).start()
-        self._settling.put(work)
+        """Completes the work's future from a thread of the group: operations end in order.
 
-    def _delegate(self) -> Any:
-        """A gloo group over the same ranks: made by the first collective that needs it, on all ranks."""
-        if self._gloo is None:
-            self._gloo = dist.ProcessGroupGloo(
-                dist.PrefixStore("gloo", self._store), self.rank(), self.size(), self._timeout
-            )
-        return self._gloo
+        An executor's threads are joined before the interpreter ends: one that came back from the engine after
+        that would take the process down.
+        """
+        if self._settler is None:
+            self._settler = ThreadPoolExecutor(1, "hfreduce-futures")
+        self._settler.submit(work.settle)
 
 
-def _settle(works: "queue.SimpleQueue[Work | None]") -> None:
-    while (work := works.get()) is not None:
-        work.settle()
+def _is_native(tensor: torch.Tensor) -> bool:
+    dense = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return dense and tensor.dtype in _DTYPES
+
+
+def _make_gloo(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    """Gloo over the same ranks and the same interface; connections are opened when first used."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stub
+    options._timeout = timeout
+    address = rendezvous.interface_address(_master())
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _master() -> str:
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
 def _delegated(name: str) -> Callable[..., Any]:
     def call(self: ProcessGroupHFReduce, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._delegate(), name)(*args, **kwargs)
+        return getattr(self._rest, name)(*args, **kwargs)
 
     call.__name__ = name
     return call
 
 
+# What torch's C++ asks a Python subclass for: without an answer of ours it would call its own method with the
+# interpreter lock held, for which gloo's thread may wait while it holds gloo's. The methods that are
+# not listed go from torch straight to the registered backend.
 for _name in (
+    "all_gather_single_coalesced",
+    "all_to_all_single",
     "allgather",
-    "allgather_coalesced",
     "allgather_into_tensor_coalesced",
-    "_allgather_base",
-    "alltoall",
     "alltoall_base",
     "barrier",
     "broadcast",
-    "gather",
-    "monitored_barrier",
     "recv",
-    "recv_anysource",
-    "reduce",
     "reduce_scatter",
-    "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
-    "scatter",
     "send",
 ):
     setattr(ProcessGroupHFReduce, _name, _delegated(_name))
