@@ -278,9 +278,9 @@ def test_refusals_reach_the_client_as_they_are(server: Any, spec: MakeSpec) -> N
         "../../etc",
         "\udcff",
     ):
-        with pytest.raises(TaskError, match="no task '.*' here"):
+        with pytest.raises(TaskError, match=r"no task '.*' here"):
             client.task(name)
-        with pytest.raises(TaskError, match="no task '.*' here"):
+        with pytest.raises(TaskError, match=r"no task '.*' here"):
             client.events(name)
     with pytest.raises(ConfigError, match="argument 2 of the script is not valid UTF-8"):
         client.submit(spec("hold", "\udcff"))
