@@ -1,6 +1,7 @@
 """Benchmarks produce the one report format, with numbers from a real run."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -55,4 +56,12 @@ def test_bad_options_are_usage_errors(arguments: list[str]) -> None:
         text=True,
     )
     assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert re.fullmatch(r"fireflyer: [^\n]+\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"]])
+def test_help_names_the_command_as_people_call_it(arguments: list[str]) -> None:
+    done = subprocess.run([*BENCH[:-1], *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.lstrip().startswith("Usage: fireflyer bench [OPTIONS] COMMAND")
+    assert "allreduce" in done.stdout

@@ -163,6 +163,27 @@ class Subclass(torch.Tensor):
     """Not a plain tensor."""
 
 
+def looped() -> list[Any]:
+    """A list in a tuple in the list."""
+    loop: list[Any] = []
+    loop.append((loop,))
+    return loop
+
+
+def holding_itself() -> dict[str, Any]:
+    state: dict[str, Any] = {"other": {}}
+    state["self"] = state
+    return state
+
+
+def nested(depth: int) -> list[Any]:
+    """That many lists, each in the next."""
+    found: list[Any] = []
+    for _ in range(depth - 1):
+        found = [found]
+    return found
+
+
 @pytest.mark.parametrize(
     ("state", "name"),
     [
@@ -179,6 +200,10 @@ class Subclass(torch.Tensor):
         ({"u": "\ud800"}, "u"),
         ({"\ud800": 1}, "Unicode"),
         ({"n": np.float32(1.0)}, "n"),
+        ({"a": [1, looped()]}, r"a\[1\]\[0\]\[0\]: it is a\[1\] itself"),
+        (holding_itself(), r"self: it is \(the state itself\) itself"),
+        ({"a": nested(200)}, r"a\[0\]\[0\]\.\.\.: it is nested more than 200 levels"),
+        ({"a": nested(100_000)}, "nested more than 200 levels"),
     ],
 )
 def test_what_cannot_be_saved_is_named(tmp_path: Any, state: Any, name: str) -> None:
@@ -209,6 +234,14 @@ def test_into_that_does_not_fit_is_named_and_left_alone(
         manager.load(into=into)
     assert all(not leaf.any() for leaf in into.values())
     assert manager.latest() == 1
+
+
+def test_containers_may_repeat_and_lie_200_deep(tmp_path: Any) -> None:
+    shared = [1, {"x": ()}]
+    state = {"a": shared, "b": [shared, shared], "deep": nested(199)}
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, state).wait()
+    assert manager.load() == state
 
 
 def test_nothing_to_load(tmp_path: Any) -> None:

@@ -26,7 +26,7 @@ def refused(
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"fireflyer: [^\n]*\n", err), err
-    assert re.search(message, err) or message in err, err
+    assert message in err or re.search(message, err), err
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,17 @@ def test_usage(home: Path, capsys: pytest.CaptureFixture[str], line: str, messag
         ("run -e NOT_SET_HERE good.py", "NOT_SET_HERE: not set here"),
         ("run -e RANK=1 good.py", "RANK is set by the platform"),
         ("run -e =1 good.py", "'' has no usable name"),
-        ("run --grace 1e9 good.py", "grace_s must be from 0 to 86400"),
-        ("run --ranks 4096 good.py", "ranks_per_node must be from 1 to 1024"),
+        ("run --grace 1e9 good.py", "--grace) must be from 0 to 86400"),
+        ("run --ranks 4096 good.py", "--ranks) must be from 1 to 1024"),
+        ("run good.py \udcff\udcfe", "argument 1 of the script is not valid UTF-8"),
+        ("run \udcff.py", "the script's path is not valid UTF-8"),
+        ("run --name \udcff good.py", "name (--name) is not valid UTF-8"),
+        ("run --name \x1b[31m good.py", "name (--name) has control characters"),
+        ("run -e A=\udcff good.py", "environment variable 'A' (--env) is not valid UTF-8"),
+        ("ps --home \udcff", "is not valid UTF-8; set FIREFLYER_HOME or --home"),
+        ("show ../../etc", "no task '../../etc' here"),
+        ("logs \udcff", "no task '\\\\udcff' here"),
+        ("events x1", "no task 'x1' here"),
         ("ps", "no server serves"),
         ("show t1", "no server serves"),
         ("logs t1", "no server serves"),

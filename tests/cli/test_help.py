@@ -66,6 +66,21 @@ def test_every_option_is_explained(helped: Any, verb: str) -> None:
             assert explained, line
 
 
+def test_an_interrupt_while_modules_are_imported_is_quiet() -> None:
+    script = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from fireflyer.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_no_arguments_show_the_overview(capsys: pytest.CaptureFixture[str], helped: Any) -> None:
     from fireflyer.cli.app import run_line
 

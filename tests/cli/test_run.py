@@ -10,6 +10,14 @@ from typing import Any
 
 import pytest
 
+DEAF = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+while True:
+    signal.pause()
+"""
+
 STEPS = """
 import os, sys
 print("args", sys.argv[1:], "rank", os.environ["RANK"], "flag", os.environ.get("FLAG"), flush=True)
@@ -110,6 +118,15 @@ def test_a_detached_task_is_steered(shell: Any, started: Started) -> None:
     log.end(0)
     assert shell.run("stop", "t1").stdout == "t1 stopped\n"
     assert shell.client.task("t1").restarts == 0
+
+
+@pytest.mark.parametrize(("verb", "goal"), [("suspend", "suspended"), ("stop", "stopped")])
+def test_who_had_to_be_killed_is_said(shell: Any, started: Started, verb: str, goal: str) -> None:
+    script = shell.script(DEAF)
+    shell.run("run", "-d", "--start", "exec", "--grace", "0.1", script)
+    started(shell.start("logs", "-f", "t1")).until("stdout", "deaf\n")
+    said = shell.run(verb, "--wait", "t1").stdout
+    assert said == f"t1 {goal}: rank 0 had to be killed after the grace\n"
 
 
 def test_a_task_outlives_its_server(shell: Any, started: Started) -> None:

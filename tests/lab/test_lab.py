@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -318,12 +319,30 @@ def test_command_line_prefixes_output_and_ends_with_the_worst_status() -> None:
     ]
 
 
-def test_command_line_without_a_command_is_a_usage_error() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "command to run"),
+        (["--fly"], 2, "No such option: --fly"),
+        (["--hosts", "two", "true"], 2, "Invalid value for '--hosts'"),
+        (["--fallback", "--rate", "fast", "true"], 1, "rate"),
+    ],
+)
+def test_what_cannot_work_is_one_line(arguments: list[str], code: int, message: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fireflyer.lab"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "fireflyer.lab", *arguments], capture_output=True, text=True
     )
-    assert done.returncode == 2
-    assert "command to run" in done.stderr
+    assert done.returncode == code
+    assert re.fullmatch(r"fireflyer: [^\n]+\n", done.stderr), done.stderr
+    assert message in done.stderr
+
+
+def test_help_names_the_command_as_people_call_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fireflyer.lab", "-h"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.lstrip().startswith("Usage: fireflyer lab [OPTIONS]")
 
 
 def test_without_namespaces_it_refuses_or_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:

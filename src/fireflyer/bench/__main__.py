@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from fireflyer.bench.report import Machine, Report, emit
-from fireflyer.errors import FireflyerError
+from fireflyer.program import run_app
 
 app = typer.Typer(
     name="fireflyer bench",
     help="Measure ours against a peer and against the machine's limit, interleaved in one run.",
-    no_args_is_help=True,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -68,8 +70,4 @@ if __name__ == "__main__":
     import os
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        app(args=with_default_json(sys.argv[1:]))
-    except FireflyerError as error:
-        print(f"fireflyer: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+    sys.exit(run_app(app, "fireflyer bench", with_default_json(sys.argv[1:]) or ["--help"]))

@@ -16,6 +16,9 @@ import torch
 
 from fireflyer.errors import CheckpointError
 
+MAX_DEPTH = 200
+"""How many containers may lie within one another."""
+
 Key = str | int
 Path = tuple[Key, ...]
 Leaf = torch.Tensor | np.ndarray[Any, Any]
@@ -72,8 +75,13 @@ def flatten(state: Any) -> Iterator[tuple[Path, Container | Value | Leaf]]:
         CheckpointError: naming the path of what cannot be stored.
     """
     todo: list[tuple[Path, Any]] = [((), state)]
+    above: list[int] = []  # ids of the containers on the way to the item, the root's first
     while todo:
         path, item = todo.pop()
+        del above[len(path) :]
+        if type(item) in (dict, OrderedDict, list, tuple):
+            _check_nesting(path, id(item), above)
+            above.append(id(item))
         if type(item) in (dict, OrderedDict):
             children = [((*path, _checked_key(path, key)), child) for key, child in item.items()]
             yield path, Container(path=path, kind="dict")
@@ -84,6 +92,18 @@ def flatten(state: Any) -> Iterator[tuple[Path, Container | Value | Leaf]]:
             children = []
             yield path, _leaf(path, item)
         todo.extend(reversed(children))
+
+
+def _check_nesting(path: Path, container: int, above: list[int]) -> None:
+    if container in above:
+        holder = path_name(path[: above.index(container)])
+        raise CheckpointError(
+            f"cannot save {path_name(path)}: it is {holder} itself, so the state would never end"
+        )
+    if len(above) >= MAX_DEPTH:
+        raise CheckpointError(
+            f"cannot save {path_name(path[:3])}...: it is nested more than {MAX_DEPTH} levels deep"
+        )
 
 
 def _checked_key(path: Path, key: object) -> Key:

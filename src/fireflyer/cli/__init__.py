@@ -4,7 +4,14 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line and exits: 0 ok, 1 failure, 2 usage. Errors are one line on stderr."""
-    from fireflyer.cli.app import run_line
+    """Runs the command line and exits: 0 ok, 1 failure, 2 usage. Errors are one line on stderr.
 
-    sys.exit(run_line(sys.argv[1:]))
+    An interrupt before the command has begun ends it with 130 and without a word.
+    """
+    try:
+        from fireflyer.cli.app import run_line
+
+        code = run_line(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fireflyer.errors import FireflyerError
+from fireflyer.program import in_one_line
 
 app = typer.Typer(
     name="fireflyer",
@@ -283,26 +283,4 @@ def _act(arguments: list[str]) -> int:
 
 def run_line(arguments: list[str]) -> int:
     """Runs the command line; every error becomes one line on stderr and an exit code."""
-    from typer.exceptions import Abort, TyperException
-
-    try:
-        code = _act(arguments)
-        sys.stdout.flush()
-        return code
-    except TyperException as error:
-        return _fail(error.format_message(), error.exit_code)
-    except FireflyerError as error:
-        return _fail(str(error), 1)
-    except (KeyboardInterrupt, Abort):
-        return _fail("interrupted", 1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", 1)
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"fireflyer: {' '.join(message.split())}\n")
-    return code
+    return in_one_line(lambda: _act(arguments))

@@ -21,6 +21,9 @@ STYLES = {
     "starting": "blue",
 }
 
+STYLED = ("STATE", "EVENT")
+"""Columns whose cells have a style."""
+
 
 def as_json(value: Any) -> None:
     """One line of JSON on stdout."""
@@ -35,7 +38,7 @@ def tasks(found: list[TaskView], *, json: bool) -> None:
         (
             view.id,
             title(view),
-            _state(view.state),
+            view.state,
             f"{view.spec.nodes} x {view.spec.ranks_per_node}",
             str(view.attempt),
             str(view.restarts),
@@ -59,7 +62,7 @@ def task(view: TaskView, *, json: bool) -> None:
         ("directory", view.directory),
     ]
     for name, value in lines:
-        sys.stdout.write(f"{name:<10} {value}\n")
+        sys.stdout.write(f"{name:<10} {plain(value)}\n")
     if view.ranks:
         rows = [
             (
@@ -85,17 +88,14 @@ def events(found: list[Event], *, json: bool) -> None:
     if json:
         as_json(found)
         return
-    rows = [
-        (str(e.seq), clock(e.wall), e.task, str(e.attempt), _state(e.kind), details(e))
-        for e in found
-    ]
+    rows = [(str(e.seq), clock(e.wall), e.task, str(e.attempt), e.kind, details(e)) for e in found]
     _table(("SEQ", "TIME", "TASK", "ATTEMPT", "EVENT", "DETAIL"), rows)
 
 
 def event_line(event: Event) -> str:
     """An event as one line of a stream."""
     head = f"{clock(event.wall)} {event.task} attempt {event.attempt} {event.kind}"
-    return f"{head} {details(event)}".rstrip()
+    return plain(f"{head} {details(event)}".rstrip())
 
 
 def details(event: Event) -> str:
@@ -132,9 +132,9 @@ def age(seconds: float) -> str:
     return f"{max(int(seconds), 0)}s"
 
 
-def _state(state: str) -> str:
-    style = STYLES.get(state)
-    return f"[{style}]{state}[/]" if style else state
+def plain(text: str) -> str:
+    """One line that steers no terminal: what cannot be printed is written as an escape, e.g. `\\x1b`."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _rank_state(pid: int | None, ended: str | None) -> str:
@@ -142,10 +142,10 @@ def _rank_state(pid: int | None, ended: str | None) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table; as wide as it needs to be when stdout is no terminal."""
+    """A plain table; as wide as it needs to be when stdout is no terminal. No cell is read as markup."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
@@ -153,8 +153,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(
             *(
-                cell if cell.startswith("[") and cell.endswith("[/]") else escape(cell)
-                for cell in row
+                Text(plain(cell), style=STYLES.get(cell, "") if head in STYLED else "")
+                for head, cell in zip(heads, row, strict=True)
             )
         )
     console = Console(highlight=False)

@@ -58,7 +58,8 @@ def steer(home: Path | None, verb: str, task: str, goal: str | None, *, json: bo
     elif verb == "stop" and view.state != "stopped":
         sys.stdout.write(f"{view.id} stopping\n")
     else:
-        sys.stdout.write(f"{view.id} {view.state}\n")
+        reason = f": {printing.plain(view.reason)}" if view.reason else ""
+        sys.stdout.write(f"{view.id} {view.state}{reason}\n")
 
 
 def _spec(request: Launch) -> TaskSpec:

@@ -2,6 +2,7 @@
 server."""
 
 import os
+import unicodedata
 from pathlib import Path
 
 from fireflyer.errors import ConfigError
@@ -19,6 +20,7 @@ def check(spec: TaskSpec) -> None:
     Raises:
         ConfigError: names the field.
     """
+    check_text(spec)
     script = Path(spec.script)
     if not script.is_absolute():
         raise ConfigError(f"script {spec.script!r} must be an absolute path")
@@ -31,10 +33,10 @@ def check(spec: TaskSpec) -> None:
     if not Path(spec.cwd).is_dir():
         raise ConfigError(f"working directory {spec.cwd} does not exist")
     limits: dict[str, tuple[float, float, float]] = {
-        "nodes": (spec.nodes, 1, 10_000),
-        "ranks_per_node": (spec.ranks_per_node, 1, 1024),
-        "max_restarts": (spec.max_restarts, 0, 1_000_000),
-        "grace_s": (spec.grace_s, 0, 86_400),
+        "nodes (--nodes)": (spec.nodes, 1, 10_000),
+        "ranks_per_node (--ranks)": (spec.ranks_per_node, 1, 1024),
+        "max_restarts (--max-restarts)": (spec.max_restarts, 0, 1_000_000),
+        "grace_s (--grace)": (spec.grace_s, 0, 86_400),
     }
     for field, (given, low, high) in limits.items():
         if not low <= given <= high:
@@ -46,3 +48,27 @@ def check(spec: TaskSpec) -> None:
             raise ConfigError(f"environment variable {name} is set by the platform; leave it out")
     if any("\0" in argument for argument in spec.args):
         raise ConfigError("an argument of the script contains a NUL byte")
+
+
+def check_text(spec: TaskSpec) -> None:
+    """Refuses text that cannot travel or be shown: the operating system lets any byte into a name or an
+    argument, JSON only what is Unicode.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    texts = [("the script's path", spec.script), ("the working directory", spec.cwd)]
+    texts += [("the task's name (--name)", spec.name)]
+    texts += [
+        (f"argument {number} of the script", text) for number, text in enumerate(spec.args, 1)
+    ]
+    for name, value in spec.env.items():
+        texts.append(("an environment variable's name (--env)", name))
+        texts.append((f"environment variable {name!a} (--env)", value))
+    for what, text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{what} is not valid UTF-8: {text!a}") from None
+    if any(unicodedata.category(character) == "Cc" for character in spec.name):
+        raise ConfigError(f"the task's name (--name) has control characters: {spec.name!a}")

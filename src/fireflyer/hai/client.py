@@ -6,6 +6,7 @@ A `Client` keeps no connection and may be used from several threads.
 
 import http.client
 import os
+import re
 import select
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import msgspec
 
 from fireflyer import errors
 from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
+from fireflyer.hai.admission import check_text
 from fireflyer.hai.home import Home, ServerFile, locate
 from fireflyer.hai.model import TERMINAL, Event, TaskSpec, TaskState, TaskView
 
@@ -96,6 +98,7 @@ class Client:
 
     def submit(self, spec: TaskSpec) -> TaskView:
         """Hands in a task; when this returns it is on disk and survives the server."""
+        check_text(spec)
         return self._view("POST", "/tasks", body=msgspec.json.encode(spec))
 
     def task(self, id: str) -> TaskView:
@@ -138,6 +141,7 @@ class Client:
             wait = min(max(deadline - time.monotonic(), 0.0), _POLL_S)
             query: dict[str, Any] = {"after": after, "wait_s": wait}
             if task is not None:
+                _check_id(task)
                 query["task"] = task
             data, _ = self._ask("GET", "/events", query, wait_s=wait)
             found = msgspec.json.decode(data, type=list[Event])
@@ -277,9 +281,14 @@ class Client:
 
 
 def _path(*parts: str) -> str:
-    if not parts[0]:
-        raise TaskError("the task id is empty; `fireflyer ps --all` lists tasks")
+    _check_id(parts[0])
     return "/tasks/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _check_id(id: str) -> None:
+    """Nothing but a task id becomes a part of a URL."""
+    if not re.fullmatch(r"t[0-9]+", id, re.ASCII):
+        raise TaskError(f"no task {id!a} here; `fireflyer ps --all` lists them")
 
 
 def _error_of(data: bytes, status: int) -> FireflyerError:

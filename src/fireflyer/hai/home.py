@@ -147,11 +147,22 @@ class Home:
 
 
 def locate(home: Path | None = None) -> Home:
-    """The home to use: the argument, else $FIREFLYER_HOME, else ~/.local/state/fireflyer."""
+    """The home to use: the argument, else $FIREFLYER_HOME, else ~/.local/state/fireflyer.
+
+    Raises:
+        ConfigError: its path is not valid UTF-8.
+    """
     if home is None:
         named = os.environ.get("FIREFLYER_HOME")
         home = Path(named) if named else Path.home() / ".local" / "state" / "fireflyer"
-    return Home(Path(os.path.abspath(home)))
+    path = os.path.abspath(home)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"cannot use {path!a} as home: it is not valid UTF-8; set FIREFLYER_HOME or --home"
+        ) from None
+    return Home(Path(path))
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`python -m fireflyer.lab --hosts 4 --rate 1gbit -- COMMAND`: the command once on each host of a lab."""
+"""`fireflyer lab --hosts 4 --rate 1gbit -- COMMAND`: the command once on each host of a lab."""
 
 import subprocess
 import sys
@@ -7,14 +7,14 @@ from typing import IO, Annotated
 
 import typer
 
-from fireflyer.errors import LabError
 from fireflyer.lab.hosts import Lab, remove_stale
+from fireflyer.program import run_app
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 _output = threading.Lock()
 
 
-@app.command()
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def main(
     command: Annotated[
         list[str] | None, typer.Argument(help="What to run on each host, after --.")
@@ -34,15 +34,10 @@ def main(
     """
     if not clean and not command:
         raise typer.BadParameter("write the command to run after --, or --clean")
-    try:
-        if clean:
-            for name in remove_stale():
-                typer.echo(f"removed {name}")
-        status = run(command, hosts, rate, fallback) if command else 0
-    except LabError as error:
-        typer.echo(f"error: {error}", err=True)
-        status = 1
-    raise typer.Exit(status)
+    if clean:
+        for name in remove_stale():
+            typer.echo(f"removed {name}")
+    raise typer.Exit(run(command, hosts, rate, fallback) if command else 0)
 
 
 def run(command: list[str], hosts: int, rate: str | None, fallback: bool) -> int:
@@ -88,4 +83,4 @@ def _copy(prefix: bytes, source: IO[bytes], target: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(run_app(app, "fireflyer lab", sys.argv[1:]))

@@ -218,6 +218,8 @@ def test_a_home_that_is_a_file(tmp_path: Path) -> None:
         Home(tmp_path / "home").create()
     with pytest.raises(ConfigError, match=r"cannot use .*home as home"):
         Client(tmp_path / "home").tasks()
+    with pytest.raises(ConfigError, match="as home: it is not valid UTF-8"):
+        Client(tmp_path / "\udcff")
 
 
 @pytest.mark.parametrize(
@@ -227,14 +229,22 @@ def test_a_home_that_is_a_file(tmp_path: Path) -> None:
         ({"script": "/nowhere/x.py"}, "no script /nowhere/x.py"),
         ({"script": "/tmp"}, "is a directory"),
         ({"cwd": "/nowhere"}, "working directory /nowhere does not exist"),
-        ({"nodes": 0}, "nodes must be from 1"),
-        ({"ranks_per_node": 0}, "ranks_per_node must be from 1"),
-        ({"max_restarts": -1}, "max_restarts must be from 0"),
-        ({"grace_s": -1.0}, "grace_s must be from 0"),
+        ({"nodes": 0}, "nodes .--nodes. must be from 1"),
+        ({"ranks_per_node": 0}, "ranks_per_node .--ranks. must be from 1"),
+        ({"max_restarts": -1}, "max_restarts .--max-restarts. must be from 0"),
+        ({"grace_s": -1.0}, "grace_s .--grace. must be from 0"),
         ({"env": {"RANK": "0"}}, "RANK is set by the platform"),
         ({"env": {"A=B": "0"}}, "has no usable name"),
         ({"env": {"A": "\0"}}, "has no usable name or value"),
         ({"args": ("\0",)}, "contains a NUL byte"),
+        ({"args": ("ok", "\udcff\udcfe")}, "argument 2 of the script is not valid UTF-8"),
+        ({"script": "/tmp/\udcff.py"}, r"the script's path is not valid UTF-8: '/tmp/.udcff.py'"),
+        ({"cwd": "/\udcff"}, "the working directory is not valid UTF-8"),
+        ({"name": "\udcff"}, "name .--name. is not valid UTF-8"),
+        ({"name": "a\nb"}, r"control characters: 'a.nb'"),
+        ({"name": "\x1b[31m"}, "control characters"),
+        ({"env": {"\udcff": ""}}, "environment variable's name .--env. is not valid UTF-8"),
+        ({"env": {"A": "\udcff"}}, "environment variable 'A' .--env. is not valid UTF-8"),
     ],
 )
 def test_a_spec_that_cannot_work_is_refused(
@@ -254,9 +264,26 @@ def test_refusals_reach_the_client_as_they_are(server: Any, spec: MakeSpec) -> N
     with pytest.raises(TaskError, match="asks for 3 nodes and this server has 2"):
         client.submit(spec("hold", nodes=3))
     assert client.tasks() == []
-    for name in ("t1", "t", "1", "x1", "t-1", "t1.5", "t99999999999999999999", "", "é", "t1/2"):
-        with pytest.raises((TaskError, ConfigError)):
+    for name in (
+        "t1",
+        "t",
+        "1",
+        "x1",
+        "t-1",
+        "t1.5",
+        "t99999999999999999999",
+        "",
+        "é",
+        "t1/2",
+        "../../etc",
+        "\udcff",
+    ):
+        with pytest.raises(TaskError, match=r"no task '.*' here"):
             client.task(name)
+        with pytest.raises(TaskError, match=r"no task '.*' here"):
+            client.events(name)
+    with pytest.raises(ConfigError, match="argument 2 of the script is not valid UTF-8"):
+        client.submit(spec("hold", "\udcff"))
     client.submit(spec("hold"))
     client.wait("t1", {"running"}, 30)
     with pytest.raises(TaskError, match="is running, not suspended"):

@@ -1,0 +1,53 @@
+"""What the command lines share: an error is one line on standard error and an exit code."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fireflyer.errors import FireflyerError
+
+if TYPE_CHECKING:
+    import typer
+
+
+def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
+    """Runs a Typer program under the name that people call it by, and returns its exit code.
+
+    An interrupt is 130.
+    """
+    from typer.main import get_command
+
+    def act() -> int:
+        command = get_command(app)
+        code = command.main(args=arguments, prog_name=name, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+
+    return in_one_line(act)
+
+
+def in_one_line(act: Callable[[], int]) -> int:
+    """The exit code of `act`; every error becomes one line on stderr and 1, a wrong command line 2."""
+    from typer.exceptions import Abort, TyperException
+
+    try:
+        code = act()
+        sys.stdout.flush()
+        return code
+    except TyperException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except FireflyerError as error:
+        return _fail(str(error), 1)
+    except (KeyboardInterrupt, Abort):
+        return _fail("interrupted", 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"fireflyer: {' '.join(message.split())}\n")
+    return code

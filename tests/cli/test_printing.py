@@ -1,0 +1,52 @@
+"""Text of users in tables is text: never markup, never a terminal's control codes."""
+
+import msgspec
+import pytest
+
+from fireflyer.cli import printing
+from fireflyer.hai.model import Event, TaskSpec, TaskView
+
+
+def view(name: str, reason: str = "") -> TaskView:
+    spec = TaskSpec(script="/x/s.py", args=("a\nb",), cwd="/x", name=name)
+    return TaskView(
+        id="t1", spec=spec, state="failed", reason=reason, attempt=1, restarts=0, ranks=(),
+        directory="/x", created=0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("[/x[/]", "[/x[/]"),
+        ("[red]x[/]", "[red]x[/]"),
+        ("[/]", "[/]"),
+        ("a\\[b]", "a\\[b]"),
+        ("two\nlines", r"two\nlines"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\udcff", r"\udcff"),
+        ("学习 é", "学习 é"),
+    ],
+)
+def test_names_and_reasons_are_shown_as_they_are(
+    capsys: pytest.CaptureFixture[str], name: str, shown: str
+) -> None:
+    printing.tasks([view(name, reason=name)], json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].count(shown) == 2
+    printing.task(view(name), json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"t1  {shown}")
+    assert lines[2].endswith(r"/x/s.py a\nb")
+
+
+def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    event = Event(
+        seq=1, task="t1", attempt=1, kind="failed", detail={"reason": "[/x[/]\n\x1b["},
+        monotonic_ns=0, wall=0.0,
+    )  # fmt: skip
+    printing.events([event, msgspec.structs.replace(event, seq=2)], json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == [r"[/x[/]\n\x1b["] * 2
+    assert printing.event_line(event).endswith(r"[/x[/]\n\x1b[")
