@@ -5,6 +5,9 @@ import sys
 
 def main() -> None:
     """Runs the command line and exits: 0 ok, 1 failure, 2 usage. Errors are one line on stderr."""
-    from fireflyer.cli.app import run_line
-
+    try:
+        from fireflyer.cli.app import run_line
+    except KeyboardInterrupt:
+        sys.stderr.write("fireflyer: interrupted\n")
+        sys.exit(1)
     sys.exit(run_line(sys.argv[1:]))
