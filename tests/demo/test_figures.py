@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from fireflyer.demo.figures import compute, problems
-from fireflyer.demo.story import Story
 
 
 def test_every_figure_of_a_whole_run(finished: Any) -> None:
