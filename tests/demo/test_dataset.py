@@ -87,19 +87,25 @@ def test_changed_text_or_settings_give_another(texts: Path, tmp_path: Path) -> N
     assert len({first, other, third}) == 3
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "meta"])
+@pytest.mark.parametrize("damage", ["truncate", "overwrite", "remove", "meta"])
 def test_a_damaged_one_is_built_anew(texts: Path, tmp_path: Path, damage: str) -> None:
     folder = prepare(read_text(texts), tmp_path / "data", BYTES, silent)
     before = (folder / "train.ffr").read_bytes()
     if damage == "truncate":
         (folder / "train.ffr").write_bytes(before[:-1])
+    elif damage == "overwrite":
+        (folder / "train.ffr").write_bytes(before[:-8] + b"\xff" * 8)
     elif damage == "remove":
         (folder / "val.ffr").unlink()
     else:
         (folder / "meta.json").write_text('{"tokens": 3}')
-    assert prepare(read_text(texts), tmp_path / "data", BYTES, silent) == folder
+    notes: list[str] = []
+    assert prepare(read_text(texts), tmp_path / "data", BYTES, silent, notes.append) == folder
+    assert notes == [f"the data set {folder} is damaged; building it again"]
+    assert prepare(read_text(texts), tmp_path / "data", BYTES, silent, notes.append) == folder
+    assert len(notes) == 1
     assert (folder / "train.ffr").read_bytes() == before
-    assert load_meta(folder).sizes.keys() == {"train.ffr", "val.ffr"}
+    assert load_meta(folder).sums.keys() == {"train.ffr", "val.ffr"}
 
 
 def test_an_interrupted_build_leaves_nothing(texts: Path, tmp_path: Path) -> None:

@@ -4,11 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from fireflyer.demo import driver, gpt, processes
 from fireflyer.demo.driver import Options
+from fireflyer.demo.story import Story
+from fireflyer.errors import PeerLost
+from fireflyer.hai.model import RankView, TaskSpec, TaskView
 
 
 def test_the_script_takes_what_the_driver_gives(
@@ -45,9 +50,69 @@ def test_whatever_is_left_of_a_run_is_ended_with_what_it_started_meanwhile(tmp_p
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        driver._end(tmp_path)
+        assert processes.end(str(tmp_path)) >= 2
         assert processes.marked(str(tmp_path)) == []
         assert process.stdout.read() is not None  # every writer of the pipe is gone
+
+
+class Quiet:
+    """A screen that nobody watches."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def building(self, stage: str, done: int, total: int) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def show(self, story: Story) -> None: ...
+
+
+def test_a_server_that_went_away_is_told_as_the_demo_saw_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object) -> None:
+        raise PeerLost("went away; tasks run on; start it again with `fireflyer up`")
+
+    monkeypatch.setattr(driver, "_train", train)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("a few words\n" * 2000)
+    options = Options(text=texts, tokens="bytes", directory=tmp_path / "dir")
+    with pytest.raises(PeerLost) as caught:
+        driver.run(options, Quiet(), processes.Interrupts())
+    assert "the demo ended its task" in str(caught.value)
+    assert "run on" not in str(caught.value)
+    (kept,) = (tmp_path / "dir").glob("run-*")
+    assert str(kept / "home") in str(caught.value)
+
+
+def test_the_log_of_the_rank_that_failed_first_is_the_one_to_read(script: Any) -> None:
+    ranks = tuple(
+        RankView(rank=rank, node=f"n{rank}", pid=1, ended="x", log=f"{rank}.log")
+        for rank in range(3)
+    )
+    view = TaskView(
+        id="t1",
+        spec=TaskSpec(script="x.py", cwd="/"),
+        state="failed",
+        reason="",
+        attempt=2,
+        restarts=1,
+        ranks=ranks,
+        directory="",
+        created=0.0,
+    )
+    script.start(world=3)
+    script.exit(2, signal=9)
+    script.start(world=3)
+    assert driver.failing_log(script.story, view) == "0.log"
+    script.exit(0)
+    script.exit(1, signal=11)
+    script.exit(2, signal=9)
+    assert driver.failing_log(script.story, view) == "1.log"
+    assert driver.failing_log(script.story, structs.replace(view, ranks=())) == ""
 
 
 def test_the_end_of_a_log(tmp_path: Path) -> None:

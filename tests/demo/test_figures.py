@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from fireflyer.demo.figures import compute, problems
-from fireflyer.demo.story import Story
 
 
 def test_every_figure_of_a_whole_run(finished: Any) -> None:
@@ -47,10 +46,14 @@ def test_the_kill_is_detected_by_the_exit_of_the_killed_rank_alone(script: Any) 
     assert figures.lost_s is None
 
 
-def test_no_step_gives_no_figures_and_says_so() -> None:
-    story = Story(20.0)
-    assert compute(story, orphans=0) is None
-    assert problems(None, story) == ["the task made no optimizer step"]
+def test_no_step_gives_no_figures_and_says_why(script: Any) -> None:
+    script.start()
+    script.event("failed", reason="rank 1 on n1 exited with status 3")
+    assert compute(script.story, orphans=0) is None
+    assert problems(None, script.story) == [
+        "the task ended as failed: rank 1 on n1 exited with status 3",
+        "the task made no optimizer step",
+    ]
 
 
 def test_a_failed_task_is_a_problem_with_its_reason(script: Any) -> None:

@@ -24,7 +24,7 @@ META = Meta(
     text_bytes=123456,
     source="/texts/<b>",
     digest="",
-    sizes={},
+    sums={},
 )
 
 

@@ -8,10 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
+from fireflyer.demo import command as command_line
+from fireflyer.demo.dataset import Meta
+from fireflyer.demo.driver import Outcome
 from fireflyer.demo.figures import compute
 from fireflyer.demo.progress import TerminalScreen, plain, spark, summary, view
+
+META = Meta(
+    tokens="bytes",
+    vocabulary=256,
+    context=16,
+    train_samples=100,
+    val_samples=10,
+    files=1,
+    text_bytes=1000,
+    source="/texts",
+    digest="0" * 64,
+    sums={},
+)
 
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:
@@ -130,7 +147,10 @@ def command(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         (["--text", "nowhere"], 2, "is not a folder"),
         (["--text", "empty"], 2, "it holds no file"),
         (["--report", "nowhere/r.html"], 2, "the folder of nowhere/r.html does not exist"),
+        (["--report", "empty"], 2, "--report: empty is a folder; name a file"),
+        (["--report", "/proc/r.html"], 2, "--report: cannot write into the folder of /proc/r.html"),
         (["--dir", "file/x"], 2, "--dir"),
+        (["--dir", "/proc"], 2, "--dir: cannot write into /proc"),
     ],
 )
 def test_bad_input_is_one_clear_answer_and_starts_nothing(
@@ -144,3 +164,75 @@ def test_bad_input_is_one_clear_answer_and_starts_nothing(
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not list(tmp_path.rglob("run-*"))
+
+
+@pytest.fixture
+def outcome(finished: Any, tmp_path: Path) -> Outcome:
+    """What a run came to that never happened."""
+    return Outcome(
+        figures=compute(finished.story, orphans=0),
+        problems=[],
+        story=finished.story,
+        meta=META,
+        sample="def written(): pass",
+        log="",
+        folder=tmp_path,
+    )
+
+
+def test_a_page_that_cannot_be_written_costs_neither_figures_nor_sample(
+    outcome: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = tmp_path / "page.html"
+
+    def run(*_: object) -> Outcome:
+        page.mkdir()
+        return outcome
+
+    monkeypatch.setattr(command_line, "run", run)
+    assert command_line.run_line(["--report", str(page), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert '"steps"' in out
+    assert err.index("What this run measured") < err.index("def written(): pass")
+    assert err.splitlines()[-1].startswith(f"fireflyer: cannot write the report {page}")
+    assert "report: " not in err
+
+
+def test_a_failed_run_says_why_then_shows_the_end_of_the_log_unwrapped(
+    outcome: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = tmp_path / "1.log"
+    lines = [f"line {number} " + "x" * 300 for number in range(9)]
+    log.write_text("\n".join(lines))
+    reason = "the task ended as failed: " + "why " * 60
+    failed = structs.replace(outcome, figures=None, problems=[reason.strip()], log=str(log))
+    monkeypatch.setattr(command_line, "run", lambda *_: failed)
+    assert command_line.run_line(["--report", str(tmp_path / "page.html")]) == 1
+    shown = [f"not reached: {reason.strip()}", *lines[-3:], f"log: {log}"]
+    assert capsys.readouterr().err.splitlines() == shown
+
+
+def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    """The first heavy import sends the signal, inside a callback where an exception would get lost."""
+    (tmp_path / "msgspec.py").write_text(
+        "import signal, weakref\n"
+        "class Dying: ...\n"
+        "dying = Dying()\n"
+        "watch = weakref.ref(dying, lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "del dying\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "fireflyer.demo"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "fireflyer: interrupted; every process of the demo has ended\n"

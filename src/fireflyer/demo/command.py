@@ -79,17 +79,17 @@ def demo(
 def _run(options: Options, page: Path, as_json: bool) -> int:
     console = Console(stderr=True)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # said aloud, it does not warn of forks
-    if not page.absolute().parent.is_dir():
-        raise ConfigError(f"--report: the folder of {page} does not exist; make it or name another")
+    report.check(page)
     with Interrupts().installed() as interrupts:
         with TerminalScreen(console) as screen:
             outcome = run(options, screen, interrupts)
+        _tell(outcome, as_json, console)
         if outcome.figures is not None:
             html = report.render(
                 outcome.figures, outcome.story, outcome.meta, outcome.sample, options, describe()
             )
             report.save(html, page)
-        _tell(outcome, page, as_json, console)
+            console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
     return 1 if outcome.problems else 0
 
 
@@ -122,7 +122,7 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _tell(outcome: Outcome, page: Path, as_json: bool, console: Console) -> None:
+def _tell(outcome: Outcome, as_json: bool, console: Console) -> None:
     """The figures, the sample, and what went wrong."""
     if outcome.figures is not None:
         console.print(summary(outcome.figures))
@@ -131,12 +131,13 @@ def _tell(outcome: Outcome, page: Path, as_json: bool, console: Console) -> None
                 outcome.sample.strip(), "python", background_color="default", word_wrap=True
             )
             console.print(Panel(code, title="written by the model", title_align="left"))
-        console.print(f"report: {page}", highlight=False)
         if as_json:
             sys.stdout.write(msgspec.json.encode(outcome.figures).decode() + "\n")
     for problem in outcome.problems:
-        console.print(f"not reached: {problem}", style="red", markup=False, highlight=False)
-    for log in outcome.logs:
-        console.print(f"log: {log}", highlight=False, markup=False, soft_wrap=True)
-        if end := tail(log):
-            console.print(end, style="dim", markup=False, highlight=False)
+        console.print(
+            f"not reached: {problem}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+    if outcome.log:
+        if end := tail(outcome.log):
+            console.print(end, style="dim", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"log: {outcome.log}", highlight=False, markup=False, soft_wrap=True)

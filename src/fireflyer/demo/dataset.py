@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord import FileWriter
 
 Tokens = npt.NDArray[np.uint16]
@@ -34,7 +34,7 @@ TEXT_LIMIT = 64 << 20
 BPE_TEXT = 16 << 20
 """Bytes of text that the BPE is trained on at most."""
 MINIMUM_SAMPLES = 64
-_FORMAT = 1
+_FORMAT = 2
 _SKIPPED = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "node_modules"}
 )
@@ -65,8 +65,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     digest: str
     """SHA-256 of the settings and of every file's name and content."""
-    sizes: dict[str, int]
-    """Bytes of each other file of the data set."""
+    sums: dict[str, str]
+    """SHA-256 of each other file of the data set."""
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -148,14 +148,19 @@ def digest(text: Text, settings: Settings) -> str:
 
 
 def find(directory: Path, wanted: str) -> Path | None:
-    """The whole data set of this digest under `directory`, if there is one."""
+    """The data set of this digest under `directory`, if there is one and every byte of it is good."""
     folder = directory / wanted[:16]
     try:
         meta = load_meta(folder)
-        whole = all((folder / name).stat().st_size == size for name, size in meta.sizes.items())
+        whole = all(_sum(folder / name) == good for name, good in meta.sums.items())
     except (OSError, ConfigError):
         return None
     return folder if whole and meta.digest == wanted else None
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_meta(folder: Path) -> Meta:
@@ -170,8 +175,16 @@ def load_meta(folder: Path) -> Meta:
         raise ConfigError(f"{folder} is not a data set of the demo: {error}") from error
 
 
-def prepare(text: Text, directory: Path, settings: Settings, report: Report) -> Path:
+def prepare(
+    text: Text,
+    directory: Path,
+    settings: Settings,
+    report: Report,
+    note: Callable[[str], None] = lambda _: None,
+) -> Path:
     """The data set of this text and these settings under `directory`, built if it is not there yet.
+
+    One that was damaged since is built again; `note` is told.
 
     Raises:
         ConfigError: the text is too short.
@@ -180,16 +193,23 @@ def prepare(text: Text, directory: Path, settings: Settings, report: Report) -> 
     wanted = digest(text, settings)
     if (found := find(directory, wanted)) is not None:
         return found
-    directory.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
+    target = directory / wanted[:16]
+    if target.exists():
+        note(f"the data set {target} is damaged; building it again")
     try:
-        _build(text, settings, wanted, building, report)
-        target = directory / wanted[:16]
-        shutil.rmtree(target, ignore_errors=True)
-        building.rename(target)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+        directory.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
+        try:
+            _build(text, settings, wanted, building, report)
+            shutil.rmtree(target, ignore_errors=True)
+            building.rename(target)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot write the data set {target}: {error.strerror}; name another --dir"
+        ) from error
     return target
 
 
@@ -226,7 +246,7 @@ def _build(text: Text, settings: Settings, wanted: str, folder: Path, report: Re
         text_bytes=text.size,
         source=str(text.source),
         digest=wanted,
-        sizes={name: (folder / name).stat().st_size for name in names},
+        sums={name: _sum(folder / name) for name in names},
     )
     (folder / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta)) + b"\n")
 

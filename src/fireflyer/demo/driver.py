@@ -11,18 +11,16 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from fireflyer.demo import dataset, processes
+from fireflyer.demo import dataset, processes, runs
 from fireflyer.demo.figures import Figures, compute, problems
 from fireflyer.demo.metrics import Tail
 from fireflyer.demo.story import Action, Kill, Story, Suspend
-from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError, TaskError
+from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError, PeerLost, TaskError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import TaskSpec, TaskView
 
 SILENCE_S = 120.0
 """Without a step or an event for this long the demo gives up."""
-GOING_S = 3.0
-"""Time that processes get to go after the server has ended."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +63,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     meta: dataset.Meta
     sample: str
     """Text written by the trained model; empty when it did not get there."""
-    logs: list[str]
-    """The ranks' log files, when there were problems."""
+    log: str
+    """When there were problems, the log file that tells most about them; else empty."""
     folder: Path
     """The run's folder; gone unless it was kept or there were problems."""
 
@@ -79,13 +77,28 @@ def run(options: Options, screen: Screen, interrupts: processes.Interrupts) -> O
         FireflyerError: the platform could not be started or went away.
         KeyboardInterrupt: after everything that was started has ended.
     """
-    directory = options.directory.absolute()
+    directory = options.directory.resolve()  # one name for one folder: it marks the processes
+    _make(directory)
+    for stale in runs.sweep(directory):
+        screen.note(f"ended and removed {stale}: the demo that ran there was killed")
     data, meta = _data(options, directory, screen)
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
+    with runs.new(directory) as folder:
+        return _run(options, data, meta, folder, screen, interrupts)
+
+
+def _run(
+    options: Options,
+    data: Path,
+    meta: dataset.Meta,
+    folder: Path,
+    screen: Screen,
+    interrupts: processes.Interrupts,
+) -> Outcome:
+    """A run in its folder; its processes have ended at the return."""
     keep = True
     try:
         story, view = _train(options, data, folder, screen, interrupts)
-        left = processes.outliving(processes.marked(str(folder)), GOING_S)
+        left = processes.outliving(processes.marked(str(folder)), processes.GOING_S)
         output = Path(view.directory, "output")
         figures = compute(story, len(left), _val_loss(output / "result.json"))
         found = problems(figures, story)
@@ -98,29 +111,38 @@ def run(options: Options, screen: Screen, interrupts: processes.Interrupts) -> O
             story=story,
             meta=meta,
             sample=text,
-            logs=[rank.log for rank in view.ranks] if found else [],
+            log=failing_log(story, view) if found else "",
             folder=folder,
         )
     except KeyboardInterrupt:
         keep = options.keep
         raise
+    except PeerLost as error:
+        raise PeerLost(
+            "the demo's server went away, so the demo ended its task and everything else it had started; "
+            f"see {Client(folder / 'home').home.log} and run the demo again"
+        ) from error
     finally:
-        _end(folder)
+        processes.end(str(folder))
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _data(options: Options, directory: Path, screen: Screen) -> tuple[Path, dataset.Meta]:
+def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        raise ConfigError(f"--dir: cannot make {directory}: {error.strerror}") from error
+        raise ConfigError(f"--dir: cannot write into {directory}: {error.strerror}") from error
+
+
+def _data(options: Options, directory: Path, screen: Screen) -> tuple[Path, dataset.Meta]:
     text = dataset.read_text(options.text)
     if text.left_out:
         limit = dataset.TEXT_LIMIT >> 20
         screen.note(f"using {limit} MiB of {text.source}: {text.left_out} files left out")
     settings = dataset.Settings(tokens=options.tokens)
-    data = dataset.prepare(text, directory / "data", settings, screen.building)
+    data = dataset.prepare(text, directory / "data", settings, screen.building, screen.note)
     return data, dataset.load_meta(data)
 
 
@@ -203,18 +225,6 @@ def _platform(folder: Path, nodes: int, interrupts: processes.Interrupts) -> Ite
             Client(home).shutdown()
 
 
-def _end(folder: Path) -> None:
-    """Ends every process of the run that is still there."""
-    for _ in range(5):  # a process may start another one before its own end
-        left = processes.marked(str(folder))
-        if not left:
-            return
-        for process in left:
-            with suppress(ProcessLookupError):
-                processes.kill(process.pid)
-        processes.outliving(left, GOING_S)
-
-
 def _val_loss(path: Path) -> float | None:
     """What gpt.py wrote at its end; None when it did not get there."""
     try:
@@ -223,7 +233,23 @@ def _val_loss(path: Path) -> float | None:
         return None
 
 
-def tail(path: str, lines: int = 12) -> str:
+def failing_log(story: Story, view: TaskView) -> str:
+    """The log of the rank that failed first in the last attempt, else rank 0's; empty without ranks.
+
+    The others of its attempt end because of it.
+    """
+    failed = (
+        event.detail["rank"]
+        for event in story.events
+        if event.kind == "rank_exited"
+        and event.attempt == view.attempt
+        and (event.detail.get("code") or event.detail.get("signal"))
+    )
+    first = next(failed, 0)
+    return next((rank.log for rank in view.ranks if rank.rank == first), "")
+
+
+def tail(path: str, lines: int = 3) -> str:
     """The last lines of a log file; empty when there is none."""
     try:
         text = Path(path).read_bytes()[-16384:].decode(errors="replace")

@@ -86,12 +86,12 @@ def compute(story: Story, orphans: int, val_loss: float | None = None) -> Figure
 
 def problems(figures: Figures | None, story: Story) -> list[str]:
     """Why the run did not reach its goal; empty when it did."""
-    if figures is None:
-        return ["the task made no optimizer step"]
     found = []
     if story.state != "finished":
         last = story.events[-1].detail.get("reason", "") if story.events else ""
         found.append(f"the task ended as {story.state}" + (f": {last}" if last else ""))
+    if figures is None:
+        return [*found, "the task made no optimizer step"]
     if figures.loss_start - figures.loss_end < LEAST_FALL:
         found.append(
             f"the loss went from {figures.loss_start:.2f} to {figures.loss_end:.2f}, "

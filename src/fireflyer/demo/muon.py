@@ -16,6 +16,7 @@ def orthogonalize(g: Tensor) -> Tensor:
     return x if g.size(-2) <= g.size(-1) else x.mT
 
 
+# torch.optim.Muon iterates in bfloat16, which CPUs without instructions for it emulate slowly.
 class Muon(torch.optim.Optimizer):
     """Momentum whose step for a matrix is made orthogonal; for the matrices inside a network."""
 

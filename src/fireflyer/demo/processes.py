@@ -23,6 +23,8 @@ MARK = "FFDEMO_RUN"
 """Environment variable that the platform and, through it, every process of a run inherits."""
 
 
+GOING_S = 3.0
+"""Time that processes get to go after the server has ended, or after a SIGKILL."""
 EXEC_S = 1.0
 """How long one search waits for processes that are just starting a program."""
 
@@ -87,6 +89,21 @@ def kill(pid: int) -> None:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     finally:
         os.close(descriptor)
+
+
+def end(run: str) -> int:
+    """Ends every process of the run that is still there; returns how many were found."""
+    ended: set[int] = set()
+    for _ in range(5):  # a process may start another one before its own end
+        left = marked(run)
+        if not left:
+            break
+        for process in left:
+            with suppress(ProcessLookupError):
+                kill(process.pid)
+        ended.update(process.pid for process in left)
+        outliving(left, GOING_S)
+    return len(ended)
 
 
 class Interrupts:

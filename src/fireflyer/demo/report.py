@@ -11,7 +11,7 @@ from fireflyer.demo.dataset import Meta
 from fireflyer.demo.driver import Options
 from fireflyer.demo.figures import Figures
 from fireflyer.demo.story import Story
-from fireflyer.errors import StorageError
+from fireflyer.errors import ConfigError, StorageError
 
 Row = tuple[str, str, str]
 """(name, value, what it means)."""
@@ -117,6 +117,24 @@ def render(
         data=_pairs(data),
         machine=_pairs(machine),
     )
+
+
+def check(path: Path) -> None:
+    """Tries whether a page can be written there, before any work is done for it.
+
+    Raises:
+        ConfigError: it is a folder, or its folder is missing or takes no files.
+    """
+    if path.is_dir():
+        raise ConfigError(f"--report: {path} is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--report: the folder of {path} does not exist; make it or name another")
+    try:
+        tempfile.TemporaryFile(dir=path.absolute().parent).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--report: cannot write into the folder of {path}: {error.strerror}; name another"
+        ) from error
 
 
 def save(page: str, path: Path) -> None:
