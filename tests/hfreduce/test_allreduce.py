@@ -94,6 +94,12 @@ def test_strided_tensors_and_other_operations(
         columns += rank + 1.0
         dist.all_reduce(columns)
         assert bool((matrix == 3.0).all())
+        columns.fill_(rank + 1.0)
+        work = dist.all_reduce(columns, async_op=True)
+        assert work is not None
+        (result,) = work.get_future().wait()
+        assert result is columns
+        assert bool((matrix == 3.0).all())
         integers = torch.tensor([rank, 5])
         dist.all_reduce(integers, op=dist.ReduceOp.MAX)
         assert integers.tolist() == [1, 5]

@@ -84,12 +84,16 @@ class Work(dist.Work):
         group: "ProcessGroupHFReduce",
         operations: list[native.Operation],
         tensors: list[torch.Tensor],
+        dense: list[torch.Tensor],
         finish: Callable[[], None] | None,
     ) -> None:
         super().__init__()
         self._group = group
         self._operations = operations
         self._tensors = tensors
+        self._dense = (
+            dense  # what the engine works on; the tensors themselves where they are contiguous
+        )
         self._finish = finish
         self._lock = threading.Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
@@ -225,8 +229,8 @@ class ProcessGroupHFReduce(ProcessGroup):
             for d in dense
         ]
         copied = any(d is not t for d, t in zip(dense, tensors, strict=True))
-        work = Work(self, operations, [*tensors, *dense], copy_back if copied else None)
-        if not run_here:
+        work = Work(self, operations, tensors, dense, copy_back if copied else None)
+        if not work.is_completed():
             self._keep_alive(work)
         return work
 
