@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -38,23 +39,35 @@ std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3
   return std::make_unique<Team>(Segment::attach(control), std::move(list), me, spin);
 }
 
-// Everything by number: sockets and descriptors were opened by Python and belong to the group from here on.
-struct RingEnds {
-  int next_socket, next_rank, previous_socket, previous_rank;
-  std::size_t index;
-};
+using Buffers = std::vector<std::pair<std::uintptr_t, std::size_t>>;
+
+Pieces pieces_of(const Buffers& buffers) {
+  Pieces pieces;
+  pieces.reserve(buffers.size());
+  for (const auto& [data, bytes] : buffers) pieces.push_back({reinterpret_cast<char*>(data), bytes});
+  return pieces;
+}
 
 void make_group(Group* self, int rank, int world, double timeout_s, bool spin, int control,
-                const std::vector<std::array<int, 3>>& members, std::size_t me, std::size_t hosts,
-                std::size_t lanes, const RingEnds* ring) {
-  Group::Config config{rank, world, timeout_s, spin, hosts, lanes};
+                const std::vector<std::array<int, 3>>& members, std::size_t me) {
   auto team = members.size() > 1 ? make_team(control, members, me, spin) : nullptr;
-  auto ends = ring == nullptr
-                  ? nullptr
-                  : std::make_unique<Ring>(Ring::End{ring->next_socket, ring->next_rank},
-                                           Ring::End{ring->previous_socket, ring->previous_rank},
-                                           ring->index, hosts);
-  new (self) Group(config, std::move(team), std::move(ends));
+  new (self) Group({rank, world, timeout_s}, std::move(team));
+}
+
+std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
+                                  std::uint64_t count, DType dtype, Op op, int root, int priority,
+                                  bool run_here) {
+  Request request;
+  request.call.kind = kind;
+  request.call.count = count;
+  request.call.dtype = dtype;
+  request.call.op = op;
+  request.call.root = root;
+  request.in = pieces_of(in);
+  request.out = pieces_of(out);
+  request.priority = priority;
+  const nb::gil_scoped_release release;
+  return group.submit(std::move(request), run_here);
 }
 
 }  // namespace
@@ -64,40 +77,53 @@ void bind(nb::module_ m) {
   nb::enum_<DType>(m, "DType")
       .value("FLOAT32", DType::f32)
       .value("FLOAT64", DType::f64)
-      .value("BFLOAT16", DType::bf16);
-  nb::enum_<ReduceOp>(m, "ReduceOp").value("SUM", ReduceOp::sum).value("AVG", ReduceOp::avg);
+      .value("FLOAT16", DType::f16)
+      .value("BFLOAT16", DType::bf16)
+      .value("FLOAT8_E4M3FN", DType::f8e4m3)
+      .value("FLOAT8_E5M2", DType::f8e5m2)
+      .value("INT64", DType::i64)
+      .value("INT32", DType::i32)
+      .value("INT16", DType::i16)
+      .value("INT8", DType::i8)
+      .value("UINT8", DType::u8)
+      .value("BOOL", DType::boolean);
+  nb::enum_<Op>(m, "ReduceOp")
+      .value("SUM", Op::sum)
+      .value("AVG", Op::avg)
+      .value("MIN", Op::min)
+      .value("MAX", Op::max)
+      .value("PRODUCT", Op::product)
+      .value("BAND", Op::band)
+      .value("BOR", Op::bor)
+      .value("BXOR", Op::bxor);
+  nb::enum_<Kind>(m, "Kind")
+      .value("ALLREDUCE", Kind::allreduce)
+      .value("REDUCE_SCATTER", Kind::reduce_scatter)
+      .value("ALL_GATHER", Kind::all_gather)
+      .value("BROADCAST", Kind::broadcast)
+      .value("REDUCE", Kind::reduce)
+      .value("GATHER", Kind::gather)
+      .value("SCATTER", Kind::scatter)
+      .value("ALL_TO_ALL", Kind::all_to_all)
+      .value("BARRIER", Kind::barrier);
 
   nb::class_<Operation>(m, "Operation", "A submitted call; completed once.")
       .def("wait", &Operation::wait, "seconds"_a = -1.0, GilReleased(),
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
+      .def_ro("source", &Operation::source, "Of a receive from any source: the sender's rank, once over.")
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
-
-  nb::class_<RingEnds>(m, "RingEnds", "Connected sockets to both neighbours; owned by the group.")
-      .def("__init__",
-           [](RingEnds* self, int next_socket, int next_rank, int previous_socket,
-              int previous_rank, std::size_t index) {
-             new (self) RingEnds{next_socket, next_rank, previous_socket, previous_rank, index};
-           },
-           "next_socket"_a, "next_rank"_a, "previous_socket"_a, "previous_rank"_a, "index"_a);
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
       .def("__init__", &make_group, nb::kw_only(), "rank"_a, "world"_a, "timeout_s"_a, "spin"_a,
-           "control"_a, "members"_a, "me"_a, "hosts"_a, "lanes"_a, "ring"_a.none(),
+           "control"_a, "members"_a, "me"_a,
            "members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: "
            "descriptor of the control segment, -1 for a rank alone on its host.")
-      .def(
-          "allreduce",
-          [](Group& group, std::uintptr_t data, std::size_t count, DType dtype, ReduceOp op,
-             bool run_here) {
-            return group.allreduce(reinterpret_cast<void*>(data), count, dtype, op, run_here);
-          },
-          "data"_a, "count"_a, "dtype"_a, "op"_a, "run_here"_a, GilReleased(),
-          "Reduces `count` elements at address `data` in place; they must stay alive until it is done.")
+      .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
+           "op"_a = Op::sum, "root"_a = -1, "priority"_a = 0, "run_here"_a = false,
+           "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
       .def("abort", &Group::abort, GilReleased())
-      .def("set_timeout", &Group::set_timeout, "seconds"_a)
-      .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
-                   "Bytes this rank has sent to other hosts.");
+      .def("set_timeout", &Group::set_timeout, "seconds"_a);
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   m.def(

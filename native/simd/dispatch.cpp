@@ -37,4 +37,10 @@ const Kernels& kernels() {
   return table;
 }
 
+ReduceFn reduce_kernel(DType dtype, Op) {
+  if (dtype == DType::f64) return kernels().sum_f64;
+  if (dtype == DType::bf16) return kernels().sum_bf16;
+  return kernels().sum_f32;
+}
+
 }  // namespace ff::simd

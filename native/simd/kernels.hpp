@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "simd/dtype.hpp"
+
 namespace ff::simd {
 
 // For every element i: acc = src[0][i] + src[1][i] + ... in that order, times `scale`, rounded once to the
@@ -21,6 +23,8 @@ struct Kernels {
 // The table for this processor, picked once; FIREFLYER_ISA=base|v3|v4 forces one (an error if the processor
 // lacks it or the name is unknown).
 const Kernels& kernels();
+
+ReduceFn reduce_kernel(DType dtype, Op op);
 
 // The table of one instruction set, or nullptr if this processor lacks it.
 const Kernels* kernels_for(const char* isa);

@@ -15,12 +15,61 @@ class DType(enum.Enum):
 
     FLOAT64 = 2
 
-    BFLOAT16 = 3
+    FLOAT16 = 3
+
+    BFLOAT16 = 4
+
+    FLOAT8_E4M3FN = 5
+
+    FLOAT8_E5M2 = 6
+
+    INT64 = 7
+
+    INT32 = 8
+
+    INT16 = 9
+
+    INT8 = 10
+
+    UINT8 = 11
+
+    BOOL = 12
 
 class ReduceOp(enum.Enum):
     SUM = 1
 
     AVG = 2
+
+    MIN = 3
+
+    MAX = 4
+
+    PRODUCT = 5
+
+    BAND = 6
+
+    BOR = 7
+
+    BXOR = 8
+
+class Kind(enum.Enum):
+    ALLREDUCE = 1
+
+    REDUCE_SCATTER = 2
+
+    ALL_GATHER = 3
+
+    BROADCAST = 4
+
+    REDUCE = 5
+
+    GATHER = 6
+
+    SCATTER = 7
+
+    ALL_TO_ALL = 8
+
+    BARRIER = 9
 
 class Operation:
     """A submitted call; completed once."""
@@ -32,34 +81,29 @@ class Operation:
 
     def done(self) -> bool: ...
 
+    @property
+    def source(self) -> int:
+        """Of a receive from any source: the sender's rank, once over."""
+
     def rethrow(self) -> None:
         """Raises the error of a finished operation, if any."""
-
-class RingEnds:
-    """Connected sockets to both neighbours; owned by the group."""
-
-    def __init__(self, next_socket: int, next_rank: int, previous_socket: int, previous_rank: int, index: int) -> None: ...
 
 class Group:
     """A process group of the engine."""
 
-    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int, hosts: int, lanes: int, ring: RingEnds | None) -> None:
+    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int) -> None:
         """
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
-    def allreduce(self, data: int, count: int, dtype: DType, op: ReduceOp, run_here: bool) -> Operation:
+    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, priority: int = 0, run_here: bool = False) -> Operation:
         """
-        Reduces `count` elements at address `data` in place; they must stay alive until it is done.
+        Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.
         """
 
     def abort(self) -> None: ...
 
     def set_timeout(self, seconds: float) -> None: ...
-
-    @property
-    def network_bytes_sent(self) -> int:
-        """Bytes this rank has sent to other hosts."""
 
 def control_bytes(members: int) -> int: ...
 

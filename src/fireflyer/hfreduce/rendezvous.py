@@ -111,10 +111,6 @@ def connect(
         team = topology.hosts[index]
         members = _join_host(unix, cards, team, me, deadline)
         control = _share_control([fd for _, fd, _ in members], me) if len(team) > 1 else -1
-        ring = None
-        if me < topology.lanes:
-            key = _ring_key(store, rank, address)
-            ring = _join_ring(tcp, cards, topology, index, me, key, deadline)
     here = sum(c.machine == card.machine for c in cards)
     return native.Group(
         rank=rank,
@@ -124,9 +120,6 @@ def connect(
         control=control,
         members=members,
         me=me,
-        hosts=len(topology.hosts),
-        lanes=topology.lanes,
-        ring=ring,
     )
 
 
@@ -260,66 +253,3 @@ def _proof(key: bytes, role: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, role + b"".join(parts), hashlib.sha256)
 
 
-def _join_ring(
-    listener: socket.socket,
-    cards: list[Card],
-    topology: Topology,
-    index: int,
-    lane: int,
-    key: bytes,
-    deadline: float,
-) -> native.RingEnds:
-    """Connects to the lane's next rank and accepts the previous one; both sides prove the key.
-
-    No step waits for one that a neighbour has yet to reach: hello out, hello in, answer out, answer in,
-    proof out, proof in.
-    """
-    hosts = topology.hosts
-    next_rank = hosts[(index + 1) % len(hosts)][lane]
-    previous_rank = hosts[(index - 1) % len(hosts)][lane]
-    me = struct.pack("<I", hosts[index][lane])
-    what = f"the ring from rank {previous_rank} to rank {next_rank}"
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    with contextlib.ExitStack() as stack:
-        card = cards[next_rank]
-        ahead = stack.enter_context(
-            socket.create_connection((card.address, card.port), _remaining(deadline, what))
-        )
-        ahead.sendall(_HELLO.pack(_MAGIC, hosts[index][lane], nonce))
-        behind, their_nonce = _accept_previous(listener, previous_rank, deadline, what)
-        stack.enter_context(behind)
-        challenge = secrets.token_bytes(_NONCE_BYTES)
-        behind.sendall(challenge + _proof(key, b"accept", me, their_nonce, challenge))
-        answer = _receive(ahead, _NONCE_BYTES + _MAC_BYTES)
-        theirs, mac = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        expected = _proof(key, b"accept", struct.pack("<I", next_rank), nonce, theirs)
-        if not hmac.compare_digest(mac, expected):
-            raise ProtocolMismatch(f"rank {next_rank} at {card.address} did not prove the secret")
-        ahead.sendall(_proof(key, b"connect", me, theirs, nonce))
-        mac = _receive(behind, _MAC_BYTES)
-        expected = _proof(key, b"connect", struct.pack("<I", previous_rank), challenge, their_nonce)
-        if not hmac.compare_digest(mac, expected):
-            raise ProtocolMismatch(f"rank {previous_rank} did not prove the secret")
-        return native.RingEnds(ahead.detach(), next_rank, behind.detach(), previous_rank, index)
-
-
-def _accept_previous(
-    listener: socket.socket, rank: int, deadline: float, what: str
-) -> tuple[socket.socket, bytes]:
-    """The connection whose hello names `rank`; strangers are turned away and cannot block the group."""
-    while True:
-        listener.settimeout(_remaining(deadline, what))
-        try:
-            peer, _ = listener.accept()
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"rendezvous: rank {rank} did not connect") from error
-        peer.settimeout(min(10.0, _remaining(deadline, what)))
-        try:
-            magic, sender, nonce = _HELLO.unpack(_receive(peer, _HELLO.size))
-        except (OSError, struct.error):
-            peer.close()
-            continue
-        if magic == _MAGIC and sender == rank:
-            peer.settimeout(_remaining(deadline, what))
-            return peer, nonce
-        peer.close()
