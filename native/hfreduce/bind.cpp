@@ -2,13 +2,16 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/fork_guard.hpp"
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
+#include "hfreduce/watch.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -57,9 +60,52 @@ void make_group(Group* self, int rank, int world, double timeout_s, bool spin, i
   new (self) Group(config, std::move(team), std::move(ends));
 }
 
+// ---- Watch and the fork guard -------------------------------------------------------------------------
+void bind_watch(nb::module_ m) {
+  nb::class_<Watch>(m, "Watch", "Sees the death of any rank and tells everybody; one a group, with a thread.")
+      .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
+      .def("add_process", &Watch::add_process, "rank"_a, "pidfd"_a, GilReleased(),
+           "Watches a process of this host; owns the descriptor.")
+      .def("add_link", &Watch::add_link, "rank"_a, "socket"_a, GilReleased(),
+           "Adds a duplex control link; owns the socket.")
+      .def(
+          "attach",
+          [](Watch& watch, Group& group) {
+            watch.listen({[&group](const Error& error) { group.fail(error); }, nullptr});
+          },
+          "group"_a, nb::keep_alive<1, 2>(), GilReleased(), "Fails `group` with the first failure.")
+      .def(
+          "announce",
+          [](Watch& watch, const std::string& message, int rank) {
+            const auto code = rank >= 0 ? Code::rank_failed : Code::collective;
+            watch.announce(Error(code, message, rank));
+          },
+          "message"_a, "rank"_a = -1, GilReleased(),
+          "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
+      .def("leave", &Watch::leave, "operations"_a, GilReleased(),
+           "Says goodbye; waits a second at most until the neighbours know.")
+      .def("wait", &Watch::wait, "seconds"_a = -1.0, GilReleased(),
+           "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
+      .def(
+          "rethrow",
+          [](const Watch& watch) {
+            if (const auto error = watch.failure()) throw Error(*error);
+          },
+          "Raises the first failure, if any.")
+      .def("failed_ranks", &Watch::failed_ranks, "Ranks known to be dead.")
+      .def("left_ranks", &Watch::left_ranks, "Ranks that said goodbye.");
+
+  m.def("guard_descriptor", &fork_guard::add, "fd"_a,
+        "Replaces the descriptor by one of /dev/null in every forked child, from now on.");
+  m.def("unguard_descriptor", &fork_guard::remove, "fd"_a,
+        "Ends the guard; required before the descriptor is closed or given away.");
+}
+// -------------------------------------------------------------------------------------------------------
+
 }  // namespace
 
 void bind(nb::module_ m) {
+  bind_watch(m);
   m.doc() = "The collective engine: shared memory inside a host, a TCP ring between hosts.";
   nb::enum_<DType>(m, "DType")
       .value("FLOAT32", DType::f32)

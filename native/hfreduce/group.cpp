@@ -137,6 +137,11 @@ void Group::break_with(const Error& error) {
   if (ring_) ring_->abort();
 }
 
+void Group::fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  break_with(error);
+}
+
 void Group::abort() {
   const std::lock_guard lock(mutex_);
   break_with(Error(Code::collective, "the group was aborted"));

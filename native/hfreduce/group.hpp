@@ -61,6 +61,8 @@ class Group {
   std::shared_ptr<Operation> allreduce(void* data, std::size_t count, DType dtype, ReduceOp op,
                                        bool run_here);
   void abort();
+  // Ends what runs and all that follows with this error.
+  void fail(const Error& error);
   void set_timeout(double seconds) { timeout_s_ = seconds; }
   std::uint64_t network_bytes_sent() const { return ring_ ? ring_->bytes_sent() : 0; }
 
