@@ -176,6 +176,13 @@ void Watch::leave(std::uint64_t operations) {
   changed_.wait_for(lock, kFarewell, [this] { return links_.empty(); });
 }
 
+void Watch::drop_links() {
+  if (generation_ != fork_guard::generation()) return;
+  const std::lock_guard lock(mutex_);
+  leaving_ = true;
+  while (!links_.empty()) close(*links_.begin()->second);
+}
+
 std::optional<Error> Watch::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;

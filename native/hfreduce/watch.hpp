@@ -58,6 +58,8 @@ class Watch {
   // Says goodbye after `operations` operations and waits until the neighbours know, a second at most. What
   // happens to the others afterwards is of no interest.
   void leave(std::uint64_t operations);
+  // Ends all links without a goodbye: the neighbours take it for a death.
+  void drop_links();
 
   std::optional<Error> failure() const;
   std::set<int> failed_ranks() const;  // known to be dead; a rank that was merely late is not

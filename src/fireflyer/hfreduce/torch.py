@@ -161,13 +161,14 @@ class ProcessGroupHFReduce(ProcessGroup):
         self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # missing in torch's stub
-        self._engine = rendezvous.connect(
+        self._connection = rendezvous.connect(
             dist.PrefixStore("hfreduce", store),
             rank,
             size,
             timeout.total_seconds(),
             _master(),
         )
+        self._engine = self._connection.group
         gloo = _make_gloo(dist.PrefixStore("gloo", store), rank, size, timeout)
         self._rest: Any = ProcessGroup(store, rank, size)
         for group in (self, self._rest):
@@ -198,6 +199,7 @@ class ProcessGroupHFReduce(ProcessGroup):
             self._under_way.popleft().settle_silently()
         if self._settler is not None:
             self._settler.shutdown()
+        self._connection.close()
 
     def allreduce(  # type: ignore[override]  # torch's C++ calls this form alone
         self, tensors: list[torch.Tensor] | torch.Tensor, opts: Any = None
