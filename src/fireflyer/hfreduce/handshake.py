@@ -3,13 +3,14 @@ bytes out.
 
     caller                                          callee
     hello: group, purpose, from, to, nonce    ->
+                                              <-    one byte: heard, or there is no such group
                                               <-    challenge, proof over hello and challenge
     its proof over hello and challenge        ->
                                               <-    one byte: admitted or not
 
 A proof is an HMAC-SHA256 with the group's key and the role of the side that sends it, so that
 neither can be sent back to its maker. Between processes of one host the kernel vouches for the
-user: hello and the last byte are all.
+user: hello and the first byte are all.
 """
 
 import enum

@@ -155,13 +155,14 @@ class Line:
             if local and _credentials(sock)[1] != os.getuid():
                 raise ProtocolMismatch(f"{who} runs as another user")
             sock.sendall(hello.raw)
-            if not local:
-                self._prove(sock, hello, who, deadline)
             answer = _receive(sock, 1, deadline)
+            if answer == handshake.ADMITTED and not local:
+                self._prove(sock, hello, who, deadline)
+                answer = _receive(sock, 1, deadline)
             if answer == handshake.REFUSED:
                 raise ProtocolMismatch(f"{who} does not accept our proof of the secret")
             if answer != handshake.ADMITTED:
-                raise PeerLost(f"{who} is not in this group any more")
+                raise PeerLost(f"{who} is not in this group, or not any more")
             sock.settimeout(None)
             return sock
         except BaseException as error:
@@ -271,7 +272,7 @@ class _Caller:
             return self._admit(self.line, self.hello)
         self._challenge = secrets.token_bytes(handshake.NONCE_BYTES)
         mine = handshake.proof(self.line.key, b"callee", self.hello, self._challenge)
-        self.sock.send(self._challenge + mine)
+        self.sock.send(handshake.ADMITTED + self._challenge + mine)
         return True
 
     def _check(self, hello: Hello, theirs: bytes) -> bool:
