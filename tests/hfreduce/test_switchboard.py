@@ -215,7 +215,8 @@ def test_listeners_and_thread_go_with_the_last_user() -> None:
         assert sock.recv(1) == b"", "nobody took it"
         discard(sock)
     board.release()
-    assert stranger.recv(1) == b""
+    with contextlib.suppress(ConnectionResetError):  # where it was still in the backlog
+        assert stranger.recv(1) == b""
     stranger.close()
     assert resources() == before
     with pytest.raises(ConnectionRefusedError):
