@@ -1,15 +1,19 @@
 // Bindings of the collective engine. Whatever waits or moves tensor bytes releases the GIL.
 #include <nanobind/nanobind.h>
+#include <mutex>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/fork_guard.hpp"
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
+#include "hfreduce/watch.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -49,30 +53,109 @@ Pieces pieces_of(const Buffers& buffers) {
 }
 
 void make_group(Group* self, int rank, int world, double timeout_s, bool spin, int control,
-                const std::vector<std::array<int, 3>>& members, std::size_t me) {
+                const std::vector<std::array<int, 3>>& members, std::size_t me,
+                const std::vector<std::vector<int>>& hosts, std::size_t host,
+                const std::vector<std::uint32_t>& zones) {
   auto team = members.size() > 1 ? make_team(control, members, me, spin) : nullptr;
-  new (self) Group({rank, world, timeout_s}, std::move(team));
+  new (self) Group({rank, world, timeout_s, Layout{hosts, host, me, zones}}, std::move(team));
 }
 
-std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
-                                  std::uint64_t count, DType dtype, Op op, int root, int priority,
-                                  bool run_here) {
+Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int root, Codec wire) {
   Request request;
   request.call.kind = kind;
   request.call.count = count;
   request.call.dtype = dtype;
   request.call.op = op;
   request.call.root = root;
+  request.call.wire = wire;
+  return request;
+}
+
+std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
+                                  std::uint64_t count, DType dtype, Op op, int root, Codec wire,
+                                  std::uintptr_t residual, std::uint64_t seed, int priority,
+                                  bool run_here) {
+  Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
+  request.residual = reinterpret_cast<float*>(residual);
+  request.seed = seed;
   request.priority = priority;
   const nb::gil_scoped_release release;
   return group.submit(std::move(request), run_here);
 }
 
+std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire) {
+  return group.peers(make_request(kind, count, dtype, Op::sum, root, wire));
+}
+
+// ---- Watch and the fork guard -------------------------------------------------------------------------
+// The group asks the watch what counts, the watch tells the group: whichever dies first leaves the other in peace.
+struct BoundWatch : Watch {
+  struct Handle {
+    std::mutex mutex;
+    Watch* watch;
+  };
+
+  using Watch::Watch;
+  ~BoundWatch() {
+    const std::lock_guard lock(handle->mutex);
+    handle->watch = nullptr;
+  }
+  std::shared_ptr<Handle> handle = std::make_shared<Handle>();
+};
+
+void bind_watch(nb::module_ m) {
+  nb::class_<BoundWatch>(m, "Watch", "Sees the death of any rank and tells everybody; one a group, with a thread.")
+      .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
+      .def("add_process", &BoundWatch::add_process, "rank"_a, "pidfd"_a, GilReleased(),
+           "Watches a process of this host; owns the descriptor.")
+      .def("add_link", &BoundWatch::add_link, "rank"_a, "socket"_a, GilReleased(),
+           "Adds a duplex control link; owns the socket.")
+      .def(
+          "attach",
+          [](BoundWatch& watch, Group& group) {
+            watch.handle->watch = &watch;
+            group.set_announcer([handle = watch.handle](const Error& error) {
+              const std::lock_guard lock(handle->mutex);
+              return handle->watch != nullptr ? handle->watch->announce(error) : error;
+            });
+            watch.listen({[&group](const Error& error) { group.fail(error); }, nullptr});
+          },
+          "group"_a, nb::keep_alive<1, 2>(), GilReleased(), "Fails `group` with the first failure.")
+      .def(
+          "announce",
+          [](BoundWatch& watch, const std::string& message, int rank) {
+            const auto code = rank >= 0 ? Code::rank_failed : Code::collective;
+            watch.announce(Error(code, message, rank));
+          },
+          "message"_a, "rank"_a = -1, GilReleased(),
+          "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
+      .def("leave", &BoundWatch::leave, "operations"_a, GilReleased(),
+           "Says goodbye; waits a second at most until the neighbours know.")
+      .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
+      .def("wait", &BoundWatch::wait, "seconds"_a = -1.0, GilReleased(),
+           "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
+      .def(
+          "rethrow",
+          [](const BoundWatch& watch) {
+            if (const auto error = watch.failure()) throw Error(*error);
+          },
+          "Raises the first failure, if any.")
+      .def("failed_ranks", &BoundWatch::failed_ranks, "Ranks known to be dead.")
+      .def("left_ranks", &BoundWatch::left_ranks, "Ranks that said goodbye.");
+
+  m.def("guard_descriptor", &fork_guard::add, "fd"_a,
+        "Replaces the descriptor by one of /dev/null in every forked child, from now on.");
+  m.def("unguard_descriptor", &fork_guard::remove, "fd"_a,
+        "Ends the guard; required before the descriptor is closed or given away.");
+}
+// -------------------------------------------------------------------------------------------------------
+
 }  // namespace
 
 void bind(nb::module_ m) {
+  bind_watch(m);
   m.doc() = "The collective engine: shared memory inside a host, a TCP ring between hosts.";
   nb::enum_<DType>(m, "DType")
       .value("FLOAT32", DType::f32)
@@ -96,6 +179,12 @@ void bind(nb::module_ m) {
       .value("BAND", Op::band)
       .value("BOR", Op::bor)
       .value("BXOR", Op::bxor);
+  nb::enum_<Codec>(m, "Codec")
+      .value("NONE", Codec::none)
+      .value("FP32", Codec::fp32)
+      .value("BF16", Codec::bf16)
+      .value("FP16", Codec::fp16)
+      .value("INT8", Codec::int8);
   nb::enum_<Kind>(m, "Kind")
       .value("ALLREDUCE", Kind::allreduce)
       .value("REDUCE_SCATTER", Kind::reduce_scatter)
@@ -116,14 +205,25 @@ void bind(nb::module_ m) {
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
       .def("__init__", &make_group, nb::kw_only(), "rank"_a, "world"_a, "timeout_s"_a, "spin"_a,
-           "control"_a, "members"_a, "me"_a,
+           "control"_a, "members"_a, "me"_a, "hosts"_a, "host"_a, "zones"_a,
            "members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: "
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
-           "op"_a = Op::sum, "root"_a = -1, "priority"_a = 0, "run_here"_a = false,
+           "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
+           "priority"_a = 0, "run_here"_a = false,
            "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
+      .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
+           "wire"_a = Codec::none, GilReleased(), "Ranks of other hosts that such a call sends to.")
+      .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to send payload to `rank`; owned by the group.")
+      .def("add_incoming", &Group::add_incoming, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to receive payload from `rank`; owned by the group.")
       .def("abort", &Group::abort, GilReleased())
-      .def("set_timeout", &Group::set_timeout, "seconds"_a);
+      .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
+           "Raises why the group is broken, if it is.")
+      .def("set_timeout", &Group::set_timeout, "seconds"_a)
+      .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
+                   "Bytes this rank has sent to other hosts.");
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   m.def(

@@ -5,7 +5,12 @@
 namespace ff::hfreduce {
 
 Group::Group(Config config, std::unique_ptr<Team> team)
-    : config_(config), timeout_s_(config.timeout_s), team_(std::move(team)) {}
+    : config_(std::move(config)), timeout_s_(config_.timeout_s), team_(std::move(team)) {
+  if (config_.layout.hosts.size() > 1) {
+    transport_ = std::make_unique<TcpTransport>();
+    hierarchy_ = std::make_unique<Hierarchy>(config_.layout, team_.get(), *transport_);
+  }
+}
 
 Group::~Group() {
   {
@@ -60,11 +65,22 @@ void Group::run(Operation& operation) {
     try {
       execute(operation);
     } catch (const Error& caught) {
-      error = caught;
-      fail(caught);
+      fail(cause_of(caught));
+      error = failure();
     }
   }
   operation.complete(std::move(error));
+}
+
+// Others may have found the reason before this rank met its consequence.
+Error Group::cause_of(const Error& caught) {
+  Announcer announcer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) return *broken_;
+    announcer = announcer_;
+  }
+  return announcer ? announcer(caught) : caught;
 }
 
 void Group::execute(Operation& operation) {
@@ -74,6 +90,7 @@ void Group::execute(Operation& operation) {
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::chrono::duration<double>(timeout_s_.load()));
   if (config_.world == 1) return run_alone(request);
+  if (hierarchy_) return hierarchy_->run(request, deadline);
   run_on_host(*team_, request, deadline);
 }
 
@@ -87,11 +104,35 @@ void Group::break_with(const Error& error) {
   if (broken_) return;
   broken_ = error;
   if (team_) team_->abort(error.rank() >= 0 ? error.rank() : config_.rank);
+  if (transport_) transport_->abort();
 }
 
 void Group::fail(const Error& error) {
   const std::lock_guard lock(mutex_);
   break_with(error);
+}
+
+void Group::set_announcer(Announcer announcer) {
+  const std::lock_guard lock(mutex_);
+  announcer_ = std::move(announcer);
+}
+
+std::vector<int> Group::peers(const Request& request) {
+  return hierarchy_ ? hierarchy_->peers(request) : std::vector<int>{};
+}
+
+void Group::add_outgoing(int rank, int fd) {
+  if (!transport_) throw Error(Code::invalid, "a group of one host has no links");
+  transport_->add_outgoing(rank, fd);
+}
+
+void Group::add_incoming(int rank, int fd) {
+  if (!transport_) throw Error(Code::invalid, "a group of one host has no links");
+  transport_->add_incoming(rank, fd);
+}
+
+void Group::set_rules(std::vector<Rule> rules) {
+  if (hierarchy_) hierarchy_->set_rules(std::move(rules));
 }
 
 void Group::abort() { fail(Error(Code::collective, "the group was aborted")); }

@@ -12,7 +12,9 @@
 #include <optional>
 #include <thread>
 
+#include "hfreduce/hierarchy.hpp"
 #include "hfreduce/operation.hpp"
+#include "hfreduce/tcp.hpp"
 #include "hfreduce/team.hpp"
 
 namespace ff::hfreduce {
@@ -22,6 +24,7 @@ class Group {
   struct Config {
     int rank, world;
     double timeout_s;
+    Layout layout;  // of all hosts
   };
 
   // `team` may be null for a rank alone on its host.
@@ -37,6 +40,17 @@ class Group {
   // Ends what runs and all that follows with this error, here and on the ranks that wait for this one.
   void fail(const Error& error);
   std::optional<Error> failure();
+  // How other hosts hear of a failure that was found here: returns the error that counts, which may be another's.
+  using Announcer = std::function<Error(const Error&)>;
+  void set_announcer(Announcer announcer);
+
+  // The ranks of other hosts that a call sends to; links to them must be there when it is submitted.
+  std::vector<int> peers(const Request& request);
+  // Connected sockets for the payload; owned by the group from here on.
+  void add_outgoing(int rank, int fd);
+  void add_incoming(int rank, int fd);
+  void set_rules(std::vector<Rule> rules);
+  std::uint64_t network_bytes_sent() const { return transport_ ? transport_->bytes_sent() : 0; }
   void set_timeout(double seconds) { timeout_s_ = seconds; }
 
  private:
@@ -44,17 +58,21 @@ class Group {
   void run(Operation& operation);
   void execute(Operation& operation);
   void break_with(const Error& error);
+  Error cause_of(const Error& caught);
 
   const Config config_;
   std::atomic<double> timeout_s_;
   std::unique_ptr<Team> team_;
+  std::unique_ptr<TcpTransport> transport_;  // null with one host, as is the next
+  std::unique_ptr<Hierarchy> hierarchy_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next three
+  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next four
   bool running_ = false;
   bool closing_ = false;
   std::optional<Error> broken_;                   // why no further operation can run
+  Announcer announcer_;
   std::thread thread_;
   std::uint64_t seq_ = 0;                         // of the running thread
 };

@@ -182,4 +182,38 @@ void CopyPass::consume(std::uint32_t step) {
   }
 }
 
+GatherPass::GatherPass(Team& team, Job job) : team_(team), job_(std::move(job)) {
+  steps = static_cast<std::uint32_t>(job_.grid[0].size());
+  leaves_early = !owner() || !job_.in_tensor || !job_.place.zero_copy();
+}
+
+void GatherPass::settle() {
+  for (std::size_t c = 0; c < job_.grid.size(); ++c) {
+    const Place place = team_.posted(c).in;
+    const bool mapped = job_.in_tensor && place.zero_copy();
+    slice_of_[c] = mapped ? team_.map(c, place) + job_.begins[c] * job_.width : nullptr;
+  }
+}
+
+bool GatherPass::ready(std::uint32_t step) { return !owner() || job_.final(step); }
+
+void GatherPass::publish(std::uint32_t step) {
+  if (!owner() || (job_.in_tensor && job_.place.zero_copy())) return;
+  const Range piece = job_.grid[team_.me()][step];
+  std::memcpy(team_.stage(team_.me(), step), job_.own + piece.begin * job_.width,
+              piece.count * job_.width);
+}
+
+void GatherPass::consume(std::uint32_t step) {
+  if (job_.out == nullptr) return;
+  for (std::size_t c = 0; c < job_.grid.size(); ++c) {
+    const Range piece = job_.grid[c][step];
+    char* target = job_.out + (job_.begins[c] + piece.begin) * job_.width;
+    const char* source = c == team_.me() ? job_.own + piece.begin * job_.width
+                         : slice_of_[c] != nullptr ? slice_of_[c] + piece.begin * job_.width
+                                                   : team_.stage(c, step);
+    if (source != target) std::memcpy(target, source, piece.count * job_.width);
+  }
+}
+
 }  // namespace ff::hfreduce

@@ -88,4 +88,38 @@ class CopyPass final : public Pass {
   std::array<const char*, kMembers> in_of_{};
 };
 
+// The way back from the legs between hosts: owner c publishes its slice piece by piece as it becomes final, all others
+// copy it.
+class GatherPass final : public Pass {
+ public:
+  struct Job {
+    std::size_t width;                            // bytes of an element
+    std::vector<std::size_t> begins;              // [owners] elements before each slice
+    std::vector<std::vector<Range>> grid;         // [owners][step] pieces of each slice
+    const char* own = nullptr;                    // my slice, if I am an owner
+    char* out = nullptr;                          // the whole tensor, where I take it
+    bool in_tensor = false;                       // everybody's own slice lies in the tensor that was posted as `in`
+    Place place;                                  // what I posted
+    std::function<bool(std::uint32_t)> final;     // is my piece of a step final
+    std::function<bool()> busy;                   // does the network need this thread
+    std::function<void()> idle;                   // serves it for a moment
+  };
+
+  GatherPass(Team& team, Job job);
+
+  void settle() override;
+  void publish(std::uint32_t step) override;
+  void consume(std::uint32_t step) override;
+  bool ready(std::uint32_t step) override;
+  bool busy() override { return job_.busy && job_.busy(); }
+  void idle() override { job_.idle(); }
+
+ private:
+  bool owner() const { return team_.me() < job_.grid.size(); }
+
+  Team& team_;
+  Job job_;
+  std::array<const char*, kMembers> slice_of_{};  // [owners] mapped, nullptr if staged
+};
+
 }  // namespace ff::hfreduce

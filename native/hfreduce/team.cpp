@@ -17,7 +17,7 @@ constexpr std::uint32_t kAhead = kDepth / 2;  // steps that a sleeper lets pass 
 }  // namespace
 
 struct alignas(4096) Team::Header {
-  static constexpr std::size_t kClaimSets = 4;  // by number of the operation: members are at most one apart
+  static constexpr std::size_t kClaimSets = 4;  // by number of the posting: members are at most one apart
 
   std::atomic<std::int32_t> aborted;  // 0, or 1 + the rank because of which the team is broken
   Gate in, reduced, out;
@@ -31,7 +31,7 @@ struct alignas(4096) Team::Header {
 
 struct alignas(128) Team::Slot {
   std::atomic<std::uint32_t> arrived[3];  // the member's own place at each gate: to name who is late
-  Posted posted[2];  // by parity of the operation's number: a rank may run one operation ahead
+  Posted posted[2];  // by parity of its number: a rank may be one ahead
 };
 
 std::size_t Team::control_bytes(std::size_t members) {
@@ -156,7 +156,7 @@ char* Team::map(std::size_t member, const Place& place) {
 }
 
 const Posted& Team::posted(std::size_t member) const {
-  return slots_[member].posted[call_.seq % 2];
+  return slots_[member].posted[posts_ % 2];
 }
 
 // Waits until the staging slot of the operation's first step is free.
@@ -168,18 +168,19 @@ void Team::begin(const Call& call, Clock::time_point deadline) {
 
 // REQUIRES: the input of the first step is readable.
 void Team::post(const Posted& mine) {
+  ++posts_;
   announce(mine.in.segment);
   announce(mine.out.segment);
-  Posted& slot = slots_[me_].posted[call_.seq % 2];
+  Posted& slot = slots_[me_].posted[posts_ % 2];
   slot.call = call_;
   slot.in = mine.in;
   slot.out = mine.out;
   slot.bytes = mine.bytes;
   if (mine.bytes != 0) std::copy_n(mine.offsets, size(), slot.offsets);
   slots_[me_].arrived[0].store(step_ + 1, std::memory_order_relaxed);
-  // Nobody has come to the next operation yet, nor can anybody still be in the one before the last.
+  // Nobody has come to the next posting yet, nor can anybody still be in the one before the last.
   if (me_ == 0) {
-    auto& claims = header_->claims[(call_.seq + 1) % Header::kClaimSets];
+    auto& claims = header_->claims[(posts_ + 1) % Header::kClaimSets];
     claims.done.store(0, std::memory_order_relaxed);
     for (std::size_t r = 0; r < size(); ++r) claims.of[r].next.store(0, std::memory_order_relaxed);
   }
@@ -232,7 +233,7 @@ void Team::finish_solo() {
 }
 
 bool Team::claim(std::size_t parts_each, std::size_t& owner, std::size_t& part) {
-  auto& claims = header_->claims[call_.seq % Header::kClaimSets];
+  auto& claims = header_->claims[posts_ % Header::kClaimSets];
   for (std::size_t i = 0; i < size(); ++i) {
     owner = (me_ + i) % size();
     std::atomic<std::uint32_t>& next = claims.of[owner].next;
@@ -244,7 +245,7 @@ bool Team::claim(std::size_t parts_each, std::size_t& owner, std::size_t& part) 
 }
 
 void Team::completed(std::size_t parts, std::size_t of) {
-  auto& claims = header_->claims[call_.seq % Header::kClaimSets];
+  auto& claims = header_->claims[posts_ % Header::kClaimSets];
   const auto n = static_cast<std::uint32_t>(parts);
   if (claims.done.fetch_add(n, std::memory_order_acq_rel) + n == of) {
     header_->reduced.opened.raise(step_ + 1);

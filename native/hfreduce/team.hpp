@@ -97,7 +97,7 @@ class Team {
   void finish_solo();  // after the results have been taken from the result ring
 
   // For passes, while an operation runs.
-  const Posted& posted(std::size_t member) const;
+  const Posted& posted(std::size_t member) const;  // at the last posting
   char* map(std::size_t member, const Place& place);  // where a member's zero-copy memory lies here
   char* stage(std::size_t member, std::uint32_t step) const;  // step of the running pass
   char* result(std::uint32_t step) const;
@@ -136,6 +136,7 @@ class Team {
   // State of the operation that runs; only its thread touches it.
   std::uint32_t step_ = 0;         // first step of the running pass
   std::uint32_t result_step_ = 0;  // the same of the result ring
+  std::uint32_t posts_ = 0;        // how often this member has posted
   Call call_{};
 
   std::vector<std::int32_t> announced_;                               // own segments the peers have

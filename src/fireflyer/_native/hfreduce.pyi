@@ -10,6 +10,57 @@ import numpy
 from numpy.typing import NDArray
 
 
+class Watch:
+    """
+    Sees the death of any rank and tells everybody; one a group, with a thread.
+    """
+
+    def __init__(self, *, rank: int, world: int) -> None: ...
+
+    def add_process(self, rank: int, pidfd: int) -> None:
+        """Watches a process of this host; owns the descriptor."""
+
+    def add_link(self, rank: int, socket: int) -> None:
+        """Adds a duplex control link; owns the socket."""
+
+    def attach(self, group: Group) -> None:
+        """Fails `group` with the first failure."""
+
+    def announce(self, message: str, rank: int = -1) -> None:
+        """
+        Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.
+        """
+
+    def leave(self, operations: int) -> None:
+        """Says goodbye; waits a second at most until the neighbours know."""
+
+    def drop_links(self) -> None:
+        """Ends without a goodbye, as a death does."""
+
+    def wait(self, seconds: float = -1.0) -> bool:
+        """
+        True once there is a failure, False when `seconds` passed before (< 0: no limit).
+        """
+
+    def rethrow(self) -> None:
+        """Raises the first failure, if any."""
+
+    def failed_ranks(self) -> set[int]:
+        """Ranks known to be dead."""
+
+    def left_ranks(self) -> set[int]:
+        """Ranks that said goodbye."""
+
+def guard_descriptor(fd: int) -> None:
+    """
+    Replaces the descriptor by one of /dev/null in every forked child, from now on.
+    """
+
+def unguard_descriptor(fd: int) -> None:
+    """
+    Ends the guard; required before the descriptor is closed or given away.
+    """
+
 class DType(enum.Enum):
     FLOAT32 = 1
 

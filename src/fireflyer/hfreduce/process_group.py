@@ -64,13 +64,14 @@ class ProcessGroupHFReduce(ProcessGroup):
         self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # missing in torch's stub
-        self._engine = rendezvous.connect(
+        self._connection = rendezvous.connect(
             dist.PrefixStore("hfreduce", store),
             rank,
             size,
             timeout.total_seconds(),
             os.environ.get("MASTER_ADDR", "127.0.0.1"),
         )
+        self._engine = self._connection.group
         self._rank, self._size = rank, size
         self._under_way: collections.deque[Work] = collections.deque()
         self._settler: ThreadPoolExecutor | None = None
@@ -110,6 +111,7 @@ class ProcessGroupHFReduce(ProcessGroup):
             self._under_way.popleft().settle_silently()
         if self._settler is not None:
             self._settler.shutdown()
+        self._connection.close()
 
     # Reductions.
 

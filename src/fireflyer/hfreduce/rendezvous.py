@@ -1,31 +1,48 @@
-"""How the ranks of a group find each other: who shares a host, which sockets join them.
+"""How the ranks of a group find each other and become one.
 
-Every rank publishes a card in a store and reads everybody's. Ranks of one host are joined by Unix sockets
-(every pair), over which segments are passed; hosts are joined by one TCP ring a lane. Sockets are opened
-and authenticated here and then belong to the native engine.
+Every rank publishes a card in a store and reads everybody's: who is where, and how his switchboard
+is reached. Then nobody needs the store again. Ranks of one host are joined by Unix sockets (every
+pair), over which segments are passed; all ranks by control links, on which the watch hears of
+deaths. Payload connections are made by `Links` when they are first needed.
 """
 
 import contextlib
+import functools
 import hashlib
-import hmac
 import os
 import secrets
 import socket
-import struct
+import threading
 import time
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import CollectiveError, DeadlineExceeded, ProtocolMismatch
+from fireflyer.errors import (
+    DeadlineExceeded,
+    PeerLost,
+    ProtocolMismatch,
+    RankFailed,
+    WireError,
+)
+from fireflyer.hfreduce.handshake import Purpose
+from fireflyer.hfreduce.links import Links
+from fireflyer.hfreduce.switchboard import (
+    Line,
+    Switchboard,
+    discard,
+    give_away,
+    open_board,
+    process_of,
+)
+from fireflyer.hfreduce.topology import Card as Card
+from fireflyer.hfreduce.topology import Topology as Topology
+from fireflyer.hfreduce.topology import interface_address as interface_address
 from fireflyer.log import get_logger
-
-_NONCE_BYTES = 32
-_MAC_BYTES = 32
-_HELLO = struct.Struct(f"<4sI{_NONCE_BYTES}s")
-_MAGIC = b"ffr1"
 
 
 class Store(Protocol):
@@ -36,51 +53,82 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-class Card(msgspec.Struct, frozen=True):
-    """What a rank tells the others about itself."""
-
-    machine: str
-    """Boot id: equal for all processes that share cores."""
-    host: str
-    """Equal for ranks that may share memory: boot id, network namespace and FIREFLYER_NODE."""
-    unix: str
-    """Name of its abstract Unix socket, without the leading zero byte."""
-    address: str
-    port: int
-
-
 @dataclass(frozen=True)
-class Topology:
-    """Who is where, computed alike by every rank from all cards.
+class Lineage:
+    """What stays the same when a group is formed anew with other members.
 
     Attributes:
-        hosts: the ranks of each host, both in order of rank.
-        lanes: rings between the hosts: the size of the smallest host; 0 with one host.
+        name: 16 random bytes; with the epoch they give the number of its line.
+        key: what members prove to each other.
     """
 
-    hosts: tuple[tuple[int, ...], ...]
-    lanes: int
+    name: bytes
+    key: bytes
 
-    @classmethod
-    def of(cls, cards: list[Card]) -> "Topology":
-        by_host: dict[str, list[int]] = {}
-        for rank, card in enumerate(cards):
-            by_host.setdefault(card.host, []).append(rank)
-        hosts = tuple(tuple(ranks) for ranks in by_host.values())
-        return cls(hosts, min(map(len, hosts)) if len(hosts) > 1 else 0)
+    def number(self, epoch: int | str) -> bytes:
+        """The line's number in one epoch, or of the line for another purpose."""
+        return hashlib.sha256(self.name + str(epoch).encode()).digest()[:16]
 
-    def place(self, rank: int) -> tuple[int, int]:
-        """Index of the rank's host, and its place among that host's ranks."""
-        for index, ranks in enumerate(self.hosts):
-            if rank in ranks:
-                return index, ranks.index(rank)
-        raise ValueError(f"rank {rank} is on no host")
+
+class Connection:
+    """A rank's membership in a group that is up. Owns everything in it.
+
+    Attributes:
+        cards: of all ranks.
+        group: the engine.
+        watch: sees deaths; fails `group` with them.
+        links: makes payload connections.
+        line: where further calls for this group arrive.
+    """
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        epoch: int,
+        board: Switchboard,
+        line: Line,
+        cards: Sequence[Card],
+        timeout_s: float,
+    ) -> None:
+        self.lineage = lineage
+        self.epoch = epoch
+        self.board = board
+        self.line = line
+        self.cards = tuple(cards)
+        self.rank = line.rank
+        self.world = len(cards)
+        self.timeout_s = timeout_s
+        self.topology = Topology.of(list(cards))
+        self.links = Links(line, self.cards, timeout_s)
+        self.watch = native.Watch(rank=self.rank, world=self.world)
+        self.group: native.Group
+        self._ended = weakref.finalize(self, _leave, self.watch, line, board)
+
+    def close(self) -> None:
+        """Says goodbye to the others and frees what the group held; the engine goes with its last
+        user.
+
+        Idempotent; also done when the connection is dropped and at the end of the process.
+        """
+        self._ended()
+
+    def abandon(self) -> None:
+        """Leaves without a goodbye: to the others this rank has failed. Line and switchboard stay
+        the caller's."""
+        if self._ended.detach() is not None:
+            self.watch.drop_links()
+
+
+def _leave(watch: native.Watch, line: Line, board: Switchboard) -> None:
+    watch.leave(0)
+    line.close()
+    board.release()
 
 
 def connect(
     store: Store, rank: int, world: int, timeout_s: float, master: str = "127.0.0.1"
-) -> native.Group:
-    """Joins `world` ranks into a native group. Collective.
+) -> Connection:
+    """Joins `world` ranks into a group. Collective.
 
     Args:
         store: shared by exactly these ranks, with no keys of an earlier group.
@@ -90,73 +138,108 @@ def connect(
     Raises:
         CollectiveError: too many ranks on one host.
         DeadlineExceeded: a rank did not arrive in time.
+        RankFailed: a rank died meanwhile.
         ProtocolMismatch: a peer failed to prove the secret.
         NoSpace: shared memory was refused.
     """
     deadline = time.monotonic() + timeout_s
+    address = interface_address(master)
     with contextlib.ExitStack() as stack:
-        unix = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        name = f"fireflyer-{os.getpid()}-{secrets.token_hex(12)}"
-        unix.bind("\0" + name)
-        unix.listen(world)
-        address = interface_address(master)
-        tcp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-        tcp.bind((address, 0))
-        tcp.listen(16)
-        boot = _boot_id()
-        card = Card(boot, _host_key(boot), name, address, tcp.getsockname()[1])
+        board = open_board()
+        stack.callback(board.release)
+        card = board.card(address)
+        if rank == 0:
+            card = msgspec.structs.replace(card, group=secrets.token_hex(16))
+            name = card.group
+        else:
+            name = msgspec.json.decode(store.get("card/0"), type=Card).group
+        lineage = Lineage(bytes.fromhex(name), _key(store, rank, address))
+        # Whoever has read our card may call: the line is there before it.
+        line = board.line(lineage.number(0), rank, lineage.key)
+        stack.callback(line.close)
         cards = _exchange(store, rank, world, card)
-        topology = Topology.of(cards)
-        index, me = topology.place(rank)
-        team = topology.hosts[index]
-        members = _join_host(unix, cards, team, me, deadline)
-        control = _share_control([fd for _, fd, _ in members], me) if len(team) > 1 else -1
-    here = sum(c.machine == card.machine for c in cards)
-    return native.Group(
-        rank=rank,
-        world=world,
-        timeout_s=timeout_s,
-        spin=here <= len(os.sched_getaffinity(0)),
-        control=control,
-        members=members,
-        me=me,
-    )
+        connection = establish(lineage, 0, board, line, cards, timeout_s, deadline)
+        stack.pop_all()
+        return connection
 
 
-def interface_address(master: str) -> str:
-    """The IPv4 address that peers reach this process at: of FIREFLYER_IFNAME, or of the route to `master`.
+def establish(
+    lineage: Lineage,
+    epoch: int,
+    board: Switchboard,
+    line: Line,
+    cards: Sequence[Card],
+    timeout_s: float,
+    deadline: float,
+) -> Connection:
+    """Makes one group of the processes with these cards. Collective; no store.
+
+    Takes over `board` (one use of it) and `line`, unless it raises.
 
     Raises:
-        CollectiveError: the interface is unknown or has no IPv4 address.
+        RankFailed: a rank cannot be reached or died meanwhile.
+        DeadlineExceeded, ProtocolMismatch, CollectiveError, NoSpace: see `connect`.
     """
-    if name := os.environ.get("FIREFLYER_IFNAME"):
-        import fcntl
+    connection = Connection(lineage, epoch, board, line, cards, timeout_s)
+    watch, rank = connection.watch, line.rank
+    sockets: dict[int, socket.socket] = {}
+    try:
+        index, me = connection.topology.place(rank)
+        team = connection.topology.hosts[index]
+        links = connection.topology.control_links()
+        peers = {a + b - rank for a, b in links if rank in (a, b)}
+        for peer, sock in _meet(connection, Purpose.CONTROL, peers, deadline).items():
+            watch.add_link(peer, give_away(sock))
+        sockets = _meet(connection, Purpose.TEAM, set(team) - {rank}, deadline)
+        for peer, sock in sockets.items():
+            if (process := process_of(sock)) >= 0:
+                watch.add_process(peer, process)
+        control = _share_control(team, rank, sockets, deadline)
+        here = sum(card.machine == board.machine for card in cards)
+        connection.group = native.Group(
+            rank=rank,
+            world=connection.world,
+            timeout_s=timeout_s,
+            spin=here <= len(os.sched_getaffinity(0)),
+            control=control,
+            members=[_member(peer, sockets.get(peer)) for peer in team],
+            me=me,
+            hosts=[list(ranks) for ranks in connection.topology.hosts],
+            host=index,
+            zones=connection.topology.zones,
+        )
+        if len(connection.topology.hosts) > 1:
+            connection.links.attach(Purpose.DATA, connection.group)
+        watch.attach(connection.group)
+        return connection
+    except BaseException as error:
+        connection.abandon()
+        for sock in sockets.values():
+            discard(sock)
+        if isinstance(error, WireError) and not isinstance(error, ProtocolMismatch):
+            watch.rethrow()  # it knows better why somebody did not answer
+        raise
 
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            request = struct.pack("16s24x", name.encode()[:15])
+
+def _meet(
+    connection: Connection, purpose: Purpose, peers: Iterable[int], deadline: float
+) -> dict[int, socket.socket]:
+    """A connection with each of `peers`; of two ranks the later one dials."""
+    line = connection.line
+    met: dict[int, socket.socket] = {}
+    try:
+        for peer in (peer for peer in peers if peer < line.rank):
+            left = max(0.001, deadline - time.monotonic())
             try:
-                answer = fcntl.ioctl(probe, 0x8915, request)  # SIOCGIFADDR
-            except OSError as error:
-                raise CollectiveError(
-                    f"FIREFLYER_IFNAME={name}: no IPv4 address on that interface ({error.strerror})"
-                ) from error
-        return socket.inet_ntoa(answer[20:24])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((master, 9))  # sends nothing; only asks for the route
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-
-
-def _host_key(boot: str) -> str:
-    namespace = os.stat("/proc/self/ns/net").st_ino
-    return f"{boot}/{namespace}/{os.environ.get('FIREFLYER_NODE', '')}"
+                met[peer] = line.dial(peer, connection.cards[peer], purpose, left)
+            except PeerLost as error:
+                raise RankFailed(f"no connection to rank {peer}: {error}", peer) from error
+        callers = [peer for peer in peers if peer > line.rank]
+        return met | line.take(purpose, callers, deadline, connection.watch.rethrow)
+    except BaseException:
+        for sock in met.values():
+            discard(sock)
+        raise
 
 
 def _exchange(store: Store, rank: int, world: int, card: Card) -> list[Card]:
@@ -164,92 +247,58 @@ def _exchange(store: Store, rank: int, world: int, card: Card) -> list[Card]:
     return [msgspec.json.decode(store.get(f"card/{r}"), type=Card) for r in range(world)]
 
 
-def _remaining(deadline: float, what: str) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineExceeded(f"rendezvous: {what} did not happen in time")
-    return left
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            raise ConnectionResetError("the other side closed the connection")
-        data += more
-    return data
-
-
-def _join_host(
-    listener: socket.socket, cards: list[Card], team: tuple[int, ...], me: int, deadline: float
-) -> list[tuple[int, int, int]]:
-    """(rank, socket, pidfd) of every member; the later rank of a pair connects. Only processes of this
-    user are accepted."""
-    joined: dict[int, tuple[int, int]] = {me: (-1, -1)}
-    for place in range(me):
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        peer.connect("\0" + cards[team[place]].unix)
-        peer.sendall(struct.pack("<I", me))
-        joined[place] = _with_process(peer)
-    while len(joined) < len(team):
-        listener.settimeout(_remaining(deadline, "joining the ranks of this host"))
-        try:
-            peer, _ = listener.accept()
-        except TimeoutError as error:
-            missing = [team[p] for p in range(len(team)) if p not in joined]
-            raise DeadlineExceeded(f"rendezvous: ranks {missing} did not connect") from error
-        if _credentials(peer)[1] != os.getuid():
-            peer.close()
-            continue
-        peer.settimeout(_remaining(deadline, "joining the ranks of this host"))
-        (place,) = struct.unpack("<I", _receive(peer, 4))
-        peer.setblocking(True)
-        joined[place] = _with_process(peer)
-    return [(rank, *joined[place]) for place, rank in enumerate(team)]
-
-
-def _credentials(peer: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the other end of a Unix socket."""
-    pid, uid, gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid, gid
-
-
-def _with_process(peer: socket.socket) -> tuple[int, int]:
-    """The socket, and a pidfd of its process (-1 where that is in no namespace of ours)."""
-    pid = _credentials(peer)[0]
-    return peer.detach(), os.pidfd_open(pid) if pid > 0 else -1
-
-
-def _share_control(sockets: list[int], me: int) -> int:
-    """The control segment: made by the host's first rank and passed to the others."""
-    if me == 0:
-        control = native.create_segment("fireflyer-control", native.control_bytes(len(sockets)))
-        for fd in sockets[1:]:
-            with socket.socket(fileno=os.dup(fd)) as peer:
-                socket.send_fds(peer, [b"c"], [control])
-        return control
-    with socket.socket(fileno=os.dup(sockets[0])) as first:
-        data, fds, _, _ = socket.recv_fds(first, 1, 1)
-    if not data or not fds:
-        raise CollectiveError("rendezvous: the first rank of this host left before sharing memory")
-    return fds[0]
-
-
-def _ring_key(store: Store, rank: int, address: str) -> bytes:
-    """The job's secret; without one, a random key through the store, which is only as safe as it."""
+def _key(store: Store, rank: int, address: str) -> bytes:
+    """The job's secret; without one, a random key through the store, which is only as safe as
+    it."""
     if secret := os.environ.get("FIREFLYER_SECRET"):
         return secret.encode()
     if rank == 0:
         store.set("key", secrets.token_hex(32))
         if not address.startswith("127."):
-            get_logger("hfreduce").warning(
-                "no FIREFLYER_SECRET: connections beyond this machine are only as safe as the store"
-            )
+            _warn_of_no_secret()
     return store.get("key")
 
 
-def _proof(key: bytes, role: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(key, role + b"".join(parts), hashlib.sha256)
+@functools.cache
+def _warn_of_no_secret() -> None:
+    get_logger("hfreduce").warning(
+        "no FIREFLYER_SECRET: connections beyond this machine are only as safe as the store"
+    )
 
 
+def _member(rank: int, sock: socket.socket | None) -> tuple[int, int, int]:
+    """(rank, socket, pidfd) for the engine, which owns both; -1 where there is none."""
+    if sock is None:
+        return rank, -1, -1
+    process = process_of(sock)
+    return rank, give_away(sock), process
+
+
+def _share_control(
+    team: Sequence[int], rank: int, sockets: dict[int, socket.socket], deadline: float
+) -> int:
+    """The control segment: made by the host's first rank and passed to the others; -1 for one
+    alone."""
+    if len(team) == 1:
+        return -1
+    if rank == team[0]:
+        control = native.create_segment("fireflyer-control", native.control_bytes(len(team)))
+        try:
+            for sock in sockets.values():
+                socket.send_fds(sock, [b"c"], [control])
+        except OSError as error:
+            os.close(control)
+            raise PeerLost("a rank of this host left before sharing memory") from error
+        return control
+    first = sockets[team[0]]
+    first.settimeout(max(0.001, deadline - time.monotonic()))
+    try:
+        data, fds, _, _ = socket.recv_fds(first, 1, 1)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"rendezvous: rank {team[0]} shared no memory in time") from error
+    except OSError as error:
+        raise PeerLost(f"rank {team[0]} left before sharing memory: {error}") from error
+    first.settimeout(None)
+    if not data or not fds:
+        raise PeerLost(f"rank {team[0]} left before sharing memory")
+    return fds[0]
