@@ -34,7 +34,7 @@ struct Request {
 
 class Operation {
  public:
-  explicit Operation(Request request) : request(std::move(request)) {}
+  explicit Operation(Request what) : request(std::move(what)) {}
   Operation() = default;
 
   // True when it is over, false when `seconds` (< 0: no limit) passed before.

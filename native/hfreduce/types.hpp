@@ -12,7 +12,6 @@
 
 namespace ff::hfreduce {
 
-using simd::Codec;
 
 enum class Kind : std::uint32_t {
   allreduce = 1, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, barrier,

@@ -103,6 +103,17 @@ class ReduceOp(enum.Enum):
 
     BXOR = 8
 
+class Codec(enum.Enum):
+    NONE = 0
+
+    FP32 = 1
+
+    BF16 = 2
+
+    FP16 = 3
+
+    INT8 = 4
+
 class Kind(enum.Enum):
     ALLREDUCE = 1
 
@@ -142,19 +153,35 @@ class Operation:
 class Group:
     """A process group of the engine."""
 
-    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int) -> None:
+    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int, hosts: Sequence[Sequence[int]], host: int, zones: Sequence[int]) -> None:
         """
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
-    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, priority: int = 0, run_here: bool = False) -> Operation:
+    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, run_here: bool = False) -> Operation:
         """
         Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.
         """
 
+    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE) -> list[int]:
+        """Ranks of other hosts that such a call sends to."""
+
+    def add_outgoing(self, rank: int, fd: int) -> None:
+        """A connected socket to send payload to `rank`; owned by the group."""
+
+    def add_incoming(self, rank: int, fd: int) -> None:
+        """A connected socket to receive payload from `rank`; owned by the group."""
+
     def abort(self) -> None: ...
 
+    def rethrow(self) -> None:
+        """Raises why the group is broken, if it is."""
+
     def set_timeout(self, seconds: float) -> None: ...
+
+    @property
+    def network_bytes_sent(self) -> int:
+        """Bytes this rank has sent to other hosts."""
 
 def control_bytes(members: int) -> int: ...
 

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError
 from fireflyer.hfreduce import rendezvous
+from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.work import Work
 
 DTYPES = {
@@ -73,6 +74,10 @@ class ProcessGroupHFReduce(ProcessGroup):
         )
         self._engine = self._connection.group
         self._rank, self._size = rank, size
+        self._between_hosts = len(self._connection.topology.hosts) > 1
+        self._linked: set[tuple[Any, ...]] = set()
+        self._group_name = ""
+        self._group_description = ""
         self._under_way: collections.deque[Work] = collections.deque()
         self._settler: ThreadPoolExecutor | None = None
 
@@ -84,6 +89,20 @@ class ProcessGroupHFReduce(ProcessGroup):
     def name(self) -> str:
         return "hfreduce"
 
+    # torch keeps both in the backends of a group, of which this one has none beside itself.
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._group_description = description
+
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
@@ -94,6 +113,11 @@ class ProcessGroupHFReduce(ProcessGroup):
     supports_splitting = False
     supports_coalescing = False
     bound_device_id = None
+
+    @property
+    def network_bytes_sent(self) -> int:
+        """Bytes that this rank has sent to other hosts so far."""
+        return self._engine.network_bytes_sent
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Limits the operations that start from now on."""
@@ -162,7 +186,10 @@ class ProcessGroupHFReduce(ProcessGroup):
         self.allgather([all_indices], [indices]).wait()
         self.allgather([all_values], [values]).wait()
         total = torch.sparse_coo_tensor(
-            torch.cat(all_indices, 1), torch.cat(all_values), tensor.shape
+            torch.cat(all_indices, 1),
+            torch.cat(all_values),
+            tensor.shape,
+            check_invariants=True,
         ).coalesce()
         if op == native.ReduceOp.AVG:
             total = total / self._size
@@ -419,6 +446,8 @@ class ProcessGroupHFReduce(ProcessGroup):
         finish: Callable[[], None] | None,
         **options: Any,
     ) -> Work:
+        if self._between_hosts:
+            self._link(kind, count, dtype, options)
         operation = self._engine.submit(
             kind=kind,
             inputs=inputs,
@@ -432,6 +461,18 @@ class ProcessGroupHFReduce(ProcessGroup):
         if not operation.done():
             self._keep_alive(work)
         return work
+
+    def _link(
+        self, kind: native.Kind, count: int, dtype: native.DType, options: dict[str, Any]
+    ) -> None:
+        """Makes the connections that such a call sends over, at the first one of its shape."""
+        shape = (kind, count, dtype, options.get("root", -1), options.get("wire", native.Codec.NONE))
+        if shape in self._linked:
+            return
+        _, _, _, root, wire = shape
+        peers = self._engine.peers(kind=kind, count=count, dtype=dtype, root=root, wire=wire)
+        self._connection.links.ensure(peers, Purpose.DATA)
+        self._linked.add(shape)
 
     def _over(self, works: list[Work], result: list[torch.Tensor]) -> Work:
         """One work for several."""
