@@ -4,32 +4,6 @@
 
 namespace ff::hfreduce {
 
-bool Operation::wait(double seconds) {
-  std::unique_lock lock(mutex_);
-  if (seconds < 0) {
-    over_.wait(lock, [this] { return done_; });
-    return true;
-  }
-  return over_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; });
-}
-
-bool Operation::done() {
-  const std::lock_guard lock(mutex_);
-  return done_;
-}
-
-void Operation::rethrow() {
-  const std::lock_guard lock(mutex_);
-  if (error_) throw Error(*error_);
-}
-
-void Operation::complete(std::optional<Error> error) {
-  const std::lock_guard lock(mutex_);
-  error_ = std::move(error);
-  done_ = true;
-  over_.notify_all();
-}
-
 Group::Group(Config config, std::unique_ptr<Team> team, std::unique_ptr<Ring> ring)
     : config_(config), timeout_s_(config.timeout_s), team_(std::move(team)), ring_(std::move(ring)) {}
 

@@ -12,33 +12,11 @@
 #include <optional>
 #include <thread>
 
+#include "hfreduce/operation.hpp"
 #include "hfreduce/ring.hpp"
 #include "hfreduce/team.hpp"
 
 namespace ff::hfreduce {
-
-// One submitted call. Shared by the submitter, who waits, and the group, which completes it once.
-class Operation {
- public:
-  // True when it is over, false when `seconds` (< 0: no limit) passed before.
-  bool wait(double seconds);
-  bool done();
-  void rethrow();  // REQUIRES: done. Throws the error of the operation, if any
-
- private:
-  friend class Group;
-  void complete(std::optional<Error> error);
-
-  char* data_ = nullptr;
-  std::size_t count_ = 0;
-  DType dtype_ = DType::f32;
-  ReduceOp op_ = ReduceOp::sum;
-
-  std::mutex mutex_;
-  std::condition_variable over_;
-  bool done_ = false;
-  std::optional<Error> error_;
-};
 
 class Group {
  public:
