@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <iterator>
 #include <utility>
 
@@ -32,7 +33,7 @@ Clock::time_point after(double seconds) {
 int milliseconds_until(Clock::time_point time) {
   if (time == Clock::time_point::max()) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(time - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, INT_MAX));
 }
 
 }  // namespace

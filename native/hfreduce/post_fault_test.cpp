@@ -21,7 +21,8 @@ namespace {
 struct Hand {
   Post post{1, 2};
   int to = -1;    // into post's incoming link
-  int from = -1;  // out of post's outgoing link
+  int from = -1;  // out of post's outgoing link ...
+  int own = -1;   // ... and Post's end of that
 
   explicit Hand(bool incoming = true, bool outgoing = true) {
     int ends[2];
@@ -33,12 +34,18 @@ struct Hand {
     if (outgoing) {
       socket_pair(false, ends);
       from = ends[0];
+      own = ::dup(ends[1]);
       post.add_outgoing(0, ends[1]);
     }
   }
   ~Hand() { close(); }
+  // Less than a chunk fits into the outgoing link, so that it stops in the middle of one.
+  void narrow() const {
+    const int bytes = 64 << 10;
+    CHECK(::setsockopt(own, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0);
+  }
   void close() {
-    for (int* fd : {&to, &from}) {
+    for (int* fd : {&to, &from, &own}) {
       if (*fd >= 0) ::close(std::exchange(*fd, -1));
     }
   }
@@ -125,6 +132,7 @@ void a_payload_under_way_outlives_its_receive() {
 
 void a_send_that_ends_early_leaves_a_whole_stream() {
   Hand hand;
+  hand.narrow();
   const Bytes original = pattern(6u << 20, 3);
   Bytes data = original;
   const auto send = hand.post.send(0, 8, data.data(), data.size(), 0.1);
@@ -201,6 +209,24 @@ void what_was_sent_before_leaving_arrives(bool tcp) {
   const auto nobody = posts[0]->receive(-1, 2, &got, sizeof got, kNoDeadline);
   posts[2].reset();
   CHECK(contains(expect_error(*posts[0], nobody, Code::collective), "every other rank"));
+}
+
+// Whoever sleeps on the links must hear of a nearer deadline, and of an end that another thread brought about.
+void a_sleeping_poller_is_woken() {
+  for (int round = 0; round < 50; ++round) {
+    auto posts = make_world(2);
+    char bytes[3] = {};
+    const auto forever = posts[0]->receive(1, 1, bytes, 1, kNoDeadline);
+    std::thread visitor([&] { expect_error(*posts[0], forever, Code::collective); });
+    for (int i = 0; i < round % 5; ++i) {
+      const auto served = posts[0]->receive(1, 2, bytes + 1, 1, kNoDeadline);
+      expect_ok(*posts[1], posts[1]->send(0, 2, bytes + 2, 1, kNoDeadline));
+      CHECK(served->wait(-1));
+    }
+    CHECK(posts[0]->receive(1, 3, bytes + 1, 1, 0.002)->wait(-1));
+    posts[0]->fail(Error(Code::collective, "enough"));
+    visitor.join();
+  }
 }
 
 void failing_and_destruction_end_everything() {
@@ -302,6 +328,7 @@ int main() {
   a_send_that_ends_early_leaves_a_whole_stream();
   a_dead_peer_ends_what_concerns_it();
   for (const bool tcp : {false, true}) what_was_sent_before_leaving_arrives(tcp);
+  a_sleeping_poller_is_woken();
   failing_and_destruction_end_everything();
   malformed_frames_are_named();
   for (std::uint64_t seed = 0; seed < 300; ++seed) garbage_ends_the_peer_and_nothing_else(seed);
