@@ -13,6 +13,7 @@
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
+#include "hfreduce/post.hpp"
 #include "hfreduce/watch.hpp"
 
 namespace nb = nanobind;
@@ -114,15 +115,20 @@ void bind_watch(nb::module_ m) {
            "Adds a duplex control link; owns the socket.")
       .def(
           "attach",
-          [](BoundWatch& watch, Group& group) {
+          [](BoundWatch& watch, Group& group, Post& post) {
             watch.handle->watch = &watch;
             group.set_announcer([handle = watch.handle](const Error& error) {
               const std::lock_guard lock(handle->mutex);
               return handle->watch != nullptr ? handle->watch->announce(error) : error;
             });
-            watch.listen({[&group](const Error& error) { group.fail(error); }, nullptr});
+            watch.listen({[&group, &post](const Error& error) {
+                            group.fail(error);
+                            post.fail(error);
+                          },
+                          nullptr});
           },
-          "group"_a, nb::keep_alive<1, 2>(), GilReleased(), "Fails `group` with the first failure.")
+          "group"_a, "post"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), GilReleased(),
+          "Fails both with the first failure, and announces what the group finds itself.")
       .def(
           "announce",
           [](BoundWatch& watch, const std::string& message, int rank) {
@@ -224,6 +230,37 @@ void bind(nb::module_ m) {
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");
+
+  nb::class_<Post>(m, "Post", "Point-to-point messages between the ranks of a group.")
+      .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
+      .def("add_outgoing", &Post::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to send to `rank`; owned from here on.")
+      .def("add_incoming", &Post::add_incoming, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to receive from `rank`; owned from here on.")
+      .def(
+          "send",
+          [](Post& post, int to, std::uint64_t tag, std::uintptr_t data, std::size_t bytes, double seconds,
+             bool attended) {
+            return post.send(to, tag, reinterpret_cast<const void*>(data), bytes, seconds, attended);
+          },
+          "to"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
+          "Sends `bytes` at address `data`, which must stay alive until it is over; seconds <= 0: no deadline.")
+      .def(
+          "receive",
+          [](Post& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes,
+             double seconds, bool attended) {
+            return post.receive(from, tag, reinterpret_cast<void*>(data), bytes, seconds, attended);
+          },
+          "source"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
+          "Receives from rank `source`, or from any (-1).")
+      .def("wait", &Post::wait, "operation"_a, "seconds"_a, GilReleased(),
+           "Operation.wait, but this thread moves the bytes meanwhile.")
+      .def(
+          "fail",
+          [](Post& post, const std::string& message, int rank) {
+            post.fail(Error(rank >= 0 ? Code::rank_failed : Code::collective, message, rank));
+          },
+          "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   m.def(

@@ -23,8 +23,10 @@ class Watch:
     def add_link(self, rank: int, socket: int) -> None:
         """Adds a duplex control link; owns the socket."""
 
-    def attach(self, group: Group) -> None:
-        """Fails `group` with the first failure."""
+    def attach(self, group: Group, post: Post) -> None:
+        """
+        Fails both with the first failure, and announces what the group finds itself.
+        """
 
     def announce(self, message: str, rank: int = -1) -> None:
         """
@@ -182,6 +184,31 @@ class Group:
     @property
     def network_bytes_sent(self) -> int:
         """Bytes this rank has sent to other hosts."""
+
+class Post:
+    """Point-to-point messages between the ranks of a group."""
+
+    def __init__(self, *, rank: int, world: int) -> None: ...
+
+    def add_outgoing(self, rank: int, fd: int) -> None:
+        """A connected socket to send to `rank`; owned from here on."""
+
+    def add_incoming(self, rank: int, fd: int) -> None:
+        """A connected socket to receive from `rank`; owned from here on."""
+
+    def send(self, to: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
+        """
+        Sends `bytes` at address `data`, which must stay alive until it is over; seconds <= 0: no deadline.
+        """
+
+    def receive(self, source: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
+        """Receives from rank `source`, or from any (-1)."""
+
+    def wait(self, operation: Operation, seconds: float) -> bool:
+        """Operation.wait, but this thread moves the bytes meanwhile."""
+
+    def fail(self, message: str, rank: int = -1) -> None:
+        """Ends every message, now and later, with this error."""
 
 def control_bytes(members: int) -> int: ...
 

@@ -16,7 +16,7 @@ from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError
 from fireflyer.hfreduce import rendezvous
 from fireflyer.hfreduce.handshake import Purpose
-from fireflyer.hfreduce.work import Work
+from fireflyer.hfreduce.work import Message, Work
 
 DTYPES = {
     torch.float32: native.DType.FLOAT32,
@@ -78,6 +78,8 @@ class ProcessGroupHFReduce(ProcessGroup):
         self._linked: set[tuple[Any, ...]] = set()
         self._group_name = ""
         self._group_description = ""
+        self._timeout_s = timeout.total_seconds()
+        self._messages: list[Work] = []  # kept alive as `_under_way` is, but they end in any order
         self._under_way: collections.deque[Work] = collections.deque()
         self._settler: ThreadPoolExecutor | None = None
 
@@ -121,18 +123,21 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Limits the operations that start from now on."""
-        self._engine.set_timeout(timeout.total_seconds())
+        self._timeout_s = timeout.total_seconds()
+        self._engine.set_timeout(self._timeout_s)
 
     _set_default_timeout = set_timeout
 
     def abort(self) -> None:
         """Ends what runs here and on all peers with an error; the group is unusable afterwards."""
         self._engine.abort()
+        self._connection.post.fail("the group was aborted")
 
     def shutdown(self) -> None:
         """Waits for what is under way, then lets go of the threads."""
         while self._under_way:
             self._under_way.popleft().settle_silently()
+        self._messages.clear()
         if self._settler is not None:
             self._settler.shutdown()
         self._connection.close()
@@ -401,6 +406,43 @@ class ProcessGroupHFReduce(ProcessGroup):
             native.Kind.BARRIER, [], [], 0, native.DType.UINT8, _inline(opts), empty, None, None
         )
 
+    # Point to point, apart from the order of the collectives.
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        (tensor,) = _listed(tensors)
+        flat = tensor.contiguous()
+        self._connection.links.ensure([dst], Purpose.POST)
+        operation = self._connection.post.send(
+            to=dst, tag=tag, data=flat.data_ptr(), bytes=flat.nbytes, seconds=self._timeout_s, attended=False
+        )
+        return self._message(operation, tensor, flat, None)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        (tensor,) = _listed(tensors)
+        flat, finish = _writable(tensor)
+        others = [src] if src >= 0 else [r for r in range(self._size) if r != self._rank]
+        self._connection.links.ensure(others, Purpose.POST)
+        operation = self._connection.post.receive(
+            source=src, tag=tag, data=flat.data_ptr(), bytes=flat.nbytes, seconds=self._timeout_s, attended=False
+        )
+        return self._message(operation, tensor, flat, finish)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        return self.recv(tensors, -1, tag)
+
+    def _message(
+        self,
+        operation: native.Operation,
+        tensor: torch.Tensor,
+        flat: torch.Tensor,
+        finish: Callable[[], None] | None,
+    ) -> Work:
+        _check_device(tensor)
+        work = Message(self, self._connection.post, operation, [tensor], flat, finish)
+        self._messages = [m for m in self._messages if not m.is_completed()]
+        self._messages.append(work)
+        return work
+
     # How all of them reach the engine.
 
     def _copy(
@@ -519,7 +561,8 @@ class ProcessGroupHFReduce(ProcessGroup):
             return list(tensor.split(splits))
         if tensor.shape[0] % self._size != 0:
             raise ValueError(f"{tensor.shape[0]} rows cannot be divided among {self._size} ranks")
-        return list(tensor.split(tensor.shape[0] // self._size) or [tensor] * self._size)
+        rows = tensor.shape[0] // self._size
+        return list(tensor.split(rows)) if rows > 0 else [tensor] * self._size
 
     def _check_pieces(self, pieces: list[torch.Tensor], like: torch.Tensor) -> None:
         if len(pieces) != self._size or any(p.numel() != like.numel() for p in pieces):

@@ -102,6 +102,7 @@ class Connection:
         self.links = Links(line, self.cards, timeout_s)
         self.watch = native.Watch(rank=self.rank, world=self.world)
         self.group: native.Group
+        self.post: native.Post
         self._ended = weakref.finalize(self, _leave, self.watch, line, board)
 
     def close(self) -> None:
@@ -210,7 +211,9 @@ def establish(
         )
         if len(connection.topology.hosts) > 1:
             connection.links.attach(Purpose.DATA, connection.group)
-        watch.attach(connection.group)
+        connection.post = native.Post(rank=rank, world=connection.world)
+        connection.links.attach(Purpose.POST, connection.post)
+        watch.attach(connection.group, connection.post)
         return connection
     except BaseException as error:
         connection.abandon()

@@ -115,3 +115,24 @@ class Work(dist.Work):
             self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub is wrong
         else:
             self._future.set_result(self._result)
+
+
+class Message(Work):
+    """A send or receive. Whoever waits for it moves its bytes meanwhile."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        post: native.Post,
+        operation: native.Operation,
+        result: list[torch.Tensor],
+        held: object,
+        finish: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(settler, [operation], result, held, finish)
+        self._post = post
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        seconds = timeout.total_seconds() if timeout else 0.0
+        self._post.wait(self._operations[0], seconds if seconds > 0 else -1.0)
+        return super().wait(timeout)
