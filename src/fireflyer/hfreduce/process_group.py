@@ -256,6 +256,7 @@ class ProcessGroupHFReduce(ProcessGroup):
         target = _real(flat)
         sources = [_real(piece.contiguous()) for piece in inputs]
         self._check_pieces(sources, target)
+        _check_dtypes(target, sources)
         return self._submit(
             native.Kind.REDUCE_SCATTER,
             _buffers(sources),
@@ -341,6 +342,11 @@ class ProcessGroupHFReduce(ProcessGroup):
     ) -> Work:
         if outputs and len(outputs) != self._size:
             raise ValueError(f"expected an output a rank ({self._size}), got {len(outputs)}")
+        _check_dtypes(source, outputs)
+        if outputs and outputs[self._rank].numel() != source.numel():
+            raise ValueError(
+                f"this rank's output has {outputs[self._rank].numel()} elements, its input {source.numel()}"
+            )
         targets, finish = _all_writable(outputs)
         flat = source.contiguous()
         return self._copy(
@@ -354,6 +360,7 @@ class ProcessGroupHFReduce(ProcessGroup):
         flat, finish = _writable(output)
         if sources:
             self._check_pieces(sources, flat)
+            _check_dtypes(output, sources)
         return self._copy(
             native.Kind.SCATTER,
             _buffers(sources),
@@ -370,6 +377,7 @@ class ProcessGroupHFReduce(ProcessGroup):
         """Lists by rank; pieces may have any sizes."""
         if len(inputs) != self._size or len(outputs) != self._size:
             raise ValueError(f"all_to_all needs a tensor a rank ({self._size}) on both sides")
+        _check_dtypes(inputs[0], [*inputs, *outputs])
         sources = [t.contiguous() for t in inputs]
         targets, finish = _all_writable(list(outputs))
         return self._copy(
@@ -626,6 +634,12 @@ def _dtype_for(tensor: torch.Tensor, op: native.ReduceOp) -> native.DType:
     elif op == native.ReduceOp.AVG:
         raise TypeError(f"AVG needs a floating-point tensor, not {tensor.dtype}: use SUM")
     return dtype
+
+
+def _check_dtypes(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
+    for other in others:
+        if other.dtype != tensor.dtype:
+            raise TypeError(f"tensors of one call differ in dtype: {tensor.dtype} and {other.dtype}")
 
 
 def _check_device(tensor: torch.Tensor) -> None:

@@ -86,9 +86,8 @@ class Work(dist.Work):
         self.wait()
         return self._result
 
-    def source_rank(self) -> int:
-        """Of a receive from any source: who sent it."""
-        self.wait()
+    def _source_rank(self) -> int:
+        """Of a receive that is over: who sent it. torch's name."""
         return self._operations[0].source
 
     def settle_silently(self) -> None:
