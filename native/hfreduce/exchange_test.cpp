@@ -17,7 +17,7 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
-#include "hfreduce/simulated_test.hpp"
+#include "hfreduce/simulated_network.hpp"
 
 using namespace ff;
 using namespace ff::hfreduce;
