@@ -175,7 +175,7 @@ class Group:
         A synchronous allreduce in place. None when it is over; the operation where others are before it.
         """
 
-    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE) -> list[int]:
+    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE, priority: int = 0) -> list[int]:
         """Ranks of other hosts that such a call sends to."""
 
     def add_outgoing(self, rank: int, fd: int) -> None:
@@ -188,6 +188,9 @@ class Group:
 
     def rethrow(self) -> None:
         """Raises why the group is broken, if it is."""
+
+    def records(self) -> list:
+        """The last operations, oldest first; times by the monotonic clock."""
 
     def set_timeout(self, seconds: float) -> None: ...
 

@@ -14,10 +14,10 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError
-from fireflyer.hfreduce import rendezvous
+from fireflyer.hfreduce import flight, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.wire import Wire
-from fireflyer.hfreduce.work import Message, SharedWork, Work
+from fireflyer.hfreduce.work import OVER, Message, SharedWork, Work
 
 DTYPES = {
     torch.float32: native.DType.FLOAT32,
@@ -79,7 +79,7 @@ class ProcessGroupHFReduce(ProcessGroup):
         self._linked: set[tuple[Any, ...]] = set()
         self._group_name = ""
         self._group_description = ""
-        self._over_already = Work(self, [], [])
+        self._recorded = False
         self._timeout_s = timeout.total_seconds()
         self._messages: list[Work] = []  # kept alive as `_under_way` is, but they end in any order
         self._under_way: collections.deque[Work] = collections.deque()
@@ -126,6 +126,10 @@ class ProcessGroupHFReduce(ProcessGroup):
         """Bytes that this rank has sent to other hosts so far."""
         return self._engine.network_bytes_sent
 
+    def flight_records(self) -> list[dict[str, Any]]:
+        """The group's last operations on this rank, oldest first; see `flight`."""
+        return self._engine.records()
+
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Limits the operations that start from now on."""
         self._timeout_s = timeout.total_seconds()
@@ -135,6 +139,7 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     def abort(self) -> None:
         """Ends what runs here and on all peers with an error; the group is unusable afterwards."""
+        self._recorded = True  # an end that was wanted needs no explanation
         self._engine.abort()
         self._connection.post.fail("the group was aborted")
 
@@ -152,7 +157,7 @@ class ProcessGroupHFReduce(ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """In place, one operation a tensor."""
         if len(tensors) == 1 and _inline(opts) and self._allreduce_now(tensors[0], opts):
-            return self._over_already
+            return OVER
         op = _op_of(opts)
         return self._over(
             [self.reduce_tensor(t, op, _inline(opts)) for t in _listed(tensors)], _listed(tensors)
@@ -169,9 +174,13 @@ class ProcessGroupHFReduce(ProcessGroup):
         op = OPS.get(opts.reduceOp.op)
         if op is None or (op is not native.ReduceOp.SUM and not _has_meaning(tensor.dtype, op)):
             return False
-        operation = self._engine.allreduce_now(
-            tensor.data_ptr(), tensor.nbytes, tensor.numel(), dtype, op
-        )
+        try:
+            operation = self._engine.allreduce_now(
+                tensor.data_ptr(), tensor.nbytes, tensor.numel(), dtype, op
+            )
+        except CollectiveError as error:
+            self.failed(error)
+            raise
         if operation is not None:
             Work(self, [operation], [tensor]).wait()
         return True
@@ -551,11 +560,11 @@ class ProcessGroupHFReduce(ProcessGroup):
         self, kind: native.Kind, count: int, dtype: native.DType, options: dict[str, Any]
     ) -> None:
         """Makes the connections that such a call sends over, at the first one of its shape."""
-        shape = (kind, count, dtype, options.get("root", -1), options.get("wire", native.Codec.NONE))
+        named = {key: options[key] for key in ("root", "wire", "priority") if key in options}
+        shape = (kind, count, dtype, *named.values())
         if shape in self._linked:
             return
-        _, _, _, root, wire = shape
-        peers = self._engine.peers(kind=kind, count=count, dtype=dtype, root=root, wire=wire)
+        peers = self._engine.peers(kind=kind, count=count, dtype=dtype, **named)
         self._connection.links.ensure(peers, Purpose.DATA)
         self._linked.add(shape)
 
@@ -619,6 +628,12 @@ class ProcessGroupHFReduce(ProcessGroup):
         while self._under_way and self._under_way[0].is_completed():
             self._under_way.popleft()
         self._under_way.append(work)
+
+    def failed(self, error: BaseException) -> None:
+        """Writes the flight record of a broken group, once."""
+        if not self._recorded:
+            self._recorded = True
+            flight.dump(self._engine, self._rank, self._size, error)
 
     def settle_later(self, work: Work) -> None:
         """Completes the work's future from a thread of the group: operations end in order.
