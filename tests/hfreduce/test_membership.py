@@ -101,7 +101,9 @@ class World:
     def deliver(self, epoch: Epoch) -> None:
         sender, rank, message = epoch.flying.pop(self.random.randrange(len(epoch.flying)))
         process = epoch.members[rank]
-        if process in epoch.machines and process not in self.dead:
+        if process in self.dead:
+            return
+        if process in epoch.machines:
             self.apply(epoch, process, Received(sender, message))
         else:
             epoch.flying.append((sender, rank, message))  # lies in its socket until it looks
@@ -153,7 +155,7 @@ class World:
             for process in alive:
                 for rank in dead:
                     self.apply(epoch, process, Lost(rank))
-            while any(epoch.members[r] not in self.dead for _, r, _ in epoch.flying):
+            while epoch.flying:
                 self.deliver(epoch)
             if all(p in epoch.outcomes for p in alive):
                 return
