@@ -18,7 +18,6 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x31776666;  // "ffw1"
-constexpr auto kFarewell = std::chrono::seconds(1);
 constexpr Code kLastCode = Code::rank_failed;
 
 // A host that vanishes without a word ends its links after some 15 s.
@@ -159,7 +158,7 @@ Error Watch::announce(const Error& error) {
   return failure_.value_or(error);
 }
 
-void Watch::leave(std::uint64_t operations) {
+void Watch::leave(std::uint64_t operations, double seconds) {
   if (generation_ != fork_guard::generation()) return;
   std::unique_lock lock(mutex_);
   if (!leaving_) {
@@ -173,7 +172,7 @@ void Watch::leave(std::uint64_t operations) {
     }
   }
   // A socket that is closed with unread bytes takes back what it has not delivered yet: so the neighbours close.
-  changed_.wait_for(lock, kFarewell, [this] { return links_.empty(); });
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return links_.empty(); });
 }
 
 void Watch::drop_links() {

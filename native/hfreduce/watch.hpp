@@ -55,9 +55,9 @@ class Watch {
   // the error that counts. The listener is told by the watch's own thread, also of this one.
   Error announce(const Error& error);
 
-  // Says goodbye after `operations` operations and waits until the neighbours know, a second at most. What
+  // Says goodbye after `operations` operations and waits until the neighbours know, for at most `seconds`. What
   // happens to the others afterwards is of no interest.
-  void leave(std::uint64_t operations);
+  void leave(std::uint64_t operations, double seconds = 1.0);
   // Ends all links without a goodbye: the neighbours take it for a death.
   void drop_links();
 
