@@ -95,9 +95,9 @@ void Group::run(Operation& operation) {
     try {
       execute(operation);
     } catch (const Error& caught) {
-      error = caught;
       const std::lock_guard lock(mutex_);
       break_with(caught);
+      error = broken_;  // the first failure, which may be why this one came about
     }
   }
   operation.complete(std::move(error));

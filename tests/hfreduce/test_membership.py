@@ -15,6 +15,7 @@ from fireflyer.hfreduce.membership import (
     Elapsed,
     Event,
     Fence,
+    Here,
     Install,
     Lost,
     Member,
@@ -251,9 +252,9 @@ def test_a_rank_believed_dead_is_told_by_whoever_knows() -> None:
     assert view is not None
     assert Send(2, Decided(view)) in done
     late = Membership(2, cards, 1)
-    ask = next(a for a in late.step(Start(frozenset({0, 1}))) if isinstance(a, Send))
-    assert isinstance(ask.message, Ask)
-    assert coordinator.step(Received(2, ask.message)) == [Send(2, Decided(view))]
+    assert late.step(Start()) == [Send(0, Here()), Wait(leading=False)]
+    assert coordinator.step(Received(2, Here())) == [Send(2, Decided(view))]
+    assert coordinator.step(Received(2, Ask((9, 2)))) == [Send(2, Decided(view))]
     assert late.step(Received(0, Decided(view))) == [Fence(view)]
     assert late.step(Elapsed()) == []
 
@@ -281,6 +282,7 @@ def test_of_two_accepted_views_the_later_counts() -> None:
 @pytest.mark.parametrize(
     "message",
     [
+        Here(),
         Ask((1, 2)),
         Vote((1, 2), (1, 1), View(3, (Member(card(1), -1),)), (card(2),)),
         Propose((1, 2), View(3, ())),
@@ -291,6 +293,14 @@ def test_of_two_accepted_views_the_later_counts() -> None:
 )
 def test_messages_cross_the_wire(message: Message) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message
+
+
+def test_a_late_member_is_asked_again() -> None:
+    cards = [card(i) for i in range(3)]
+    coordinator = Membership(0, cards, 1)
+    coordinator.step(Start(frozenset({1, 2})))
+    assert coordinator.step(Received(2, Here())) == [Send(2, Ask((1, 0)))]
+    assert coordinator.step(Lost(2)) == []
 
 
 def test_an_outdated_coordinator_gives_up_its_ballot() -> None:

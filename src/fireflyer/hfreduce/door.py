@@ -21,15 +21,15 @@ class _Visitor:
 
     def look(self) -> bool:
         """Reads its card if that has come; False when it went away or is no newcomer."""
-        with contextlib.suppress(BlockingIOError):
-            try:
-                data = self.sock.recv(1 << 16)
-                for payload in self._frames.feed(data):
-                    self.card = msgspec.json.decode(payload, type=Card)
-                return bool(data)
-            except (OSError, ProtocolMismatch, msgspec.MsgspecError):
-                return False
-        return True
+        try:
+            data = self.sock.recv(1 << 16)
+            for payload in self._frames.feed(data):
+                self.card = msgspec.json.decode(payload, type=Card)
+            return bool(data)
+        except BlockingIOError:
+            return True
+        except (OSError, ProtocolMismatch, msgspec.MsgspecError):
+            return False
 
 
 class Door:

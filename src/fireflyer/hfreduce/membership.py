@@ -4,6 +4,7 @@ The members of one epoch agree on the view of the next, each running one `Member
 for a single value (Lamport 2001) whose acceptors are the members of the old view:
 
     coordinator                                members
+                                           <-  Here
     Ask(ballot)                            ->
                                            <-  Vote(ballot, what they accepted, newcomers they know)
     Propose(ballot, view)                  ->
@@ -57,6 +58,10 @@ class View(msgspec.Struct, frozen=True):
         return None
 
 
+class Here(msgspec.Struct, frozen=True, tag=True):
+    """I take part, and take you for the coordinator."""
+
+
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Who votes in this ballot?"""
 
@@ -98,7 +103,7 @@ class Decided(msgspec.Struct, frozen=True, tag=True):
     view: View
 
 
-Message = Ask | Vote | Propose | Accept | Outdated | Decided
+Message = Here | Ask | Vote | Propose | Accept | Outdated | Decided
 
 
 @dataclass(frozen=True)
@@ -201,6 +206,7 @@ class Membership:
             raise ValueError(f"a quorum of {self.quorum} of {len(members)} members")
         self.decided: View | None = None
         self._suspects: set[int] = set()
+        self._coordinator = -1  # whom this rank takes for it, once it takes part
         self._newcomers: list[Card] = []
         self._promised: Ballot = (0, -1)
         self._accepted_in: Ballot | None = None
@@ -253,12 +259,17 @@ class Membership:
             self._send(rank, message)
 
     def _lead_if_lowest(self) -> None:
-        if min(self._alive()) == self.rank:
+        lowest = min(self._alive())
+        if lowest == self.rank:
             self._lead()
-        else:
-            self._actions.append(Wait(leading=False))
+            return
+        if lowest != self._coordinator:  # which may have decided already
+            self._coordinator = lowest
+            self._send(lowest, Here())
+        self._actions.append(Wait(leading=False))
 
     def _lead(self) -> None:
+        self._coordinator = self.rank
         self._round = _Round((self._promised[0] + 1, self.rank))
         self._promised = self._round.ballot
         self._send_all(Ask(self._round.ballot))  # suspects too: they may be alive
@@ -268,8 +279,8 @@ class Membership:
         if self.decided is not None:
             return
         if self._round is None:
-            if min(self._alive()) == self.rank:
-                self._lead()
+            if min(self._alive()) != self._coordinator:
+                self._lead_if_lowest()
         elif self._round.proposal is None:
             self._propose_if_complete(self._round)
         else:
@@ -296,10 +307,14 @@ class Membership:
             self._learn(message.view)
             return
         if self.decided is not None:
-            if isinstance(message, Ask | Propose):
+            if isinstance(message, Here | Ask | Propose):
                 self._send(sender, Decided(self.decided))
             return
         match message:
+            case Here():
+                current = self._round
+                if current is not None and current.proposal is None:
+                    self._send(sender, Ask(current.ballot))
             case Ask(ballot):
                 if self._follow(sender, ballot):
                     newcomers = tuple(self._newcomers)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fireflyer.errors import (
+    CollectiveError,
     ConfigError,
     DeadlineExceeded,
     FireflyerError,
@@ -151,7 +152,7 @@ def _settle(seat: Seat, view: View, timeout_s: float, terms: _Terms) -> Connecti
         patience = min(terms.deadline, time.monotonic() + 2 * terms.grace_s)
         try:
             return establish(seat, view.epoch, cards, timeout_s, patience)
-        except (WireError, RankFailed) as error:
+        except (WireError, CollectiveError) as error:
             if time.monotonic() >= terms.deadline or isinstance(error, ProtocolMismatch):
                 raise
             lost = {error.rank} if isinstance(error, RankFailed) else set()

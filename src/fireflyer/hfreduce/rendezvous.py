@@ -23,6 +23,7 @@ import msgspec
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import (
+    CollectiveError,
     DeadlineExceeded,
     PeerLost,
     ProtocolMismatch,
@@ -249,6 +250,12 @@ def _meet(
 ) -> Iterator[tuple[int, socket.socket]]:
     """A connection with each of `peers`, as they come; of two ranks the later one dials."""
     line = connection.seat.line
+
+    def check() -> None:
+        connection.watch.rethrow()
+        if given_up := line.callers(Purpose.REFORM):
+            raise CollectiveError(f"rank {given_up[0]} could not join and wants another group")
+
     for peer in sorted(peer for peer in peers if peer < line.rank):
         left = max(0.001, deadline - time.monotonic())
         try:
@@ -257,7 +264,7 @@ def _meet(
             raise RankFailed(f"no connection to rank {peer}: {error}", peer) from error
     missing = {peer for peer in peers if peer > line.rank}
     while missing:
-        peer, sock = line.take(purpose, missing, deadline, connection.watch.rethrow)
+        peer, sock = line.take(purpose, missing, deadline, check)
         missing.discard(peer)
         yield peer, sock
 

@@ -121,6 +121,11 @@ class Line:
                 check()
                 self._changed.wait(min(left, _LOOK_AROUND_S))
 
+    def callers(self, purpose: Purpose) -> list[int]:
+        """Who waits for a purpose that nobody serves or has taken yet."""
+        with self._changed:
+            return [rank for rank, _ in self._waiting.get(purpose, [])]
+
     def dial(self, rank: int, card: Card, purpose: Purpose, timeout_s: float) -> socket.socket:
         """A blocking connection to `rank` (-1: to whoever answers at the card), admitted on its
         line of this number.
