@@ -78,6 +78,11 @@ std::optional<Arena::Place> Arena::find(const void* data, std::size_t bytes) con
   return Place{number, offset};
 }
 
+char* Arena::address(std::int32_t segment) const {
+  const std::lock_guard lock(mutex_);
+  return regions_.at(static_cast<std::size_t>(segment))->memory.data();
+}
+
 int Arena::descriptor(std::int32_t segment) const {
   const std::lock_guard lock(mutex_);
   return regions_.at(static_cast<std::size_t>(segment))->memory.fd();

@@ -1,7 +1,9 @@
 // Bindings of the collective engine. Whatever waits or moves tensor bytes releases the GIL.
 #include <nanobind/nanobind.h>
+#include <mutex>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +13,7 @@
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
+#include "hfreduce/post.hpp"
 #include "hfreduce/watch.hpp"
 
 namespace nb = nanobind;
@@ -41,60 +44,112 @@ std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3
   return std::make_unique<Team>(Segment::attach(control), std::move(list), me, spin);
 }
 
-// Everything by number: sockets and descriptors were opened by Python and belong to the group from here on.
-struct RingEnds {
-  int next_socket, next_rank, previous_socket, previous_rank;
-  std::size_t index;
-};
+using Buffers = std::vector<std::pair<std::uintptr_t, std::size_t>>;
+
+Pieces pieces_of(const Buffers& buffers) {
+  Pieces pieces;
+  pieces.reserve(buffers.size());
+  for (const auto& [data, bytes] : buffers) pieces.push_back({reinterpret_cast<char*>(data), bytes});
+  return pieces;
+}
 
 void make_group(Group* self, int rank, int world, double timeout_s, bool spin, int control,
-                const std::vector<std::array<int, 3>>& members, std::size_t me, std::size_t hosts,
-                std::size_t lanes, const RingEnds* ring) {
-  Group::Config config{rank, world, timeout_s, spin, hosts, lanes};
+                const std::vector<std::array<int, 3>>& members, std::size_t me,
+                const std::vector<std::vector<int>>& hosts, std::size_t host,
+                const std::vector<std::uint32_t>& zones) {
   auto team = members.size() > 1 ? make_team(control, members, me, spin) : nullptr;
-  auto ends = ring == nullptr
-                  ? nullptr
-                  : std::make_unique<Ring>(Ring::End{ring->next_socket, ring->next_rank},
-                                           Ring::End{ring->previous_socket, ring->previous_rank},
-                                           ring->index, hosts);
-  new (self) Group(config, std::move(team), std::move(ends));
+  new (self) Group({rank, world, timeout_s, Layout{hosts, host, me, zones}}, std::move(team));
+}
+
+Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int root, Codec wire) {
+  Request request;
+  request.call.kind = kind;
+  request.call.count = count;
+  request.call.dtype = dtype;
+  request.call.op = op;
+  request.call.root = root;
+  request.call.wire = wire;
+  return request;
+}
+
+std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
+                                  std::uint64_t count, DType dtype, Op op, int root, Codec wire,
+                                  std::uintptr_t residual, std::uint64_t seed, int priority,
+                                  bool run_here) {
+  Request request = make_request(kind, count, dtype, op, root, wire);
+  request.in = pieces_of(in);
+  request.out = pieces_of(out);
+  request.residual = reinterpret_cast<float*>(residual);
+  request.seed = seed;
+  request.priority = priority;
+  const nb::gil_scoped_release release;
+  return group.submit(std::move(request), run_here);
+}
+
+std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire) {
+  return group.peers(make_request(kind, count, dtype, Op::sum, root, wire));
 }
 
 // ---- Watch and the fork guard -------------------------------------------------------------------------
+// The group asks the watch what counts, the watch tells the group: whichever dies first leaves the other in peace.
+struct BoundWatch : Watch {
+  struct Handle {
+    std::mutex mutex;
+    Watch* watch;
+  };
+
+  using Watch::Watch;
+  ~BoundWatch() {
+    const std::lock_guard lock(handle->mutex);
+    handle->watch = nullptr;
+  }
+  std::shared_ptr<Handle> handle = std::make_shared<Handle>();
+};
+
 void bind_watch(nb::module_ m) {
-  nb::class_<Watch>(m, "Watch", "Sees the death of any rank and tells everybody; one a group, with a thread.")
+  nb::class_<BoundWatch>(m, "Watch", "Sees the death of any rank and tells everybody; one a group, with a thread.")
       .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
-      .def("add_process", &Watch::add_process, "rank"_a, "pidfd"_a, GilReleased(),
+      .def("add_process", &BoundWatch::add_process, "rank"_a, "pidfd"_a, GilReleased(),
            "Watches a process of this host; owns the descriptor.")
-      .def("add_link", &Watch::add_link, "rank"_a, "socket"_a, GilReleased(),
+      .def("add_link", &BoundWatch::add_link, "rank"_a, "socket"_a, GilReleased(),
            "Adds a duplex control link; owns the socket.")
       .def(
           "attach",
-          [](Watch& watch, Group& group) {
-            watch.listen({[&group](const Error& error) { group.fail(error); }, nullptr});
+          [](BoundWatch& watch, Group& group, Post& post) {
+            watch.handle->watch = &watch;
+            group.set_announcer([handle = watch.handle](const Error& error) {
+              const std::lock_guard lock(handle->mutex);
+              return handle->watch != nullptr ? handle->watch->announce(error) : error;
+            });
+            watch.listen({[&group, &post](const Error& error) {
+                            group.fail(error);
+                            post.fail(error);
+                          },
+                          nullptr});
           },
-          "group"_a, nb::keep_alive<1, 2>(), GilReleased(), "Fails `group` with the first failure.")
+          "group"_a, "post"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), GilReleased(),
+          "Fails both with the first failure, and announces what the group finds itself.")
       .def(
           "announce",
-          [](Watch& watch, const std::string& message, int rank) {
+          [](BoundWatch& watch, const std::string& message, int rank) {
             const auto code = rank >= 0 ? Code::rank_failed : Code::collective;
             watch.announce(Error(code, message, rank));
           },
           "message"_a, "rank"_a = -1, GilReleased(),
           "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
-      .def("leave", &Watch::leave, "operations"_a, "seconds"_a = 1.0, GilReleased(),
+      .def("leave", &BoundWatch::leave, "operations"_a, "seconds"_a = 1.0, GilReleased(),
            "Says goodbye; waits at most `seconds` until the neighbours know.")
-      .def("drop_links", &Watch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
-      .def("wait", &Watch::wait, "seconds"_a = -1.0, GilReleased(),
+      .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
+      .def("wait", &BoundWatch::wait, "seconds"_a = -1.0, GilReleased(),
            "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
       .def(
           "rethrow",
-          [](const Watch& watch) {
+          [](const BoundWatch& watch) {
             if (const auto error = watch.failure()) throw Error(*error);
           },
           "Raises the first failure, if any.")
-      .def("failed_ranks", &Watch::failed_ranks, "Ranks known to be dead.")
-      .def("left_ranks", &Watch::left_ranks, "Ranks that said goodbye.");
+      .def("failed_ranks", &BoundWatch::failed_ranks, "Ranks known to be dead.")
+      .def("left_ranks", &BoundWatch::left_ranks, "Ranks that said goodbye.");
 
   m.def("guard_descriptor", &fork_guard::add, "fd"_a,
         "Replaces the descriptor by one of /dev/null in every forked child, from now on.");
@@ -111,40 +166,101 @@ void bind(nb::module_ m) {
   nb::enum_<DType>(m, "DType")
       .value("FLOAT32", DType::f32)
       .value("FLOAT64", DType::f64)
-      .value("BFLOAT16", DType::bf16);
-  nb::enum_<ReduceOp>(m, "ReduceOp").value("SUM", ReduceOp::sum).value("AVG", ReduceOp::avg);
+      .value("FLOAT16", DType::f16)
+      .value("BFLOAT16", DType::bf16)
+      .value("FLOAT8_E4M3FN", DType::f8e4m3)
+      .value("FLOAT8_E5M2", DType::f8e5m2)
+      .value("INT64", DType::i64)
+      .value("INT32", DType::i32)
+      .value("INT16", DType::i16)
+      .value("INT8", DType::i8)
+      .value("UINT8", DType::u8)
+      .value("BOOL", DType::boolean);
+  nb::enum_<Op>(m, "ReduceOp")
+      .value("SUM", Op::sum)
+      .value("AVG", Op::avg)
+      .value("MIN", Op::min)
+      .value("MAX", Op::max)
+      .value("PRODUCT", Op::product)
+      .value("BAND", Op::band)
+      .value("BOR", Op::bor)
+      .value("BXOR", Op::bxor);
+  nb::enum_<Codec>(m, "Codec")
+      .value("NONE", Codec::none)
+      .value("FP32", Codec::fp32)
+      .value("BF16", Codec::bf16)
+      .value("FP16", Codec::fp16)
+      .value("INT8", Codec::int8);
+  nb::enum_<Kind>(m, "Kind")
+      .value("ALLREDUCE", Kind::allreduce)
+      .value("REDUCE_SCATTER", Kind::reduce_scatter)
+      .value("ALL_GATHER", Kind::all_gather)
+      .value("BROADCAST", Kind::broadcast)
+      .value("REDUCE", Kind::reduce)
+      .value("GATHER", Kind::gather)
+      .value("SCATTER", Kind::scatter)
+      .value("ALL_TO_ALL", Kind::all_to_all)
+      .value("BARRIER", Kind::barrier);
 
   nb::class_<Operation>(m, "Operation", "A submitted call; completed once.")
       .def("wait", &Operation::wait, "seconds"_a = -1.0, GilReleased(),
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
+      .def_ro("source", &Operation::source, "Of a receive from any source: the sender's rank, once over.")
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
-
-  nb::class_<RingEnds>(m, "RingEnds", "Connected sockets to both neighbours; owned by the group.")
-      .def("__init__",
-           [](RingEnds* self, int next_socket, int next_rank, int previous_socket,
-              int previous_rank, std::size_t index) {
-             new (self) RingEnds{next_socket, next_rank, previous_socket, previous_rank, index};
-           },
-           "next_socket"_a, "next_rank"_a, "previous_socket"_a, "previous_rank"_a, "index"_a);
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
       .def("__init__", &make_group, nb::kw_only(), "rank"_a, "world"_a, "timeout_s"_a, "spin"_a,
-           "control"_a, "members"_a, "me"_a, "hosts"_a, "lanes"_a, "ring"_a.none(),
+           "control"_a, "members"_a, "me"_a, "hosts"_a, "host"_a, "zones"_a,
            "members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: "
            "descriptor of the control segment, -1 for a rank alone on its host.")
-      .def(
-          "allreduce",
-          [](Group& group, std::uintptr_t data, std::size_t count, DType dtype, ReduceOp op,
-             bool run_here) {
-            return group.allreduce(reinterpret_cast<void*>(data), count, dtype, op, run_here);
-          },
-          "data"_a, "count"_a, "dtype"_a, "op"_a, "run_here"_a, GilReleased(),
-          "Reduces `count` elements at address `data` in place; they must stay alive until it is done.")
+      .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
+           "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
+           "priority"_a = 0, "run_here"_a = false,
+           "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
+      .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
+           "wire"_a = Codec::none, GilReleased(), "Ranks of other hosts that such a call sends to.")
+      .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to send payload to `rank`; owned by the group.")
+      .def("add_incoming", &Group::add_incoming, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to receive payload from `rank`; owned by the group.")
       .def("abort", &Group::abort, GilReleased())
+      .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
+           "Raises why the group is broken, if it is.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");
+
+  nb::class_<Post>(m, "Post", "Point-to-point messages between the ranks of a group.")
+      .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
+      .def("add_outgoing", &Post::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to send to `rank`; owned from here on.")
+      .def("add_incoming", &Post::add_incoming, "rank"_a, "fd"_a, GilReleased(),
+           "A connected socket to receive from `rank`; owned from here on.")
+      .def(
+          "send",
+          [](Post& post, int to, std::uint64_t tag, std::uintptr_t data, std::size_t bytes, double seconds,
+             bool attended) {
+            return post.send(to, tag, reinterpret_cast<const void*>(data), bytes, seconds, attended);
+          },
+          "to"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
+          "Sends `bytes` at address `data`, which must stay alive until it is over; seconds <= 0: no deadline.")
+      .def(
+          "receive",
+          [](Post& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes,
+             double seconds, bool attended) {
+            return post.receive(from, tag, reinterpret_cast<void*>(data), bytes, seconds, attended);
+          },
+          "source"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
+          "Receives from rank `source`, or from any (-1).")
+      .def("wait", &Post::wait, "operation"_a, "seconds"_a, GilReleased(),
+           "Operation.wait, but this thread moves the bytes meanwhile.")
+      .def(
+          "fail",
+          [](Post& post, const std::string& message, int rank) {
+            post.fail(Error(rank >= 0 ? Code::rank_failed : Code::collective, message, rank));
+          },
+          "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   m.def(

@@ -1,37 +1,16 @@
 #include "hfreduce/group.hpp"
 
-#include "hfreduce/arena.hpp"
+#include "hfreduce/host.hpp"
 
 namespace ff::hfreduce {
 
-bool Operation::wait(double seconds) {
-  std::unique_lock lock(mutex_);
-  if (seconds < 0) {
-    over_.wait(lock, [this] { return done_; });
-    return true;
+Group::Group(Config config, std::unique_ptr<Team> team)
+    : config_(std::move(config)), timeout_s_(config_.timeout_s), team_(std::move(team)) {
+  if (config_.layout.hosts.size() > 1) {
+    transport_ = std::make_unique<TcpTransport>();
+    hierarchy_ = std::make_unique<Hierarchy>(config_.layout, team_.get(), *transport_);
   }
-  return over_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; });
 }
-
-bool Operation::done() {
-  const std::lock_guard lock(mutex_);
-  return done_;
-}
-
-void Operation::rethrow() {
-  const std::lock_guard lock(mutex_);
-  if (error_) throw Error(*error_);
-}
-
-void Operation::complete(std::optional<Error> error) {
-  const std::lock_guard lock(mutex_);
-  error_ = std::move(error);
-  done_ = true;
-  over_.notify_all();
-}
-
-Group::Group(Config config, std::unique_ptr<Team> team, std::unique_ptr<Ring> ring)
-    : config_(config), timeout_s_(config.timeout_s), team_(std::move(team)), ring_(std::move(ring)) {}
 
 Group::~Group() {
   {
@@ -45,13 +24,8 @@ Group::~Group() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<Operation> Group::allreduce(void* data, std::size_t count, DType dtype, ReduceOp op,
-                                            bool run_here) {
-  auto operation = std::make_shared<Operation>();
-  operation->data_ = static_cast<char*>(data);
-  operation->count_ = count;
-  operation->dtype_ = dtype;
-  operation->op_ = op;
+std::shared_ptr<Operation> Group::submit(Request request, bool run_here) {
+  auto operation = std::make_shared<Operation>(std::move(request));
   {
     const std::lock_guard lock(mutex_);
     if (!run_here || running_ || !queue_.empty()) {
@@ -86,47 +60,43 @@ void Group::work() {
 }
 
 void Group::run(Operation& operation) {
-  std::optional<Error> error;
-  {
-    const std::lock_guard lock(mutex_);
-    error = broken_;
-  }
+  std::optional<Error> error = failure();
   if (!error) {
     try {
       execute(operation);
     } catch (const Error& caught) {
-      const std::lock_guard lock(mutex_);
-      break_with(caught);
-      error = broken_;  // the first failure, which may be why this one came about
+      fail(cause_of(caught));
+      error = failure();
     }
   }
   operation.complete(std::move(error));
 }
 
+// Others may have found the reason before this rank met its consequence.
+Error Group::cause_of(const Error& caught) {
+  Announcer announcer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) return *broken_;
+    announcer = announcer_;
+  }
+  return announcer ? announcer(caught) : caught;
+}
+
 void Group::execute(Operation& operation) {
-  const Call call{seq_++, operation.count_, operation.dtype_, operation.op_};
-  const double scale = operation.op_ == ReduceOp::avg ? 1.0 / config_.world : 1.0;
+  Request& request = operation.request;
+  request.call.seq = seq_++;
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::chrono::duration<double>(timeout_s_.load()));
-  Operand mine{operation.data_, -1, 0};
-  if (const auto place = Arena::of_process().find(operation.data_,
-                                                  call.count * size_of(call.dtype))) {
-    mine.segment = place->segment;
-    mine.offset = place->offset;
-  }
-  if (config_.hosts == 1) {
-    if (team_) team_->allreduce(call, mine, scale, deadline);
-    return;
-  }
-  const std::size_t lane = team_ ? team_->me() : 0;
-  if (team_) team_->reduce_scatter(call, mine, config_.lanes, deadline);
-  if (ring_) {
-    const std::size_t begin = slice_begin(call.count, call.dtype, lane, config_.lanes);
-    const std::size_t end = slice_begin(call.count, call.dtype, lane + 1, config_.lanes);
-    ring_->allreduce(call, mine.data + begin * size_of(call.dtype), end - begin, scale, deadline);
-  }
-  if (team_) team_->all_gather(config_.lanes, deadline);
+  if (config_.world == 1) return run_alone(request);
+  if (hierarchy_) return hierarchy_->run(request, deadline);
+  run_on_host(*team_, request, deadline);
+}
+
+std::optional<Error> Group::failure() {
+  const std::lock_guard lock(mutex_);
+  return broken_;
 }
 
 // Tells the others, so that one error ends the group everywhere and not only here. REQUIRES: mutex_ held.
@@ -134,7 +104,7 @@ void Group::break_with(const Error& error) {
   if (broken_) return;
   broken_ = error;
   if (team_) team_->abort(error.rank() >= 0 ? error.rank() : config_.rank);
-  if (ring_) ring_->abort();
+  if (transport_) transport_->abort();
 }
 
 void Group::fail(const Error& error) {
@@ -142,9 +112,29 @@ void Group::fail(const Error& error) {
   break_with(error);
 }
 
-void Group::abort() {
+void Group::set_announcer(Announcer announcer) {
   const std::lock_guard lock(mutex_);
-  break_with(Error(Code::collective, "the group was aborted"));
+  announcer_ = std::move(announcer);
 }
+
+std::vector<int> Group::peers(const Request& request) {
+  return hierarchy_ ? hierarchy_->peers(request) : std::vector<int>{};
+}
+
+void Group::add_outgoing(int rank, int fd) {
+  if (!transport_) throw Error(Code::invalid, "a group of one host has no links");
+  transport_->add_outgoing(rank, fd);
+}
+
+void Group::add_incoming(int rank, int fd) {
+  if (!transport_) throw Error(Code::invalid, "a group of one host has no links");
+  transport_->add_incoming(rank, fd);
+}
+
+void Group::set_rules(std::vector<Rule> rules) {
+  if (hierarchy_) hierarchy_->set_rules(std::move(rules));
+}
+
+void Group::abort() { fail(Error(Code::collective, "the group was aborted")); }
 
 }  // namespace ff::hfreduce

@@ -1,6 +1,6 @@
-// A process group: the team of this host, the ring of this rank's lane, and the queue of operations.
+// A process group: the team of this host, the links to other hosts, and the queue of operations.
 //
-// Thread contract: every method may be called from any thread. Operations run one at a time in the order of
+// Thread contract: every method may be called from any thread. Operations run one at a time, by default in the order of
 // submission: in the submitting thread where it waits at once and nothing is queued, else in the group's own
 // thread, which starts with the first queued operation and ends with the group.
 #pragma once
@@ -12,77 +12,67 @@
 #include <optional>
 #include <thread>
 
-#include "hfreduce/ring.hpp"
+#include "hfreduce/hierarchy.hpp"
+#include "hfreduce/operation.hpp"
+#include "hfreduce/tcp.hpp"
 #include "hfreduce/team.hpp"
 
 namespace ff::hfreduce {
-
-// One submitted call. Shared by the submitter, who waits, and the group, which completes it once.
-class Operation {
- public:
-  // True when it is over, false when `seconds` (< 0: no limit) passed before.
-  bool wait(double seconds);
-  bool done();
-  void rethrow();  // REQUIRES: done. Throws the error of the operation, if any
-
- private:
-  friend class Group;
-  void complete(std::optional<Error> error);
-
-  char* data_ = nullptr;
-  std::size_t count_ = 0;
-  DType dtype_ = DType::f32;
-  ReduceOp op_ = ReduceOp::sum;
-
-  std::mutex mutex_;
-  std::condition_variable over_;
-  bool done_ = false;
-  std::optional<Error> error_;
-};
 
 class Group {
  public:
   struct Config {
     int rank, world;
     double timeout_s;
-    bool spin;
-    // Between hosts: member i < lanes of each host's team owns lane i and has a ring; hosts > 1 needs lanes >= 1.
-    std::size_t hosts = 1, lanes = 0;
+    Layout layout;  // of all hosts
   };
 
-  // `team` may be null for a rank alone on its host, `ring` for one without a lane.
-  Group(Config config, std::unique_ptr<Team> team, std::unique_ptr<Ring> ring);
+  // `team` may be null for a rank alone on its host.
+  Group(Config config, std::unique_ptr<Team> team);
   ~Group();  // aborts what runs
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Sum or average in place. `data` must stay valid until the operation is done. With `run_here` the calling thread
-  // does the work if nothing is queued, and the operation is done on return.
-  std::shared_ptr<Operation> allreduce(void* data, std::size_t count, DType dtype, ReduceOp op,
-                                       bool run_here);
+  // Pieces must stay valid until the operation is done. With `run_here` the calling thread does the work if nothing
+  // is queued, and the operation is done on return.
+  std::shared_ptr<Operation> submit(Request request, bool run_here);
   void abort();
-  // Ends what runs and all that follows with this error.
+  // Ends what runs and all that follows with this error, here and on the ranks that wait for this one.
   void fail(const Error& error);
+  std::optional<Error> failure();
+  // How other hosts hear of a failure that was found here: returns the error that counts, which may be another's.
+  using Announcer = std::function<Error(const Error&)>;
+  void set_announcer(Announcer announcer);
+
+  // The ranks of other hosts that a call sends to; links to them must be there when it is submitted.
+  std::vector<int> peers(const Request& request);
+  // Connected sockets for the payload; owned by the group from here on.
+  void add_outgoing(int rank, int fd);
+  void add_incoming(int rank, int fd);
+  void set_rules(std::vector<Rule> rules);
+  std::uint64_t network_bytes_sent() const { return transport_ ? transport_->bytes_sent() : 0; }
   void set_timeout(double seconds) { timeout_s_ = seconds; }
-  std::uint64_t network_bytes_sent() const { return ring_ ? ring_->bytes_sent() : 0; }
 
  private:
   void work();
   void run(Operation& operation);
   void execute(Operation& operation);
   void break_with(const Error& error);
+  Error cause_of(const Error& caught);
 
   const Config config_;
   std::atomic<double> timeout_s_;
   std::unique_ptr<Team> team_;
-  std::unique_ptr<Ring> ring_;
+  std::unique_ptr<TcpTransport> transport_;  // null with one host, as is the next
+  std::unique_ptr<Hierarchy> hierarchy_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next three
+  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next four
   bool running_ = false;
   bool closing_ = false;
   std::optional<Error> broken_;                   // why no further operation can run
+  Announcer announcer_;
   std::thread thread_;
   std::uint64_t seq_ = 0;                         // of the running thread
 };

@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "base/fork_guard.hpp"
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 
@@ -12,38 +12,27 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr int kSpins = 2000;
-constexpr int kReceiveMs = 10'000;  // a descriptor was sent before its operation was posted
+constexpr int kReceiveMs = 10'000;          // a descriptor was sent before its operation was posted
+constexpr std::uint32_t kAhead = kDepth / 2;  // steps that a sleeper lets pass before it wants to wake
 
 }  // namespace
 
 struct alignas(4096) Team::Header {
+  static constexpr std::size_t kClaimSets = 4;  // by number of the posting: members are at most one apart
+
   std::atomic<std::int32_t> aborted;  // 0, or 1 + the rank because of which the team is broken
+  Gate in, reduced, out;
+  struct Claims {
+    alignas(128) std::atomic<std::uint32_t> done;
+    struct {
+      alignas(64) std::atomic<std::uint32_t> next;
+    } of[kMembers];
+  } claims[kClaimSets];
 };
 
 struct alignas(128) Team::Slot {
-  struct Posted {
-    Call call;
-    std::int32_t segment;
-    std::uint64_t offset;
-  };
-  Flag in, reduced, out;
-  Posted posted[2];  // by parity of the operation's number: a rank may run one operation ahead
-};
-
-// How a pass divides the tensor: `slices` slices by owner, each in `steps` pieces; step k moves piece k of
-// every slice.
-struct Team::Plan {
-  std::size_t count, width, slices, piece, steps;
-  DType dtype;
-
-  std::size_t begin(std::size_t slice) const { return slice_begin(count, dtype, slice, slices); }
-  // First element and number of elements of piece k of a slice; empty past its end.
-  std::pair<std::size_t, std::size_t> range(std::size_t slice, std::size_t k) const {
-    if (slice >= slices) return {0, 0};
-    const std::size_t end = begin(slice + 1);
-    const std::size_t first = std::min(begin(slice) + k * piece, end);
-    return {first, std::min(piece, end - first)};
-  }
+  std::atomic<std::uint32_t> arrived[3];  // the member's own place at each gate: to name who is late
+  Posted posted[2];  // by parity of its number: a rank may be one ahead
 };
 
 std::size_t Team::control_bytes(std::size_t members) {
@@ -57,6 +46,7 @@ Team::Team(Segment control, std::vector<Member> members, std::size_t me, bool sp
       slots_(reinterpret_cast<Slot*>(control_.data() + sizeof(Header))),
       members_(std::move(members)),
       me_(me),
+      spin_(spin),
       peer_segments_(members_.size()) {
   if (members_.size() > kMembers) {
     throw Error(Code::collective, "more than " + std::to_string(kMembers) + " ranks on one host");
@@ -64,43 +54,57 @@ Team::Team(Segment control, std::vector<Member> members, std::size_t me, bool sp
   if (control_.size() < control_bytes(members_.size())) {
     throw Error(Code::collective, "the control segment is too small for the ranks of this host");
   }
+  for (const Member& member : members_) {
+    if (member.socket >= 0) fork_guard::add(member.socket);
+  }
   patience_.spins = spin ? kSpins : 0;
   patience_.look_around = [this] { look_around(); };
 }
 
 Team::~Team() {
   for (const Member& member : members_) {
-    if (member.socket >= 0) ::close(member.socket);
+    if (member.socket >= 0) fork_guard::close(member.socket);
     if (member.process >= 0) ::close(member.process);
   }
 }
 
 char* Team::stage(std::size_t member, std::uint32_t step) const {
   char* first = control_.data() + control_.size() - (size() + 1) * kDepth * kChunkBytes;
-  return first + (member * kDepth + step % kDepth) * kChunkBytes;
+  return first + (member * kDepth + (step_ + step) % kDepth) * kChunkBytes;
 }
 
-char* Team::result(std::uint32_t step) const { return stage(size(), step); }
+char* Team::result(std::uint32_t step) const {
+  char* first = control_.data() + control_.size() - kDepth * kChunkBytes;
+  return first + (result_step_ + step) % kDepth * kChunkBytes;
+}
 
-Flag& Team::flag(std::size_t member, Counter counter) {
-  Slot& slot = slots_[member];
+Gate& Team::gate(Counter counter) {
   switch (counter) {
-    case Counter::in: return slot.in;
-    case Counter::reduced: return slot.reduced;
-    default: return slot.out;
+    case Counter::in: return header_->in;
+    case Counter::reduced: return header_->reduced;
+    default: return header_->out;
   }
 }
 
-void Team::raise(Counter counter, std::uint32_t to) { flag(me_, counter).raise(to); }
-
-void Team::wait_all(Counter counter, std::uint32_t target) {
-  for (std::size_t r = 0; r < size(); ++r) {
-    if (r == me_) continue;
-    if (!wait_for(flag(r, counter), target, patience_)) fail_deadline(r, counter);
-  }
+void Team::arrive(Counter counter, std::uint32_t first, std::uint32_t last) {
+  slots_[me_].arrived[static_cast<int>(counter)].store(last, std::memory_order_relaxed);
+  gate(counter).arrive(first, last, size());
 }
 
-void Team::fail_deadline(std::size_t late, Counter counter) {
+void Team::wait(Counter counter, std::uint32_t step) {
+  if (!wait_for(gate(counter).opened, step + 1, patience_)) fail_deadline(counter, step);
+}
+
+// Whoever has not brought its input is to blame for all that does not open after it.
+void Team::fail_deadline(Counter counter, std::uint32_t step) {
+  std::size_t late = me_ == 0 ? 1 : 0;
+  for (const Counter c : {counter, Counter::in}) {
+    if (c != counter && counter == Counter::out) break;  // numbered otherwise
+    for (std::size_t r = 0; r < size(); ++r) {
+      const std::uint32_t arrived = slots_[r].arrived[static_cast<int>(c)].load();
+      if (r != me_ && static_cast<std::int32_t>(arrived - (step + 1)) < 0) late = r;
+    }
+  }
   const int rank = members_[late].rank;
   throw Error(Code::rank_failed,
               to_string(call_) + ": rank " + std::to_string(rank) + " did not " +
@@ -110,6 +114,7 @@ void Team::fail_deadline(std::size_t late, Counter counter) {
 
 void Team::look_around() {
   if (const std::int32_t aborted = header_->aborted.load(); aborted != 0) {
+    if (gate(Counter::in).open(step_)) compare_posts();  // perhaps that is why
     throw Error(Code::rank_failed,
                 to_string(call_) + " was given up because of rank " + std::to_string(aborted - 1),
                 aborted - 1);
@@ -127,13 +132,13 @@ void Team::look_around() {
 void Team::abort(int rank) {
   std::int32_t none = 0;
   header_->aborted.compare_exchange_strong(none, rank + 1);
-  for (std::size_t r = 0; r < size(); ++r) {
-    for (const Counter c : {Counter::in, Counter::reduced, Counter::out}) flag(r, c).wake();
-  }
+  for (const Counter c : {Counter::in, Counter::reduced, Counter::out}) gate(c).opened.wake();
 }
 
 void Team::announce(std::int32_t segment) {
-  if (std::find(announced_.begin(), announced_.end(), segment) != announced_.end()) return;
+  if (segment < 0 || std::find(announced_.begin(), announced_.end(), segment) != announced_.end()) {
+    return;
+  }
   const int fd = Arena::of_process().descriptor(segment);
   for (const Member& member : members_) {
     if (member.socket >= 0) send_descriptor(member.socket, segment, fd);
@@ -141,186 +146,176 @@ void Team::announce(std::int32_t segment) {
   announced_.push_back(segment);
 }
 
-char* Team::map_peer(std::size_t peer, std::int32_t segment, std::uint64_t offset) {
-  auto& known = peer_segments_[peer];
-  const auto index = static_cast<std::size_t>(segment);
+char* Team::map(std::size_t member, const Place& place) {
+  if (member == me_) return Arena::of_process().address(place.segment) + place.offset;
+  auto& known = peer_segments_[member];
+  const auto index = static_cast<std::size_t>(place.segment);
   while (known.size() <= index || known[index] == nullptr) {
-    const ReceivedDescriptor received = receive_descriptor(members_[peer].socket, kReceiveMs);
+    const ReceivedDescriptor received = receive_descriptor(members_[member].socket, kReceiveMs);
     const auto number = static_cast<std::size_t>(received.number);
     if (known.size() <= number) known.resize(number + 1);
-    known[number] = std::make_unique<Segment>(Segment::attach(received.fd));
+    known[number] = std::make_shared<Segment>(Segment::attach(received.fd));
   }
-  return known[index]->data() + offset;
+  return known[index]->data() + place.offset;
+}
+
+const Posted& Team::posted(std::size_t member) const {
+  return slots_[member].posted[posts_ % 2];
 }
 
 // Waits until the staging slot of the operation's first step is free.
-void Team::begin(const Call& call, const Operand& mine, Clock::time_point deadline) {
+void Team::begin(const Call& call, Clock::time_point deadline) {
   call_ = call;
-  mine_ = mine;
   patience_.deadline = deadline;
-  any_staged_ = mine.segment < 0;  // of the others post() learns
-  wait_all(Counter::reduced, step_ + 1 - static_cast<std::uint32_t>(kDepth));
+  wait(Counter::reduced, step_ - kDepth);
 }
 
-// Publishes this rank's call, then learns and compares everybody's. REQUIRES: the input of the first step is
-// readable: a private tensor's first chunk is in the staging ring.
-void Team::post() {
-  const Call& call = call_;
-  const Operand& mine = mine_;
-  if (mine.segment >= 0) announce(mine.segment);
-  slots_[me_].posted[call.seq % 2] = {call, mine.segment, mine.offset};
-  raise(Counter::in, step_ + 1);
-  wait_all(Counter::in, step_ + 1);
-  tensors_.assign(size(), nullptr);
-  any_staged_ = false;
+// REQUIRES: the input of the first step is readable.
+void Team::post(const Posted& mine) {
+  ++posts_;
+  announce(mine.in.segment);
+  announce(mine.out.segment);
+  Posted& slot = slots_[me_].posted[posts_ % 2];
+  slot.call = call_;
+  slot.in = mine.in;
+  slot.out = mine.out;
+  slot.bytes = mine.bytes;
+  if (mine.bytes != 0) std::copy_n(mine.offsets, size(), slot.offsets);
+  slots_[me_].arrived[0].store(step_ + 1, std::memory_order_relaxed);
+  // Nobody has come to the next posting yet, nor can anybody still be in the one before the last.
+  if (me_ == 0) {
+    auto& claims = header_->claims[(posts_ + 1) % Header::kClaimSets];
+    claims.done.store(0, std::memory_order_relaxed);
+    for (std::size_t r = 0; r < size(); ++r) claims.of[r].next.store(0, std::memory_order_relaxed);
+  }
+}
+
+void Team::compare_posts() {
   for (std::size_t r = 0; r < size(); ++r) {
-    const Slot::Posted theirs = slots_[r].posted[call.seq % 2];
-    if (theirs.call != call) {
-      throw Error(Code::collective,
-                  "ranks disagree: rank " + std::to_string(members_[me_].rank) + " calls " +
-                      to_string(call) + ", rank " + std::to_string(members_[r].rank) + " calls " +
-                      to_string(theirs.call));
-    }
-    if (theirs.segment < 0) {
-      any_staged_ = true;
-    } else {
-      tensors_[r] = r == me_ ? mine.data : map_peer(r, theirs.segment, theirs.offset);
-    }
+    const Call theirs = posted(r).call;
+    if (theirs == call_) continue;
+    throw Error(Code::collective, "ranks disagree: rank " + std::to_string(members_[me_].rank) +
+                                      " calls " + to_string(call_) + ", rank " +
+                                      std::to_string(members_[r].rank) + " calls " + to_string(theirs));
   }
 }
 
-void Team::allreduce(const Call& call, const Operand& mine, double scale,
-                     Clock::time_point deadline) {
-  const std::size_t bytes = call.count * size_of(call.dtype);
-  if (bytes <= kDirectBytes) {
-    begin(call, {mine.data, -1, 0}, deadline);
-    std::memcpy(stage(me_, step_), mine.data, bytes);
-    post();
-    direct(scale);
-    return;
-  }
-  begin(call, mine, deadline);
-  if (mine.segment < 0) copy_in(plan(size()), 0);
-  post();
-  pipeline(size(), true, true, scale);
+void Team::enter(const Posted& mine) {
+  post(mine);
+  header_->in.arrive(step_, step_ + 1, size());
+  wait(Counter::in, step_);
+  compare_posts();
 }
 
-void Team::reduce_scatter(const Call& call, const Operand& mine, std::size_t slices,
-                          Clock::time_point deadline) {
-  begin(call, mine, deadline);
-  if (mine.segment < 0) copy_in(plan(slices), 0);
-  post();
-  pipeline(slices, true, false, 1.0);
-}
-
-void Team::all_gather(std::size_t slices, Clock::time_point deadline) {
-  patience_.deadline = deadline;
-  pipeline(slices, false, true, 1.0);
-}
-
-// Small tensors: one exchange of flags; every rank reads all inputs and keeps the result to itself.
-void Team::direct(double scale) {
-  std::vector<const void*> sources(size());
-  for (std::size_t r = 0; r < size(); ++r) sources[r] = stage(r, step_);
-  void* target = mine_.data;
-  kernel_of(call_.dtype)(&target, 1, sources.data(), size(), call_.count, scale);
+void Team::meet(const Posted& mine) {
+  enter(mine);
+  arrive(Counter::reduced, step_, step_ + 1);
   ++step_;
-  raise(Counter::reduced, step_);
-  raise(Counter::out, step_);
 }
 
-// The division of the tensor among `slices` owners, in pieces that fit the staging slots; without a private tensor
-// there is no copy to hide work behind, and one step moves whole slices.
-Team::Plan Team::plan(std::size_t slices) const {
-  Plan plan{call_.count, size_of(call_.dtype), slices, 0, 1, call_.dtype};
-  std::size_t longest = 1;
-  for (std::size_t i = 0; i < slices; ++i) {
-    longest = std::max(longest, plan.begin(i + 1) - plan.begin(i));
-  }
-  plan.piece = any_staged_ ? kChunkBytes / slices / 64 * 64 / plan.width : longest;
-  plan.steps = (longest + plan.piece - 1) / plan.piece;
-  return plan;
+void Team::again(Pass& pass) {
+  pass.settle();
+  drive(pass, 0);
 }
 
-void Team::pipeline(std::size_t slices, bool reduce, bool gather, double scale) {
-  const Plan plan = this->plan(slices);
-  const auto base = step_;
-  const auto depth = static_cast<std::uint32_t>(kDepth);
-  const bool staged = mine_.segment < 0;
-  const auto end = base + static_cast<std::uint32_t>(plan.steps);
-  if (!reduce || !staged) raise(Counter::in, end);      // all of the input is readable already
-  if (!gather || !staged) raise(Counter::out, end);     // nothing will be taken from the result ring
-
-  for (std::size_t k = 0; k < plan.steps + 2; ++k) {
-    const auto step = base + static_cast<std::uint32_t>(k);
-    if (reduce && staged && k >= 1 && k < plan.steps) {  // step 0: before the call was posted
-      wait_all(Counter::reduced, step + 1 - depth);
-      copy_in(plan, k);
-      raise(Counter::in, step + 1);
-    }
-    if (k >= 1 && k - 1 < plan.steps) {
-      if (reduce) wait_all(Counter::in, step);
-      if (gather && any_staged_) wait_all(Counter::out, step - depth);
-      reduce_piece(plan, k - 1, reduce, gather, scale);
-      raise(Counter::reduced, step);
-    }
-    if (k >= 2 && gather && staged) {
-      wait_all(Counter::reduced, step - 1);
-      copy_out(plan, k - 2);
-      raise(Counter::out, step - 1);
-    }
-  }
-  step_ = end;
-  // Others read and write a tensor in an arena until they have reduced their last piece.
-  if (!staged) wait_all(Counter::reduced, end);
-}
-
-// Piece k of every slice but one's own, side by side in the staging slot.
-void Team::copy_in(const Plan& plan, std::size_t k) {
-  char* slot = stage(me_, step_ + static_cast<std::uint32_t>(k));
-  for (std::size_t i = 0; i < plan.slices; ++i) {
-    if (i == me_) continue;
-    const auto [first, n] = plan.range(i, k);
-    std::memcpy(slot + i * plan.piece * plan.width, mine_.data + first * plan.width, n * plan.width);
-  }
-}
-
-// One's own slice: from everybody's input (reduce) or one's own tensor, to whoever needs it.
-void Team::reduce_piece(const Plan& plan, std::size_t k, bool reduce, bool gather, double scale) {
-  const auto [first, n] = plan.range(me_, k);
-  if (n == 0) return;
-  const std::size_t offset = first * plan.width;
-  const std::size_t staged_offset = me_ * plan.piece * plan.width;
-  const auto step = step_ + static_cast<std::uint32_t>(k);
-  std::array<const void*, kMembers> sources;
-  std::array<void*, kMembers + 1> targets;
-  std::size_t sourced = 0, targeted = 0;
-  bool to_result = false;
-  for (std::size_t r = 0; r < size(); ++r) {
-    char* tensor = r == me_ ? mine_.data : tensors_[r];
-    if (reduce) {
-      sources[sourced++] = tensor != nullptr ? tensor + offset : stage(r, step) + staged_offset;
-    }
-    if (r == me_ ? reduce : gather && tensor != nullptr) targets[targeted++] = tensor + offset;
-    if (r != me_ && gather && tensor == nullptr) to_result = true;
-  }
-  if (!reduce) sources[sourced++] = mine_.data + offset;
-  if (to_result) targets[targeted++] = result(step) + staged_offset;
-  if (targeted == 0) return;
-  if (reduce) {
-    kernel_of(call_.dtype)(targets.data(), targeted, sources.data(), sourced, n, scale);
+void Team::solo(const Posted& mine, const std::function<void()>& work) {
+  post(mine);
+  if (header_->in.arrive(step_, step_ + 1, size())) {
+    compare_posts();
+    wait(Counter::out, result_step_ - kDepth);
+    work();
+    header_->reduced.opened.raise(step_ + 1);
   } else {
-    for (std::size_t t = 0; t < targeted; ++t) std::memcpy(targets[t], sources[0], n * plan.width);
+    wait(Counter::reduced, step_);
   }
 }
 
-void Team::copy_out(const Plan& plan, std::size_t k) {
-  const char* slot = result(step_ + static_cast<std::uint32_t>(k));
-  for (std::size_t i = 0; i < plan.slices; ++i) {
-    if (i == me_) continue;
-    const auto [first, n] = plan.range(i, k);
-    std::memcpy(mine_.data + first * plan.width, slot + i * plan.piece * plan.width, n * plan.width);
+void Team::finish_solo() {
+  arrive(Counter::out, result_step_, result_step_ + 1);
+  ++result_step_;
+  ++step_;
+}
+
+bool Team::claim(std::size_t parts_each, std::size_t& owner, std::size_t& part) {
+  auto& claims = header_->claims[posts_ % Header::kClaimSets];
+  for (std::size_t i = 0; i < size(); ++i) {
+    owner = (me_ + i) % size();
+    std::atomic<std::uint32_t>& next = claims.of[owner].next;
+    if (next.load(std::memory_order_relaxed) >= parts_each) continue;
+    part = next.fetch_add(1, std::memory_order_relaxed);
+    if (part < parts_each) return true;
   }
+  return false;
+}
+
+void Team::completed(std::size_t parts, std::size_t of) {
+  auto& claims = header_->claims[posts_ % Header::kClaimSets];
+  const auto n = static_cast<std::uint32_t>(parts);
+  if (claims.done.fetch_add(n, std::memory_order_acq_rel) + n == of) {
+    header_->reduced.opened.raise(step_ + 1);
+  }
+}
+
+void Team::wait_completed() {
+  wait(Counter::reduced, step_);
+  ++step_;
+}
+
+// Publishes, consumes and collects whatever can be, and sleeps only where nothing can. Where ranks outnumber cores a
+// rank runs as many steps as it can before it tells the others: every word costs a switch of context.
+// Sleeping for several steps cannot lock up: what a rank has published and taken lets all others get kAhead steps
+// further without it.
+void Team::drive(Pass& pass, std::uint32_t published) {
+  const std::uint32_t base = step_, result_base = result_step_, steps = pass.steps;
+  const bool burst = !spin_;
+  std::uint32_t consumed = 0, collected = 0;
+  const auto free_to_publish = [&] {
+    return published < steps && gate(Counter::reduced).open(base + published - kDepth) &&
+           pass.ready(published);
+  };
+  const auto free_to_consume = [&] {
+    return consumed < published && gate(Counter::in).open(base + consumed) &&
+           (!pass.uses_result || gate(Counter::out).open(result_base + consumed - kDepth));
+  };
+  const auto free_to_collect = [&] {
+    return collected < consumed && gate(Counter::reduced).open(base + collected);
+  };
+  while (collected < steps && !(pass.leaves_early && consumed == steps)) {
+    const std::uint32_t before[3] = {published, consumed, collected};
+    while (free_to_publish()) {
+      pass.publish(published++);
+      if (!burst) break;
+    }
+    if (published != before[0]) arrive(Counter::in, base + before[0], base + published);
+    while (free_to_consume()) {
+      pass.consume(consumed++);
+      if (!burst) break;
+    }
+    if (consumed != before[1]) arrive(Counter::reduced, base + before[1], base + consumed);
+    while (free_to_collect()) {
+      pass.collect(collected++);
+      if (!burst) break;
+    }
+    if (collected != before[2] && pass.uses_result) {
+      arrive(Counter::out, result_base + before[2], result_base + collected);
+    }
+    if (published + consumed + collected != before[0] + before[1] + before[2]) continue;
+
+    const std::uint32_t ahead = burst ? kAhead : 1;
+    if (pass.busy()) {
+      pass.idle();
+    } else if (collected < consumed) {
+      wait(Counter::reduced, base + std::min(consumed, collected + ahead) - 1);
+    } else if (consumed == published) {
+      wait(Counter::reduced, base + published - kDepth);
+    } else if (!gate(Counter::in).open(base + consumed)) {
+      wait(Counter::in, base + std::min(published, consumed + ahead) - 1);
+    } else {
+      wait(Counter::out, result_base + consumed - kDepth);
+    }
+  }
+  step_ += steps;
+  if (pass.uses_result) result_step_ += steps;
 }
 
 }  // namespace ff::hfreduce

@@ -1,23 +1,24 @@
-// The ranks of one host: a shared control segment and the chunk pipeline between them.
+// The ranks of one host: a shared control segment, its gates, and the loop that drives a pass over it.
 //
 // Thread contract: one thread of each rank runs collectives, in the same order on all ranks of the team. abort()
 // may be called from any thread.
 //
-// The work of an operation is a row of steps. Step counters (in, reduced, out) of every rank only grow and go on
-// over operations, so nothing is ever reset:
-//   in[r]      steps whose input rank r has made readable
-//   reduced[r] steps in which rank r has reduced and published its slice
-//   out[r]     steps that rank r has taken all results from
+// The work of an operation is a row of steps, driven through three gates (waiting.hpp). Step numbers go on over
+// operations, so nothing is ever reset:
+//   in       step k opens when every member has made its input of step k readable
+//   reduced  step k opens when every member has consumed all input of step k
+//   out      step k opens when every member has taken its results of step k (own numbering: only passes that use
+//            the result ring take part)
 // A tensor inside an arena is read and written where it lies. Any other tensor goes through rank r's staging
 // ring and the common result ring, kDepth chunks each:
-//   stage[r][step % kDepth]  is refilled once reduced[*] > step - kDepth
-//   result[step % kDepth]    is refilled once out[*]     > step - kDepth
+//   stage[r][step % kDepth] is refilled once reduced[step - kDepth] is open
+//   result[step % kDepth]   is refilled once out[step - kDepth] is open
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/segment.hpp"
@@ -26,17 +27,9 @@
 
 namespace ff::hfreduce {
 
-inline constexpr std::size_t kMembers = 64;                // ranks of one host at most
-inline constexpr std::size_t kDepth = 8;                  // chunks in flight
-inline constexpr std::size_t kChunkBytes = 256u << 10;    // of one staging slot
-inline constexpr std::size_t kDirectBytes = 32u << 10;    // up to here every rank reduces everything
-
-// Where a rank's tensor lies: in a segment of its arena, or private (segment < 0).
-struct Operand {
-  char* data = nullptr;
-  std::int32_t segment = -1;
-  std::uint64_t offset = 0;
-};
+inline constexpr std::size_t kMembers = 64;             // ranks of one host at most
+inline constexpr std::uint32_t kDepth = 8;              // chunks in flight
+inline constexpr std::size_t kChunkBytes = 256u << 10;  // of one staging slot
 
 // A member of the team, by its place in the team.
 struct Member {
@@ -45,12 +38,40 @@ struct Member {
   int process;  // pidfd, or -1: tells of its death even where a child of it still holds the socket
 };
 
+// What a member tells the others about its part in an operation.
+struct Posted {
+  Call call;
+  Place in, out;
+  std::uint64_t bytes;               // passes that copy: the most that it publishes for one reader
+  std::uint64_t offsets[kMembers];   // passes with a part a reader: where each begins behind `in`
+};
+
+// The data movement of one operation. The team calls publish, consume and collect for steps 0, 1, ... each.
+class Pass {
+ public:
+  virtual ~Pass() = default;
+  // After everybody has posted: settles what depends on the others, alike on all members.
+  virtual void settle() = 0;
+  virtual void publish(std::uint32_t step) = 0;  // input of a step into the staging slot
+  virtual void consume(std::uint32_t step) = 0;  // everybody's input of a step is there
+  virtual void collect(std::uint32_t) {}         // everybody's result of a step is there
+  // Legs between hosts: may step k be published yet; does the network need this thread; serve it for a moment.
+  virtual bool ready(std::uint32_t) { return true; }
+  virtual bool busy() { return false; }
+  virtual void idle() {}
+
+  std::uint32_t steps = 1;
+  bool uses_result = false;   // the result ring
+  bool leaves_early = false;  // nobody needs this member's memory once it has consumed all steps
+};
+
 class Team {
  public:
   // Bytes of the control segment for `members` ranks.
   static std::size_t control_bytes(std::size_t members);
 
-  // Owns sockets and pidfds. `control` is the same segment on all members, zeroed at creation.
+  // Owns sockets and pidfds. `control` is the same segment on all members, zeroed at creation. `spin`: no more ranks
+  // than cores on this machine.
   Team(Segment control, std::vector<Member> members, std::size_t me, bool spin);
   ~Team();
   Team(const Team&) = delete;
@@ -58,60 +79,68 @@ class Team {
 
   std::size_t size() const { return members_.size(); }
   std::size_t me() const { return me_; }
+  bool spins() const { return spin_; }
 
-  // Sum over the team, in rank order, scaled, into every member's tensor.
-  void allreduce(const Call& call, const Operand& mine, double scale, Clock::time_point deadline);
-  // The same in two halves, for a leg between hosts in the middle: after reduce_scatter, member i < slices
-  // holds the team's sum of slice i in its own tensor; all_gather copies every slice from its owner to all.
-  void reduce_scatter(const Call& call, const Operand& mine, std::size_t slices,
-                      Clock::time_point deadline);
-  void all_gather(std::size_t slices, Clock::time_point deadline);
+  // One operation is: begin; then solo and finish_solo, or: publish the first step, enter, then drive or claims; then
+  // any number of further passes by again().
+  void begin(const Call& call, Clock::time_point deadline);
+  // Posts, waits for everybody, and compares the calls. REQUIRES: the input of the first step is readable.
+  void enter(const Posted& mine);
+  // Drives a pass whose first `published` steps are published to its end.
+  void drive(Pass& pass, std::uint32_t published);
+  // enter() in a step of its own, for operations that begin on the network.
+  void meet(const Posted& mine);
+  // A further pass of the same operation, over memory that everybody has mapped already.
+  void again(Pass& pass);
+  // Posts; the member that arrives last does `work` for all, while the others sleep.
+  void solo(const Posted& mine, const std::function<void()>& work);
+  void finish_solo();  // after the results have been taken from the result ring
+
+  // For passes, while an operation runs.
+  const Posted& posted(std::size_t member) const;  // at the last posting
+  char* map(std::size_t member, const Place& place);  // where a member's zero-copy memory lies here
+  char* stage(std::size_t member, std::uint32_t step) const;  // step of the running pass
+  char* result(std::uint32_t step) const;
+
+  // Slices handed out to whoever is awake: first one's own, then others'. REQUIRES: everybody has posted.
+  // Returns false when none is left.
+  bool claim(std::size_t parts_each, std::size_t& owner, std::size_t& part);
+  void completed(std::size_t parts, std::size_t of);  // when all are complete, the reduced gate opens
+  void wait_completed();
 
   // Ends every wait of this rank and of the others on this host: `rank` is why. Any thread.
   void abort(int rank);
 
  private:
-  struct Slot;
   struct Header;
-  struct Plan;
+  struct Slot;
 
+  void post(const Posted& mine);
+  void compare_posts();
   void announce(std::int32_t segment);
-  char* map_peer(std::size_t peer, std::int32_t segment, std::uint64_t offset);
-  void begin(const Call& call, const Operand& mine, Clock::time_point deadline);
-  void post();
-  Plan plan(std::size_t slices) const;
-  void direct(double scale);
-  void pipeline(std::size_t slices, bool reduce, bool gather, double scale);
-  void copy_in(const Plan& plan, std::size_t k);
-  void reduce_piece(const Plan& plan, std::size_t k, bool reduce, bool gather, double scale);
-  void copy_out(const Plan& plan, std::size_t k);
-
   enum class Counter { in, reduced, out };
-  void wait_all(Counter counter, std::uint32_t target);
-  void raise(Counter counter, std::uint32_t to);
-  Flag& flag(std::size_t member, Counter counter);
+  void arrive(Counter counter, std::uint32_t first, std::uint32_t last);
+  void wait(Counter counter, std::uint32_t step);  // until `step` is open
+  Gate& gate(Counter counter);
   void look_around();
-  [[noreturn]] void fail_deadline(std::size_t late, Counter counter);
-
-  char* stage(std::size_t member, std::uint32_t step) const;
-  char* result(std::uint32_t step) const;
+  [[noreturn]] void fail_deadline(Counter counter, std::uint32_t step);
 
   Segment control_;
   Header* header_;
   Slot* slots_;
   std::vector<Member> members_;
   std::size_t me_;
+  bool spin_;
   Patience patience_;
 
   // State of the operation that runs; only its thread touches it.
-  std::uint32_t step_ = 0;  // first step of the next pass
+  std::uint32_t step_ = 0;         // first step of the running pass
+  std::uint32_t result_step_ = 0;  // the same of the result ring
+  std::uint32_t posts_ = 0;        // how often this member has posted
   Call call_{};
-  Operand mine_;
-  std::vector<char*> tensors_;        // per member: where its tensor is mapped here, nullptr if staged
-  bool any_staged_ = false;
 
-  std::vector<std::int32_t> announced_;                                     // own segments the peers have
-  std::vector<std::vector<std::unique_ptr<Segment>>> peer_segments_;        // [member][segment]
+  std::vector<std::int32_t> announced_;                               // own segments the peers have
+  std::vector<std::vector<std::shared_ptr<Segment>>> peer_segments_;  // [member][segment]
 };
 
 }  // namespace ff::hfreduce

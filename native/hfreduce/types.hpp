@@ -1,52 +1,55 @@
-// What one collective call is, as every rank must state it alike.
+// What one collective call is, as every rank must state it alike, and the memory it works on.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
-#include "simd/kernels.hpp"
+#include "simd/codec.hpp"
+#include "simd/dtype.hpp"
 
 namespace ff::hfreduce {
 
-enum class DType : std::uint32_t { f32 = 1, f64 = 2, bf16 = 3 };
-enum class ReduceOp : std::uint32_t { sum = 1, avg = 2 };
 
-inline std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return 8;
-    case DType::bf16: return 2;
-    default: return 4;
-  }
-}
-
-inline simd::ReduceFn kernel_of(DType dtype) {
-  const simd::Kernels& table = simd::kernels();
-  switch (dtype) {
-    case DType::f64: return table.sum_f64;
-    case DType::bf16: return table.sum_bf16;
-    default: return table.sum_f32;
-  }
-}
+enum class Kind : std::uint32_t {
+  allreduce = 1, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, barrier,
+};
 
 // The part of a call that must be equal on all ranks. Crosses the wire and shared memory as it is.
 struct Call {
-  std::uint64_t seq;    // number of the operation in its group
-  std::uint64_t count;  // elements
-  DType dtype;
-  ReduceOp op;
+  std::uint64_t seq = 0;    // number of the operation in its group
+  std::uint64_t count = 0;  // elements of one piece; 0 where ranks may differ (uneven pieces)
+  Kind kind = Kind::barrier;
+  DType dtype = DType::u8;
+  Op op = Op::sum;
+  Codec wire = Codec::none;  // between hosts
+  std::int32_t root = -1;    // rank, or -1
+  std::uint32_t shared = 0;  // 1: the result is one block a host
 
   bool operator==(const Call&) const = default;
 };
 
-inline std::string to_string(const Call& call) {
-  static constexpr const char* kTypes[] = {"?", "float32", "float64", "bfloat16"};
-  const auto dtype = static_cast<std::uint32_t>(call.dtype);
-  return std::string("allreduce #") + std::to_string(call.seq) + "(" +
-         std::to_string(call.count) + " x " + kTypes[dtype <= 3 ? dtype : 0] + ", " +
-         (call.op == ReduceOp::avg ? "avg" : "sum") + ")";
-}
+std::string to_string(const Call& call);
+
+// Bytes of one rank's tensor, or of the part of it that belongs to one rank.
+struct Piece {
+  char* data = nullptr;
+  std::size_t bytes = 0;
+};
+using Pieces = std::vector<Piece>;
+
+// Where a row of pieces lies: side by side in a segment of this process's arena, or anywhere (segment < 0).
+struct Place {
+  std::int32_t segment = -1;
+  std::uint64_t offset = 0;
+
+  bool zero_copy() const { return segment >= 0; }
+};
+
+// Zero-copy if the pieces lie side by side in one segment of the arena.
+Place place_of(const Pieces& pieces);
 
 // Where slice `index` of `parts` begins in `count` elements; slices begin on cache lines of the tensor.
 inline std::size_t slice_begin(std::size_t count, DType dtype, std::size_t index,

@@ -21,12 +21,28 @@ std::uint32_t* word(std::atomic<std::uint32_t>& value) {
 }  // namespace
 
 void Flag::raise(std::uint32_t to) {
-  value.store(to, std::memory_order_seq_cst);
+  std::uint32_t seen = value.load(std::memory_order_relaxed);
+  do {  // another raiser may have been quicker with a later step
+    if (static_cast<std::int32_t>(seen - to) >= 0) return;
+  } while (!value.compare_exchange_weak(seen, to, std::memory_order_seq_cst));
   if (waiters.load(std::memory_order_seq_cst) != 0) wake();
 }
 
 void Flag::wake() {
   ::syscall(SYS_futex, word(value), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+bool Gate::arrive(std::uint32_t first, std::uint32_t last, std::size_t members) {
+  std::uint32_t open_to = first;
+  for (std::uint32_t step = first; step != last; ++step) {
+    std::atomic<std::uint32_t>& count = arrived[step % kWindow];
+    if (count.fetch_add(1, std::memory_order_acq_rel) + 1 != members) continue;
+    count.store(0, std::memory_order_relaxed);  // for step + kWindow; published by opening
+    open_to = step + 1;
+  }
+  if (open_to == first) return false;
+  opened.raise(open_to);
+  return true;
 }
 
 bool wait_for(Flag& flag, std::uint32_t target, const Patience& patience) {

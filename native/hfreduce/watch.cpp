@@ -18,6 +18,7 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x31776666;  // "ffw1"
+constexpr auto kVerdict = std::chrono::milliseconds(200);
 constexpr Code kLastCode = Code::rank_failed;
 
 // A host that vanishes without a word ends its links after some 15 s.
@@ -148,13 +149,24 @@ void Watch::listen(Listener listener) {
 }
 
 Error Watch::announce(const Error& error) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_ && generation_ == fork_guard::generation()) {
-    const Notice notice = Notice::of(Kind::broken, error);
+  if (generation_ != fork_guard::generation()) return error;
+  std::unique_lock lock(mutex_);
+  std::vector<int> sockets;
+  for (const auto& [socket, link] : links_) sockets.push_back(socket);
+  for (const int socket : sockets) hear(*links_.at(socket));  // what lies there is older than this error
+  const int blamed = error.code() == Code::rank_failed ? error.rank() : -1;
+  if (blamed >= 0) {
+    // A rank whose connection ended may itself have given up because of another, the news of which are on their way.
+    changed_.wait_for(lock, kVerdict, [&] { return failure_ || left_.contains(blamed) || leaving_; });
+  }
+  if (!failure_ && !leaving_) {
+    const bool said_goodbye = blamed >= 0 && left_.contains(blamed);
+    const Error told = said_goodbye ? Error(error.code(), name(blamed) + " left the group", blamed) : error;
+    const Notice notice = Notice::of(Kind::broken, told);
     failure_ = notice.error();
     flood(notice, nullptr);
-    wake();
   }
+  wake();
   return failure_.value_or(error);
 }
 

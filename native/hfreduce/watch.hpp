@@ -52,7 +52,8 @@ class Watch {
   void listen(Listener listener);
 
   // Gives the group up with an error that the engine found: sends it to all, unless another was first. Returns
-  // the error that counts. The listener is told by the watch's own thread, also of this one.
+  // the error that counts. An error that blames a rank is held back for up to 0.2 s: what the others have to say of it
+  // comes first. The listener is told by the watch's own thread, also of this one.
   Error announce(const Error& error);
 
   // Says goodbye after `operations` operations and waits until the neighbours know, for at most `seconds`. What

@@ -4,6 +4,7 @@ import atexit
 import itertools
 import os
 import signal
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_a_rank_that_dies_while_others_connect_is_named(
     assert start_gang(body, 4, 1).results() == [2, 2, None, 2]
 
 
-def test_a_rank_that_never_comes_is_waited_for_until_the_timeout(
+def test_a_rank_that_is_gone_is_noticed_by_those_who_wait_for_its_call(
     start_gang: Callable[..., Any], store_path: str
 ) -> None:
     def body(rank: int, world: int) -> Any:
@@ -192,8 +193,30 @@ def test_a_rank_that_never_comes_is_waited_for_until_the_timeout(
             card = rendezvous.Card("m", "elsewhere", "", "127.0.0.1", 1)
             rendezvous._exchange(store, rank, world, card)
             return None
-        with pytest.raises(DeadlineExceeded, match=r"\[1\]"):
-            connect(store_path, rank, world, timeout_s=1.0)
+        with pytest.raises(RankFailed) as caught:
+            connect(store_path, rank, world)
+        return caught.value.rank
+
+    assert start_gang(body, 2, 1).results() == [1, None]
+
+
+def test_a_rank_that_is_frozen_is_waited_for_until_the_timeout(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    def body(rank: int, world: int) -> Any:
+        store = dist.FileStore(store_path, world)
+        with socket.socket() as listener:
+            if rank == 1:
+                listener.bind(("127.0.0.1", 0))
+                listener.listen()
+                port = listener.getsockname()[1]
+                card = rendezvous.Card("m", "elsewhere", "", "127.0.0.1", port)
+                rendezvous._exchange(store, rank, world, card)
+                store.get("over")
+                return None
+            with pytest.raises(DeadlineExceeded, match=r"\[1\]"):
+                connect(store_path, rank, world, timeout_s=1.0)
+            store.set("over", "1")
         return None
 
     start_gang(body, 2, 1).results()

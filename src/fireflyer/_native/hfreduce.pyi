@@ -23,8 +23,10 @@ class Watch:
     def add_link(self, rank: int, socket: int) -> None:
         """Adds a duplex control link; owns the socket."""
 
-    def attach(self, group: Group) -> None:
-        """Fails `group` with the first failure."""
+    def attach(self, group: Group, post: Post) -> None:
+        """
+        Fails both with the first failure, and announces what the group finds itself.
+        """
 
     def announce(self, message: str, rank: int = -1) -> None:
         """
@@ -66,12 +68,72 @@ class DType(enum.Enum):
 
     FLOAT64 = 2
 
-    BFLOAT16 = 3
+    FLOAT16 = 3
+
+    BFLOAT16 = 4
+
+    FLOAT8_E4M3FN = 5
+
+    FLOAT8_E5M2 = 6
+
+    INT64 = 7
+
+    INT32 = 8
+
+    INT16 = 9
+
+    INT8 = 10
+
+    UINT8 = 11
+
+    BOOL = 12
 
 class ReduceOp(enum.Enum):
     SUM = 1
 
     AVG = 2
+
+    MIN = 3
+
+    MAX = 4
+
+    PRODUCT = 5
+
+    BAND = 6
+
+    BOR = 7
+
+    BXOR = 8
+
+class Codec(enum.Enum):
+    NONE = 0
+
+    FP32 = 1
+
+    BF16 = 2
+
+    FP16 = 3
+
+    INT8 = 4
+
+class Kind(enum.Enum):
+    ALLREDUCE = 1
+
+    REDUCE_SCATTER = 2
+
+    ALL_GATHER = 3
+
+    BROADCAST = 4
+
+    REDUCE = 5
+
+    GATHER = 6
+
+    SCATTER = 7
+
+    ALL_TO_ALL = 8
+
+    BARRIER = 9
 
 class Operation:
     """A submitted call; completed once."""
@@ -83,34 +145,70 @@ class Operation:
 
     def done(self) -> bool: ...
 
+    @property
+    def source(self) -> int:
+        """Of a receive from any source: the sender's rank, once over."""
+
     def rethrow(self) -> None:
         """Raises the error of a finished operation, if any."""
-
-class RingEnds:
-    """Connected sockets to both neighbours; owned by the group."""
-
-    def __init__(self, next_socket: int, next_rank: int, previous_socket: int, previous_rank: int, index: int) -> None: ...
 
 class Group:
     """A process group of the engine."""
 
-    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int, hosts: int, lanes: int, ring: RingEnds | None) -> None:
+    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int, hosts: Sequence[Sequence[int]], host: int, zones: Sequence[int]) -> None:
         """
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
-    def allreduce(self, data: int, count: int, dtype: DType, op: ReduceOp, run_here: bool) -> Operation:
+    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, run_here: bool = False) -> Operation:
         """
-        Reduces `count` elements at address `data` in place; they must stay alive until it is done.
+        Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.
         """
 
+    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE) -> list[int]:
+        """Ranks of other hosts that such a call sends to."""
+
+    def add_outgoing(self, rank: int, fd: int) -> None:
+        """A connected socket to send payload to `rank`; owned by the group."""
+
+    def add_incoming(self, rank: int, fd: int) -> None:
+        """A connected socket to receive payload from `rank`; owned by the group."""
+
     def abort(self) -> None: ...
+
+    def rethrow(self) -> None:
+        """Raises why the group is broken, if it is."""
 
     def set_timeout(self, seconds: float) -> None: ...
 
     @property
     def network_bytes_sent(self) -> int:
         """Bytes this rank has sent to other hosts."""
+
+class Post:
+    """Point-to-point messages between the ranks of a group."""
+
+    def __init__(self, *, rank: int, world: int) -> None: ...
+
+    def add_outgoing(self, rank: int, fd: int) -> None:
+        """A connected socket to send to `rank`; owned from here on."""
+
+    def add_incoming(self, rank: int, fd: int) -> None:
+        """A connected socket to receive from `rank`; owned from here on."""
+
+    def send(self, to: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
+        """
+        Sends `bytes` at address `data`, which must stay alive until it is over; seconds <= 0: no deadline.
+        """
+
+    def receive(self, source: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
+        """Receives from rank `source`, or from any (-1)."""
+
+    def wait(self, operation: Operation, seconds: float) -> bool:
+        """Operation.wait, but this thread moves the bytes meanwhile."""
+
+    def fail(self, message: str, rank: int = -1) -> None:
+        """Ends every message, now and later, with this error."""
 
 def control_bytes(members: int) -> int: ...
 

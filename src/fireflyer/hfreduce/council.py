@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -20,6 +20,7 @@ from fireflyer.hfreduce.membership import (
     Elapsed,
     Event,
     Fence,
+    Here,
     Install,
     Lost,
     Membership,
@@ -59,6 +60,7 @@ def tell_outcome(line: Line, view: View) -> None:
         discard(sock)
 
     line.serve(Purpose.REFORM, answer)
+    line.retire(Purpose.REFORM)
 
 
 class Council:
@@ -101,18 +103,24 @@ class Council:
         native.guard_descriptor(self._selector.fileno())
         self._selector.register(self._bell, selectors.EVENT_READ)
 
-    def agree(self, deadline: float) -> View:
+    def agree(self, deadline: float, neighbours: Collection[int] = ()) -> View:
         """The next view, which this rank is in.
+
+        Args:
+            deadline: monotonic.
+            neighbours: ranks to greet.
 
         Raises:
             RankFailed: the others decided without this rank, which they believed dead.
-            DeadlineExceeded: no quorum until `deadline` (monotonic).
+            DeadlineExceeded: no quorum until `deadline`.
         """
         try:
             self._line.serve(Purpose.REFORM, self._made_link)
             for card in self._newcomers():
                 self._step(Arrived(card))
             self._step(Start(frozenset(self._dead())))
+            for rank in neighbours:
+                self._send(rank, frame(encode(Here())))
             while self._outcome is None:
                 self._once(deadline)
         finally:

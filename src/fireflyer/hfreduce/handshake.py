@@ -63,6 +63,8 @@ class Purpose(enum.IntEnum):
     """A process that wants to become a member."""
     REFORM = 6
     """Votes on the next membership."""
+    PING = 7
+    """Nothing: is there such a line?"""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ is let in when the members next reform.
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,7 +28,7 @@ from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.membership import Decided, Membership, View
 from fireflyer.hfreduce.rendezvous import Connection, Seat, establish
 from fireflyer.hfreduce.switchboard import Line, discard, open_board
-from fireflyer.hfreduce.topology import Card, interface_address
+from fireflyer.hfreduce.topology import Card, Topology, interface_address
 from fireflyer.rpc.frames import FrameBuffer, frame
 
 GRACE_S = 5.0
@@ -130,14 +130,23 @@ class _Terms:
 
 
 def _agree(
-    seat: Seat, cards: Sequence[Card], epoch: int, dead: Callable[[], set[int]], terms: _Terms
+    seat: Seat,
+    cards: Sequence[Card],
+    epoch: int,
+    dead: Callable[[], set[int]],
+    terms: _Terms,
+    neighbours: Collection[int] = (),
 ) -> View:
-    """Agrees with the other members of the seat's epoch on the next, and moves there."""
+    """Agrees with the other members of the seat's epoch on the next, and moves there.
+
+    Args:
+        neighbours: may still wait for this rank, and have to hear that it gave up.
+    """
     line = seat.line
     quorum = None if terms.quorum is None else min(terms.quorum, len(cards))
     machine = Membership(line.rank, cards, epoch, quorum)
     council = Council(line, machine, dead, seat.door.waiting, terms.grace_s)
-    view = council.agree(terms.deadline)
+    view = council.agree(terms.deadline, neighbours)
     rank = view.rank_of(line.rank)
     assert rank is not None
     seat.move(epoch, rank)
@@ -156,7 +165,10 @@ def _settle(seat: Seat, view: View, timeout_s: float, terms: _Terms) -> Connecti
             if time.monotonic() >= terms.deadline or isinstance(error, ProtocolMismatch):
                 raise
             lost = {error.rank} if isinstance(error, RankFailed) else set()
-        view = _agree(seat, cards, view.epoch + 1, lost.copy, terms)
+        links = Topology.of(cards).control_links()
+        me = seat.line.rank
+        neighbours = {a + b - me for a, b in links if me in (a, b)}
+        view = _agree(seat, cards, view.epoch + 1, lost.copy, terms, neighbours)
 
 
 def _parse(address: str) -> tuple[Card, bytes]:

@@ -11,7 +11,6 @@ import functools
 import os
 import secrets
 import socket
-import threading
 import time
 import weakref
 from collections import deque
@@ -47,6 +46,7 @@ from fireflyer.hfreduce.topology import interface_address as interface_address
 from fireflyer.log import get_logger
 
 _PAST_EPOCHS = 16
+_PING_S = 0.5
 
 
 class Store(Protocol):
@@ -123,6 +123,7 @@ class Connection:
         self.links = Links(seat.line, self.cards, timeout_s)
         self.watch = native.Watch(rank=self.rank, world=self.world)
         self.group: native.Group
+        self.post: native.Post
         self._ended = weakref.finalize(self, _leave, self.watch, seat)
 
     @property
@@ -214,7 +215,6 @@ def establish(
                 watch.add_process(peer, process)
         control = _share_control(team, rank, sockets, deadline)
         here = sum(card.machine == seat.card.machine for card in cards)
-        ring = _ring_ends(connection, index, me, deadline)
         connection.group = native.Group(
             rank=rank,
             world=connection.world,
@@ -223,11 +223,15 @@ def establish(
             control=control,
             members=[_member(peer, sockets.get(peer)) for peer in team],
             me=me,
-            hosts=len(connection.topology.hosts),
-            lanes=connection.topology.lanes,
-            ring=ring,
+            hosts=[list(ranks) for ranks in connection.topology.hosts],
+            host=index,
+            zones=connection.topology.zones,
         )
-        watch.attach(connection.group)
+        if len(connection.topology.hosts) > 1:
+            connection.links.attach(Purpose.DATA, connection.group)
+        connection.post = native.Post(rank=rank, world=connection.world)
+        connection.links.attach(Purpose.POST, connection.post)
+        watch.attach(connection.group, connection.post)
         return connection
     except BaseException as error:
         connection.give_up_seat()
@@ -250,12 +254,6 @@ def _meet(
 ) -> Iterator[tuple[int, socket.socket]]:
     """A connection with each of `peers`, as they come; of two ranks the later one dials."""
     line = connection.seat.line
-
-    def check() -> None:
-        connection.watch.rethrow()
-        if given_up := line.callers(Purpose.REFORM):
-            raise CollectiveError(f"rank {given_up[0]} could not join and wants another group")
-
     for peer in sorted(peer for peer in peers if peer < line.rank):
         left = max(0.001, deadline - time.monotonic())
         try:
@@ -263,10 +261,39 @@ def _meet(
         except PeerLost as error:
             raise RankFailed(f"no connection to rank {peer}: {error}", peer) from error
     missing = {peer for peer in peers if peer > line.rank}
+    check = _Check(connection, missing)
     while missing:
         peer, sock = line.take(purpose, missing, deadline, check)
         missing.discard(peer)
         yield peer, sock
+
+
+class _Check:
+    """Raises when ranks that are waited for will not come."""
+
+    def __init__(self, connection: Connection, missing: set[int]) -> None:
+        self._connection = connection
+        self._missing = missing
+        self._pings = 0
+        self._next_ping = time.monotonic() + _PING_S
+
+    def __call__(self) -> None:
+        connection = self._connection
+        line = connection.seat.line
+        connection.watch.rethrow()
+        if given_up := self._missing.intersection(line.callers(Purpose.REFORM)):
+            raise CollectiveError(f"rank {min(given_up)} did not get into the group and gave it up")
+        if time.monotonic() < self._next_ping:
+            return
+        peer = sorted(self._missing)[self._pings % len(self._missing)]
+        self._pings += 1
+        try:
+            discard(line.dial(peer, connection.cards[peer], Purpose.PING, _PING_S))
+        except PeerLost as error:
+            raise RankFailed(f"rank {peer} died or left: {error}", peer) from error
+        except DeadlineExceeded:
+            pass  # frozen; that is for the deadline of the whole to judge
+        self._next_ping = time.monotonic() + _PING_S
 
 
 def _exchange(store: Store, rank: int, world: int, card: Card) -> list[Card]:
@@ -329,35 +356,3 @@ def _share_control(
     if not data or not fds:
         raise PeerLost(f"rank {team[0]} left before sharing memory")
     return fds[0]
-
-
-class _Ends:
-    """Collects the two connections of a ring."""
-
-    def __init__(self) -> None:
-        self.outgoing = self.incoming = -1
-        self.there = threading.Event()
-
-    def add_outgoing(self, rank: int, fd: int) -> None:
-        self.outgoing = fd
-
-    def add_incoming(self, rank: int, fd: int) -> None:
-        self.incoming = fd
-        self.there.set()
-
-
-def _ring_ends(
-    connection: Connection, index: int, lane: int, deadline: float
-) -> native.RingEnds | None:
-    """The lane's connections to the next and from the previous host."""
-    hosts = connection.topology.hosts
-    if lane >= connection.topology.lanes:
-        return None
-    next_rank = hosts[(index + 1) % len(hosts)][lane]
-    previous_rank = hosts[(index - 1) % len(hosts)][lane]
-    ends = _Ends()
-    connection.links.attach(Purpose.DATA, ends)
-    connection.links.ensure([next_rank], Purpose.DATA)
-    if not ends.there.wait(max(0.001, deadline - time.monotonic())):
-        raise DeadlineExceeded(f"rendezvous: rank {previous_rank} did not connect")
-    return native.RingEnds(ends.outgoing, next_rank, ends.incoming, previous_rank, index)

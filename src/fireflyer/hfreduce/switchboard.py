@@ -77,7 +77,7 @@ class Line:
         self.rank = rank
         self.key = key
         self._changed = threading.Condition()
-        self._handlers: dict[Purpose, Handler] = {}
+        self._handlers: dict[Purpose, Handler] = {Purpose.PING: lambda _, sock: discard(sock)}
         self._waiting: dict[Purpose, list[tuple[int, socket.socket]]] = {}
         self._unproven: str | None = None
         self._closed = False
@@ -106,8 +106,8 @@ class Line:
             DeadlineExceeded: none of them called until `deadline` (monotonic).
             ProtocolMismatch: a caller of this line failed to prove the secret.
         """
-        with self._changed:
-            while True:
+        while True:
+            with self._changed:
                 waiting = self._waiting.get(purpose, [])
                 for i, (rank, sock) in enumerate(waiting):
                     if rank in ranks:
@@ -118,8 +118,8 @@ class Line:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise DeadlineExceeded(f"rendezvous: ranks {sorted(ranks)} did not connect")
-                check()
                 self._changed.wait(min(left, _LOOK_AROUND_S))
+            check()
 
     def callers(self, purpose: Purpose) -> list[int]:
         """Who waits for a purpose that nobody serves or has taken yet."""
@@ -178,11 +178,15 @@ class Line:
         if not self.board.ours:
             return
         self.board.unplug(self)
+        self.retire()
+
+    def retire(self, kept: Purpose | None = None) -> None:
+        """Serves only `kept` from now on; other calls are still admitted, and hung up on."""
         with self._changed:
             self._closed = True
             waiting = [sock for calls in self._waiting.values() for _, sock in calls]
             self._waiting.clear()
-            self._handlers.clear()
+            self._handlers = {p: h for p, h in self._handlers.items() if p is kept}
         for sock in waiting:
             discard(sock)
 
@@ -317,7 +321,8 @@ class Switchboard:
             if address not in self._listeners:
                 self._listen(address, socket.AF_INET, (address, 0))
             port: int = self._listeners[address].getsockname()[1]
-        return Card(self.machine, self.host, self.unix, address, port)
+        zone = os.environ.get("FIREFLYER_ZONE", "")
+        return Card(self.machine, self.host, self.unix, address, port, zone)
 
     def line(self, number: bytes, rank: int, key: bytes) -> Line:
         """Plugs in a group. Those who called it before are heard now."""

@@ -22,6 +22,8 @@ class Card(msgspec.Struct, frozen=True):
     """Name of its process' abstract Unix socket, without the leading zero byte."""
     address: str
     port: int
+    zone: str = ""
+    """FIREFLYER_ZONE: hosts of one label are near each other; trees cross between zones once."""
     group: str = ""
     """In the card of rank 0 at the rendezvous: the group's random number, in hexadecimal."""
 
@@ -32,11 +34,11 @@ class Topology:
 
     Attributes:
         hosts: the ranks of each host, both in order of rank.
-        lanes: rings between the hosts: the size of the smallest host; 0 with one host.
+        zones: a number a host, equal for hosts of one zone.
     """
 
     hosts: tuple[tuple[int, ...], ...]
-    lanes: int
+    zones: tuple[int, ...]
 
     @classmethod
     def of(cls, cards: list[Card]) -> "Topology":
@@ -44,7 +46,8 @@ class Topology:
         for rank, card in enumerate(cards):
             by_host.setdefault(card.host, []).append(rank)
         hosts = tuple(tuple(ranks) for ranks in by_host.values())
-        return cls(hosts, min(map(len, hosts)) if len(hosts) > 1 else 0)
+        labels = [cards[ranks[0]].zone for ranks in hosts]
+        return cls(hosts, tuple(labels.index(label) for label in labels))
 
     def place(self, rank: int) -> tuple[int, int]:
         """Index of the rank's host, and its place among that host's ranks."""

@@ -1,0 +1,374 @@
+#include "hfreduce/hierarchy.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "hfreduce/host.hpp"
+
+namespace ff::hfreduce {
+namespace {
+
+using namespace std::chrono_literals;
+
+Posted places(const Request& request) {
+  Posted mine{};
+  mine.in = place_of(request.in);
+  mine.out = place_of(request.out);
+  return mine;
+}
+
+void copy(const Piece& from, const Piece& to) {
+  if (from.data != to.data) std::memmove(to.data, from.data, to.bytes);
+}
+
+}  // namespace
+
+struct Hierarchy::Leg {
+  Leg(const Plan& its_plan, const std::vector<int>& ranks, Transport& transport, Scratch& scratch,
+      const Data& data, const Greeting& greeting)
+      : plan(its_plan),
+        exchange(its_plan.program, ranks, transport, scratch, data, greeting),
+        final(its_plan.program.chunks.size()) {}
+
+  bool advance() {
+    const bool moved = exchange.advance();
+    while (const auto chunk = exchange.pop_final()) final[*chunk] = 1;
+    return moved;
+  }
+  void provide(std::uint32_t step) {
+    if (step < plan.input_chunks.size()) exchange.provide(plan.input_chunks[step]);
+  }
+  void provide_all() {
+    for (std::uint32_t step = 0; step < plan.input_chunks.size(); ++step) provide(step);
+  }
+  bool is_final(std::uint32_t step) const {
+    return step >= plan.final_chunks.size() || final[plan.final_chunks[step]] != 0;
+  }
+
+  const Plan& plan;
+  Exchange exchange;
+  std::vector<std::uint8_t> final;  // by chunk
+};
+
+Hierarchy::Hierarchy(Layout layout, Team* team, Transport& transport)
+    : planner_(std::move(layout)), team_(team), transport_(transport) {}
+
+std::size_t Hierarchy::world() const {
+  std::size_t total = 0;
+  for (const auto& ranks : layout().hosts) total += ranks.size();
+  return total;
+}
+
+std::vector<int> Hierarchy::lane_ranks() const {
+  std::vector<int> ranks;
+  for (const auto& host : layout().hosts) {
+    ranks.push_back(layout().place < host.size() ? host[layout().place] : -1);
+  }
+  return ranks;
+}
+
+Greeting Hierarchy::greeting(const Call& call) const {
+  const int me = layout().hosts[layout().host][layout().place];
+  const auto check = [&call, me](int rank, const void* theirs) {
+    Call other;
+    std::memcpy(static_cast<void*>(&other), theirs, sizeof other);
+    if (other == call) return;
+    throw Error(Code::collective, "ranks disagree: rank " + std::to_string(me) + " calls " +
+                                      to_string(call) + ", rank " + std::to_string(rank) +
+                                      " calls " + to_string(other));
+  };
+  return {&call, sizeof call, check};
+}
+
+void Hierarchy::wait(int late_rank) {
+  if (Clock::now() >= deadline_) {
+    throw Error(Code::rank_failed,
+                "rank " + std::to_string(late_rank) + " did not take part within the timeout", late_rank);
+  }
+  transport_.wait(20ms);
+}
+
+void Hierarchy::pump(Leg& leg) {
+  while (!leg.exchange.finished()) {
+    if (!leg.advance()) wait(leg.exchange.waiting_for());
+  }
+  leg.advance();
+}
+
+// The host's sum of each lane's slice, to `own` of that lane's member (its slice begins there). Each piece goes to the
+// network as soon as it is added.
+void Hierarchy::team_sum(const Request& request, const Plan& plan, Leg* leg, char* own, DType partial) {
+  const Call& call = request.call;
+  const std::size_t width = size_of(call.dtype);
+  if (team_ == nullptr) {
+    if (partial != call.dtype) {
+      void* to = own;
+      const void* from = request.in[0].data;
+      simd::widen_kernel(call.dtype)(&to, 1, &from, 1, call.count, 1.0);
+    } else if (own != request.in[0].data) {
+      std::memcpy(own, request.in[0].data, request.in[0].bytes);
+    }
+    leg->provide_all();
+    return;
+  }
+  ReducePass::Job job{};
+  job.dtype = call.dtype;
+  job.out_width = size_of(partial);
+  job.kernel = partial == call.dtype ? simd::reduce_kernel(call.dtype, call.op)
+                                     : simd::widen_kernel(call.dtype);
+  job.counts = plan.counts;
+  job.grid = plan.inputs;
+  job.to = ReducePass::To::owner;
+  job.out.assign(plan.lanes, nullptr);
+  for (const std::size_t begin : plan.begins) job.in.push_back(request.in[0].data + begin * width);
+  if (leg != nullptr) {
+    job.out[layout().place] = own;
+    job.consumed = [leg](std::uint32_t step) {
+      leg->provide(step);
+      leg->advance();
+    };
+  }
+  const Posted mine = places(request);
+  ReducePass pass(*team_, std::move(job), mine.in, Place{});
+  pass.publish(0);
+  team_->enter(mine);
+  pass.settle();
+  team_->drive(pass, 1);
+}
+
+// Everybody's slices to `out` of every member that takes them. `own`: where this lane's slice begins.
+void Hierarchy::team_gather(const Request& request, const Plan& plan, Leg* leg, const char* own,
+                            char* out, bool in_tensor) {
+  if (team_ != nullptr) {
+    GatherPass::Job job{};
+    job.width = size_of(request.call.dtype);
+    job.begins = plan.begins;
+    job.grid = plan.finals;
+    job.own = own;
+    job.out = out;
+    job.in_tensor = in_tensor;
+    job.place = place_of(request.in);
+    job.final = [leg](std::uint32_t step) {
+      if (!leg->is_final(step)) leg->advance();
+      return leg->is_final(step);
+    };
+    if (leg != nullptr) {
+      job.busy = [leg] { return !leg->exchange.finished(); };
+      job.idle = [this, leg] {
+        if (!leg->advance()) {
+          if (Clock::now() >= deadline_) wait(leg->exchange.waiting_for());
+          transport_.wait(1ms);
+        }
+      };
+    }
+    GatherPass pass(*team_, std::move(job));
+    team_->again(pass);
+  }
+  if (leg != nullptr) pump(*leg);
+}
+
+void Hierarchy::allreduce(const Request& request) {
+  const Call& call = request.call;
+  const std::size_t width = size_of(call.dtype);
+  // Sums that are not rounded on their way are kept in float32 beside the tensor.
+  const bool unrounded = call.wire == Codec::fp32 && call.dtype != DType::f32 &&
+                         call.dtype != DType::f64 && is_floating(call.dtype);
+  const auto plan = planner_.plan(call, unrounded ? sizeof(float) : width);
+  const bool lane = has_lane(*plan);
+  const std::size_t begin = lane ? plan->begins[layout().place] : 0;
+  char* slice = request.in[0].data + begin * width;
+  char* own = slice;
+  if (unrounded && lane) {
+    partial_.resize(std::max(partial_.size(), plan->counts[layout().place] * sizeof(float)));
+    own = partial_.data();
+  }
+  const bool coded = call.wire != Codec::none && call.wire != Codec::fp32;
+  std::optional<Leg> leg;
+  if (lane) {
+    const Data data{own, unrounded ? DType::f32 : call.dtype, call.op, scale_of(call, world()),
+                    coded ? call.wire : Codec::none,
+                    coded && request.residual != nullptr ? request.residual + begin : nullptr,
+                    coded && request.seed != 0 ? request.seed + static_cast<std::uint64_t>(layout().host) : 0};
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+  }
+  Leg* running = lane ? &*leg : nullptr;
+  team_sum(request, *plan, running, own, unrounded ? DType::f32 : call.dtype);
+  if (unrounded && lane) {
+    pump(*running);
+    void* to = slice;
+    const void* from = own;
+    simd::narrow_kernel(call.dtype)(&to, 1, &from, 1, plan->counts[layout().place], 1.0);
+  }
+  team_gather(request, *plan, running, slice, request.out[0].data, true);
+}
+
+void Hierarchy::reduce(const Request& request) {
+  const Call& call = request.call;
+  const std::size_t width = size_of(call.dtype);
+  const auto plan = planner_.plan(call, width);
+  const bool lane = has_lane(*plan);
+  const bool root_here = layout().find(call.root).first == layout().host;
+  std::optional<Leg> leg;
+  if (lane) {
+    partial_.resize(std::max(partial_.size(), plan->counts[layout().place] * width));
+    const Data data{partial_.data(), call.dtype, call.op, scale_of(call, world())};
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+  }
+  Leg* running = lane ? &*leg : nullptr;
+  team_sum(request, *plan, running, partial_.data(), call.dtype);
+  if (!root_here) {
+    if (running != nullptr) pump(*running);
+    return;
+  }
+  char* out = request.out.empty() ? nullptr : request.out[0].data;
+  team_gather(request, *plan, running, partial_.data(), out, false);
+  if (team_ == nullptr) std::memcpy(out, partial_.data(), request.out[0].bytes);
+}
+
+void Hierarchy::broadcast(const Request& request) {
+  const Call& call = request.call;
+  const std::size_t width = size_of(call.dtype);
+  const auto plan = planner_.plan(call, width);
+  const auto [root_host, root_place] = layout().find(call.root);
+  const bool root_here = root_host == layout().host;
+  const Piece& tensor = root_here && root_place == layout().place ? request.in[0] : request.out[0];
+  const bool lane = has_lane(*plan);
+  char* slice = tensor.data + (lane ? plan->begins[layout().place] * width : 0);
+  std::optional<Leg> leg;
+  if (lane) {
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, Data{slice, call.dtype, call.op},
+                greeting(call));
+  }
+  Leg* running = lane ? &*leg : nullptr;
+  if (root_here) {
+    if (team_ != nullptr) {
+      Pieces out(team_->size());
+      if (root_place != layout().place) out[root_place] = tensor;
+      team_copy(request, request.in, false, std::move(out));
+    }
+    if (running != nullptr) {
+      running->provide_all();
+      pump(*running);
+    }
+    return;
+  }
+  if (running != nullptr) running->provide_all();
+  Request received = request;
+  received.in = request.out;  // where the slices will lie
+  if (team_ != nullptr) team_->meet(places(received));
+  team_gather(received, *plan, running, slice, tensor.data, true);
+}
+
+// A token from every host to every host, between two meetings of the team.
+void Hierarchy::barrier(const Request& request) {
+  if (team_ != nullptr) team_->meet(Posted{});
+  if (layout().place == 0) {
+    std::uint32_t token = 0;
+    Call call = request.call;
+    call.kind = Kind::allreduce;  // for the plan alone: the greeting carries the true call
+    call.count = 1;
+    call.dtype = DType::i32;
+    const auto plan = planner_.plan(call, sizeof token);
+    const Data data{reinterpret_cast<char*>(&token), DType::i32, Op::sum};
+    Leg leg(*plan, lane_ranks(), transport_, scratch_, data, greeting(request.call));
+    leg.provide_all();
+    pump(leg);
+  }
+  if (team_ != nullptr) team_->meet(Posted{});
+}
+
+// What is wanted of each target host goes round the ring of this lane while the team adds the next one's.
+void Hierarchy::reduce_scatter(const Request& request) {
+  if (!layout().even()) return reduce_scatter_uneven(request);
+  const Call& call = request.call;
+  const std::size_t width = size_of(call.dtype), hosts = layout().hosts.size();
+  const std::size_t bytes = call.count * width;
+  const std::size_t line = std::max<std::size_t>(1, 64 / width);
+  std::vector<Chunk> blocks;
+  for (std::size_t h = 0; h < hosts; ++h) blocks.push_back({h * call.count, call.count});
+  Plan plan{};
+  plan.program = ring_reduce_scatter(layout().host, blocks, {hosts * call.count, (64u << 10) / width, line});
+  plan.input_chunks = plan.program.input_order;
+  partial_.resize(std::max(partial_.size(), hosts * bytes));
+  const Data data{partial_.data(), call.dtype, call.op, scale_of(call, world())};
+  Leg leg(plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+  std::vector<std::uint32_t> steps(hosts, 0);
+  // The ring needs the blocks of the hosts before this one first, its own last.
+  for (std::size_t back = 1; back <= hosts; ++back) {
+    const std::size_t target = (layout().host + hosts - back) % hosts;
+    Request part = request;
+    part.in.clear();
+    for (const int rank : layout().hosts[target]) part.in.push_back(request.in[static_cast<std::size_t>(rank)]);
+    char* own = partial_.data() + target * bytes;
+    if (team_ == nullptr) {
+      copy(part.in[0], {own, bytes});
+    } else {
+      ReducePass::Job job{};
+      job.dtype = call.dtype;
+      job.out_width = width;
+      job.kernel = simd::reduce_kernel(call.dtype, call.op);
+      job.counts.assign(team_->size(), call.count);
+      for (const Piece& piece : part.in) job.in.push_back(piece.data);
+      job.out.assign(team_->size(), nullptr);
+      job.out[team_->me()] = own;
+      job.to = ReducePass::To::owner;
+      job.consumed = [&leg](std::uint32_t) { leg.advance(); };
+      Posted mine{};
+      mine.in = place_of(part.in);
+      ReducePass pass(*team_, std::move(job), mine.in, Place{});
+      if (back > 1) team_->begin(call, deadline_);
+      pass.publish(0);
+      team_->enter(mine);
+      pass.settle();
+      team_->drive(pass, 1);
+    }
+    for (std::uint32_t step = 0; step < plan.input_chunks.size(); ++step) {
+      if (plan.program.chunks[plan.input_chunks[step]].begin / std::max<std::size_t>(1, call.count) == target) {
+        leg.provide(step);
+      }
+    }
+    leg.advance();
+  }
+  pump(leg);
+  copy({partial_.data() + layout().host * bytes, bytes}, request.out[0]);
+}
+
+// Hosts of different sizes have no common lanes for everybody's piece: one reduction a target.
+void Hierarchy::reduce_scatter_uneven(const Request& request) {
+  const std::size_t me = static_cast<std::size_t>(layout().hosts[layout().host][layout().place]);
+  for (std::size_t target = 0; target < world(); ++target) {
+    Request part = request;
+    part.call.kind = Kind::reduce;
+    part.call.root = static_cast<std::int32_t>(target);
+    part.in = {request.in[target]};
+    part.out = target == me ? request.out : Pieces{};
+    if (target > 0 && team_ != nullptr) team_->begin(part.call, deadline_);
+    reduce(part);
+  }
+}
+
+void Hierarchy::team_copy(const Request& request, Pieces in, bool split, Pieces out) {
+  const Place place = place_of(in);
+  CopyPass pass(*team_, {std::move(in), split, std::move(out)}, place);
+  team_->begin(request.call, deadline_);
+  pass.publish(0);
+  team_->enter(pass.posted());
+  pass.settle();
+  team_->drive(pass, 1);
+}
+
+void Hierarchy::run(const Request& request, Clock::time_point deadline) {
+  deadline_ = deadline;
+  if (team_ != nullptr) team_->begin(request.call, deadline);
+  switch (request.call.kind) {
+    case Kind::allreduce: return allreduce(request);
+    case Kind::reduce: return reduce(request);
+    case Kind::broadcast: return broadcast(request);
+    case Kind::barrier: return barrier(request);
+    case Kind::reduce_scatter: return reduce_scatter(request);
+    case Kind::all_gather: return all_gather(request);
+    default: return direct_copies(request);
+  }
+}
+
+}  // namespace ff::hfreduce

@@ -1,0 +1,68 @@
+// Collectives over several hosts: legs over shared memory inside each host, legs over the network between them.
+//
+//   allreduce       team: each lane gets the host's sum of its slice · network: lane sums it up over the hosts ·
+//                   team: everybody copies all slices
+//   reduce          the same with a last leg to the root alone
+//   broadcast       team of the root: everybody copies · network: each lane carries its slice · other teams: copy
+//   reduce_scatter  team: the member in a rank's place gets the host's sum for it · network: ring
+//   all_gather      network: each piece crosses once to each host · team: everybody copies
+//   gather, scatter, all_to_all   network: rank to rank · team: the same among its members
+//
+// Thread contract: one thread runs operations; the links of the transport may be added by others.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "hfreduce/exchange.hpp"
+#include "hfreduce/operation.hpp"
+#include "hfreduce/plan.hpp"
+#include "hfreduce/team.hpp"
+#include "hfreduce/transport.hpp"
+
+namespace ff::hfreduce {
+
+class Hierarchy {
+ public:
+  // `team` is null for a rank alone on its host. Both outlive this.
+  Hierarchy(Layout layout, Team* team, Transport& transport);
+
+  // The ranks that a call sends to: there must be links to them when it runs. Any thread.
+  std::vector<int> peers(const Request& request);
+  void run(const Request& request, Clock::time_point deadline);
+  void set_rules(std::vector<Rule> rules) { planner_.set_rules(std::move(rules)); }
+
+ private:
+  struct Leg;  // one exchange under way
+
+  const Layout& layout() const { return planner_.layout(); }
+  std::size_t world() const;
+  bool has_lane(const Plan& plan) const { return layout().place < plan.lanes; }
+  Greeting greeting(const Call& call) const;
+  std::vector<int> lane_ranks() const;
+
+  void allreduce(const Request& request);
+  void reduce(const Request& request);
+  void broadcast(const Request& request);
+  void barrier(const Request& request);
+  void reduce_scatter(const Request& request);
+  void reduce_scatter_uneven(const Request& request);
+  void all_gather(const Request& request);
+  void direct_copies(const Request& request);
+
+  void team_sum(const Request& request, const Plan& plan, Leg* leg, char* own, DType partial);
+  void team_gather(const Request& request, const Plan& plan, Leg* leg, const char* own, char* out,
+                   bool in_tensor);
+  void team_copy(const Request& request, Pieces in, bool split, Pieces out);
+  void pump(Leg& leg);
+  void wait(int late_rank);  // for the network; throws when time is up
+
+  Planner planner_;
+  Team* team_;
+  Transport& transport_;
+  Scratch scratch_;
+  std::vector<char> partial_;  // sums that do not lie in a tensor
+  Clock::time_point deadline_;
+};
+
+}  // namespace ff::hfreduce

@@ -1,0 +1,56 @@
+// One submitted call: what it works on, and its end.
+//
+// Shared by the submitter, who waits, and the engine, which completes it once. wait(), done() and rethrow() may be
+// called from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "base/error.hpp"
+#include "hfreduce/types.hpp"
+
+namespace ff::hfreduce {
+
+// What to do, on which memory. Pieces are by rank of the group:
+//   allreduce       in: the tensor                out: the same tensor
+//   reduce_scatter  in: a piece a rank            out: one piece
+//   all_gather      in: one piece                 out: a piece a rank
+//   broadcast       in (root) / out (others): the tensor
+//   reduce          in: the tensor                out (root): the tensor
+//   gather          in: one piece                 out (root): a piece a rank
+//   scatter         in (root): a piece a rank     out: one piece
+//   all_to_all      in: a piece a rank            out: a piece a rank
+// Inputs are read only, but for allreduce and reduce at the root, which work in place.
+struct Request {
+  Call call;
+  Pieces in, out;
+  int priority = 0;                // higher first; 0: in the order of submission
+  float* residual = nullptr;       // error feedback of the wire codec: a float an element
+  std::uint64_t seed = 0;          // of stochastic rounding on the wire; 0: to nearest
+};
+
+class Operation {
+ public:
+  explicit Operation(Request what) : request(std::move(what)) {}
+  Operation() = default;
+
+  // True when it is over, false when `seconds` (< 0: no limit) passed before.
+  bool wait(double seconds);
+  bool done();
+  void rethrow();  // REQUIRES: done. Throws the error of the operation, if any
+  void complete(std::optional<Error> error);
+
+  Request request;
+  int source = -1;  // receives from any source: who sent, once it is over
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool done_ = false;
+  std::optional<Error> error_;
+};
+
+}  // namespace ff::hfreduce

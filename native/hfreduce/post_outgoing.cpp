@@ -1,0 +1,149 @@
+#include "hfreduce/post_outgoing.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ff::hfreduce::mail {
+
+void Outgoing::attach(int fd) {
+  stream_.attach(fd);
+  attached_ = true;
+  admit();
+}
+
+void Outgoing::close() {
+  stream_.close();
+  waiting_.clear();
+  queue_.clear();
+  announced_.clear();
+  unanswered_ = 0;
+}
+
+void Outgoing::post(const MessagePtr& send) {
+  waiting_.push_back(send);
+  admit();
+}
+
+void Outgoing::admit() {
+  while (stream_.open() && !waiting_.empty() && unanswered_ < kAnnounced) {
+    const MessagePtr send = std::move(waiting_.front());
+    waiting_.pop_front();
+    Frame frame;
+    frame.header = {.kind = Kind::eager, .tag = send->tag, .bytes = send->bytes};
+    frame.message = send;
+    const std::size_t charge = send->bytes + kRecordBytes;
+    if (send->bytes <= kEagerBytes && charge <= credit_) {
+      credit_ -= charge;
+      frame.body = send->data;
+      frame.body_bytes = send->bytes;
+    } else {
+      frame.header.kind = Kind::request;
+      frame.header.id = send->number = ++ids_;
+      announced_.emplace(send->number, Announced{send});
+      ++unanswered_;
+    }
+    queue_.push_back(std::move(frame));
+  }
+}
+
+void Outgoing::push_chunk(std::uint64_t id, const Announced& announced) {
+  const std::size_t bytes = std::min(kChunk, announced.message->bytes - announced.sent);
+  Frame frame;
+  frame.header = {.kind = Kind::data, .id = id, .bytes = bytes};
+  frame.message = announced.message;
+  frame.body = announced.message->data + announced.sent;
+  frame.body_bytes = bytes;
+  queue_.push_back(std::move(frame));
+}
+
+void Outgoing::withdraw(const MessagePtr& send) {
+  if (std::erase(waiting_, send) > 0) return;
+  bool unsaid = false;  // the peer will never hear of the message
+  for (auto frame = queue_.begin(); frame != queue_.end();) {
+    if (frame->message != send) {
+      ++frame;
+    } else if (frame->written > 0) {
+      frame->copy = std::make_unique<char[]>(frame->body_bytes);
+      if (frame->body_bytes > 0) std::memcpy(frame->copy.get(), frame->body, frame->body_bytes);
+      frame->body = frame->copy.get();
+      frame->message.reset();
+      ++frame;
+    } else {
+      unsaid = frame->header.kind != Kind::data;
+      if (frame->header.kind == Kind::eager) credit_ += send->bytes + kRecordBytes;
+      frame = queue_.erase(frame);
+    }
+  }
+  const auto at = announced_.find(send->number);
+  if (at == announced_.end()) return;
+  if (!at->second.cleared) --unanswered_;
+  announced_.erase(at);
+  if (!unsaid) {
+    queue_.emplace_back().header = {.kind = Kind::cancel, .tag = send->tag, .id = send->number};
+  }
+  admit();
+}
+
+void Outgoing::write() {
+  for (std::size_t budget = kSlice; stream_.open() && budget > 0 && !queue_.empty();) {
+    Frame& frame = queue_.front();
+    const std::size_t head = std::min(frame.written, sizeof(Header));
+    const std::size_t body = frame.written - head;
+    const std::size_t n =
+        stream_.write(reinterpret_cast<const char*>(&frame.header) + head, sizeof(Header) - head,
+                      frame.body + body, frame.body_bytes - body);
+    if (n == 0) return;
+    budget -= std::min(budget, n);
+    frame.written += n;
+    if (frame.written < sizeof(Header) + frame.body_bytes) continue;
+    const Frame done = std::move(frame);
+    queue_.pop_front();
+    finish(done);
+  }
+}
+
+void Outgoing::finish(const Frame& frame) {
+  if (!frame.message || frame.header.kind == Kind::request) return;
+  if (frame.header.kind == Kind::eager) return ledger_.end(frame.message);
+  const auto at = announced_.find(frame.header.id);
+  at->second.sent += frame.body_bytes;
+  if (at->second.sent < frame.message->bytes) return push_chunk(at->first, at->second);
+  announced_.erase(at);
+  ledger_.end(frame.message);
+}
+
+void Outgoing::read() {
+  if (!stream_.open()) return;
+  stream_.read(nullptr, 0);
+  for (Header header; stream_.next(header);) answer(header);
+}
+
+void Outgoing::answer(const Header& header) {
+  if (header.kind == Kind::credit) {
+    if (header.bytes > kWindow - credit_) throw Malformed(peer_, "more credit than was used");
+    credit_ += header.bytes;
+    return admit();
+  }
+  if (header.kind != Kind::clear && header.kind != Kind::refuse) {
+    throw Malformed(peer_, "unknown answer");
+  }
+  const auto at = announced_.find(header.id);
+  if (at == announced_.end()) return;  // withdrawn while the answer was on its way
+  if (at->second.cleared) throw Malformed(peer_, "a second answer");
+  const MessagePtr send = at->second.message;
+  at->second.cleared = true;
+  --unanswered_;
+  if (header.kind == Kind::clear && send->bytes > 0) {
+    push_chunk(at->first, at->second);
+  } else {
+    announced_.erase(at);
+    if (header.kind == Kind::clear) {
+      ledger_.end(send);
+    } else {
+      ledger_.end(send, sizes_differ(send->tag, send->bytes, self_, header.bytes, peer_));
+    }
+  }
+  admit();
+}
+
+}  // namespace ff::hfreduce::mail

@@ -1,0 +1,93 @@
+// Bytes over stream sockets: one connected socket a direction and peer, driven by edge-triggered
+// epoll.
+//
+// Thread contract: that of Transport; add_outgoing() and add_incoming() may be called from any
+// thread, also after transfers with that rank were posted: they wait for the link.
+//
+// Bytes go from where they lie and arrive where they belong: a system call takes as many queued
+// transfers of a link as fit (sendmsg, readv), nothing is copied in between. A link is `ready`
+// until a call moved less than it could have; epoll says when it is ready again. Nobody reads
+// ahead: what no receive was posted for stays in the socket.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "hfreduce/transport.hpp"
+
+namespace ff::hfreduce {
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport();
+  ~TcpTransport()
+      override;  // closes all links: peers with pending receives learn that this rank left
+  TcpTransport(const TcpTransport&) = delete;
+  TcpTransport& operator=(const TcpTransport&) = delete;
+
+  // The socket to send to `rank` over, or to receive from it: connected, of stream type (TCP or
+  // Unix), used for nothing else. Owned by the transport from the call on. Throws Code::invalid if
+  // there is one already.
+  void add_outgoing(int rank, int fd);
+  void add_incoming(int rank, int fd);
+
+  void send(int rank, Transfer& transfer) override;
+  void receive(int rank, Transfer& transfer) override;
+  // After it has thrown, it and wait() throw the same again, and no transfer is touched any more.
+  bool progress() override;
+  void wait(std::chrono::milliseconds limit) override;
+
+  void wake() override;
+  void abort() override;  // peers are not told
+  std::uint64_t bytes_sent() const override { return sent_; }
+
+ private:
+  struct Link {
+    int rank;
+    bool incoming;
+    int fd = -1;
+    bool ready = false;  // a call may move bytes
+    bool ended = false;  // the peer has closed its side; what it sent before may still be unread
+    std::deque<Transfer*> queue = {};
+  };
+  using Links = std::map<int, std::unique_ptr<Link>>;
+  struct Arrival {
+    int rank;
+    bool incoming;
+    int fd;
+  };
+
+  void add(int rank, int fd, bool incoming);
+  void adopt();
+  Link& link_to(Links& links, int rank, bool incoming);
+  void post(Link& link, Transfer& transfer);
+  void poll(int timeout_ms, bool drain_wakes);
+  bool move(Link& link);
+  void check();
+  [[noreturn]] void fail(Error error);
+
+  int epoll_ = -1;
+  int wake_ = -1;  // eventfd, registered with a null link
+  Links outgoing_, incoming_;
+  std::vector<Link*> busy_;  // links with queued transfers
+  std::optional<Error> failed_;
+  std::atomic<std::uint64_t> sent_ = 0;
+  std::atomic<bool> aborted_ = false;
+
+  std::mutex mutex_;
+  std::vector<Arrival> arrivals_;         // guarded by mutex_, as is the next
+  std::set<std::pair<int, bool>> known_;  // links that were added
+  std::atomic<bool> arrived_ = false;
+};
+
+}  // namespace ff::hfreduce

@@ -1,0 +1,137 @@
+"""The handle of a collective under way."""
+
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from fireflyer._native import hfreduce as native
+from fireflyer.errors import DeadlineExceeded
+
+
+class Settler(Protocol):
+    """Completes futures from a thread of its own; a process group."""
+
+    def settle_later(self, work: "Work") -> None: ...
+
+
+class Work(dist.Work):
+    """Operations of the engine and the tensors that they work on, which live until all of them are over.
+
+    Args:
+        settler: completes the future of a work that is not over when the future is asked for.
+        operations: what was submitted, in order.
+        result: what the future and `result()` give: the tensors of the call.
+        held: whatever the engine has addresses of besides.
+        finish: runs once, in whichever thread first sees the end: copies results to where they belong.
+    """
+
+    def __init__(
+        self,
+        settler: Settler,
+        operations: list[native.Operation],
+        result: list[torch.Tensor],
+        held: object = None,
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._settler = settler
+        self._operations = operations
+        self._result = result
+        self._held = held
+        self._finish = finish
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def is_completed(self) -> bool:
+        return all(operation.done() for operation in self._operations)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        """The error of a work that is over, or None."""
+        try:
+            for operation in self._operations:
+                if operation.done():
+                    operation.rethrow()
+        except Exception as error:  # noqa: BLE001  # this is what was asked for
+            return error
+        return None
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        """Blocks until the result is in the tensors.
+
+        Raises:
+            DeadlineExceeded: after `timeout` (0: none beyond the group's own).
+            RankFailed, CollectiveError: see `hfreduce.allreduce`.
+        """
+        seconds = timeout.total_seconds() if timeout else 0.0
+        for operation in self._operations:
+            if not operation.wait(seconds if seconds > 0 else -1.0):
+                raise DeadlineExceeded(f"the collective did not finish within {seconds:g} s")
+            operation.rethrow()
+        if self._finish is not None:
+            with self._lock:
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors of the call; waits for them."""
+        self.wait()
+        return self._result
+
+    def _source_rank(self) -> int:
+        """Of a receive that is over: who sent it. torch's name."""
+        return self._operations[0].source
+
+    def settle_silently(self) -> None:
+        """Waits until it is over, however it ends."""
+        for operation in self._operations:
+            operation.wait()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the tensors, completed by the group's own thread."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            if self.is_completed():
+                self.settle()
+            else:
+                self._settler.settle_later(self)
+        return self._future
+
+    def settle(self) -> None:
+        """Waits and completes the future, with the error if there is one."""
+        assert self._future is not None
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001  # handed to whoever waits for the future
+            self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub is wrong
+        else:
+            self._future.set_result(self._result)
+
+
+class Message(Work):
+    """A send or receive. Whoever waits for it moves its bytes meanwhile."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        post: native.Post,
+        operation: native.Operation,
+        result: list[torch.Tensor],
+        held: object,
+        finish: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(settler, [operation], result, held, finish)
+        self._post = post
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        seconds = timeout.total_seconds() if timeout else 0.0
+        self._post.wait(self._operations[0], seconds if seconds > 0 else -1.0)
+        return super().wait(timeout)
