@@ -176,8 +176,8 @@ void bind_watch(nb::module_ m) {
           },
           "message"_a, "rank"_a = -1, GilReleased(),
           "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
-      .def("leave", &BoundWatch::leave, "operations"_a, GilReleased(),
-           "Says goodbye; waits a second at most until the neighbours know.")
+      .def("leave", &BoundWatch::leave, "operations"_a, "seconds"_a = 1.0, GilReleased(),
+           "Says goodbye; waits at most `seconds` until the neighbours know.")
       .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
       .def("wait", &BoundWatch::wait, "seconds"_a = -1.0, GilReleased(),
            "True once there is a failure, False when `seconds` passed before (< 0: no limit).")

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/fork_guard.hpp"
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 
@@ -55,13 +56,16 @@ Team::Team(Segment control, std::vector<Member> members, std::size_t me, bool sp
   if (control_.size() < control_bytes(members_.size())) {
     throw Error(Code::collective, "the control segment is too small for the ranks of this host");
   }
+  for (const Member& member : members_) {
+    if (member.socket >= 0) fork_guard::add(member.socket);
+  }
   patience_.spins = spin ? kSpins : 0;
   patience_.look_around = [this] { look_around(); };
 }
 
 Team::~Team() {
   for (const Member& member : members_) {
-    if (member.socket >= 0) ::close(member.socket);
+    if (member.socket >= 0) fork_guard::close(member.socket);
     if (member.process >= 0) ::close(member.process);
   }
 }

@@ -33,8 +33,8 @@ class Watch:
         Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.
         """
 
-    def leave(self, operations: int) -> None:
-        """Says goodbye; waits a second at most until the neighbours know."""
+    def leave(self, operations: int, seconds: float = 1.0) -> None:
+        """Says goodbye; waits at most `seconds` until the neighbours know."""
 
     def drop_links(self) -> None:
         """Ends without a goodbye, as a death does."""

@@ -2,7 +2,6 @@
 
 import collections
 import datetime
-import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -278,7 +277,9 @@ class ProcessGroupHFReduce(ProcessGroup):
         ]
         return self._over(works, _listed(outputs))
 
-    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> Work:
         return self._reduce_scatter(output, self._split(source), opts)
 
     reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base
@@ -292,9 +293,7 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def _reduce_scatter(
-        self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any
-    ) -> Work:
+    def _reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
         op = _op_of(opts)
         flat, finish = _writable(output)
         target = _real(flat)
@@ -394,7 +393,15 @@ class ProcessGroupHFReduce(ProcessGroup):
         targets, finish = _all_writable(outputs)
         flat = source.contiguous()
         return self._copy(
-            kind, _buffers([flat]), _buffers(targets), flat, opts, outputs, (flat, targets), finish, root=root
+            kind,
+            _buffers([flat]),
+            _buffers(targets),
+            flat,
+            opts,
+            outputs,
+            (flat, targets),
+            finish,
+            root=root,
         )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -465,7 +472,12 @@ class ProcessGroupHFReduce(ProcessGroup):
         flat = tensor.contiguous()
         self._connection.links.ensure([dst], Purpose.POST)
         operation = self._connection.post.send(
-            to=dst, tag=tag, data=flat.data_ptr(), bytes=flat.nbytes, seconds=self._timeout_s, attended=False
+            to=dst,
+            tag=tag,
+            data=flat.data_ptr(),
+            bytes=flat.nbytes,
+            seconds=self._timeout_s,
+            attended=False,
         )
         return self._message(operation, tensor, flat, None)
 
@@ -475,7 +487,12 @@ class ProcessGroupHFReduce(ProcessGroup):
         others = [src] if src >= 0 else [r for r in range(self._size) if r != self._rank]
         self._connection.links.ensure(others, Purpose.POST)
         operation = self._connection.post.receive(
-            source=src, tag=tag, data=flat.data_ptr(), bytes=flat.nbytes, seconds=self._timeout_s, attended=False
+            source=src,
+            tag=tag,
+            data=flat.data_ptr(),
+            bytes=flat.nbytes,
+            seconds=self._timeout_s,
+            attended=False,
         )
         return self._message(operation, tensor, flat, finish)
 
@@ -690,7 +707,9 @@ def _has_meaning(dtype: torch.dtype, op: native.ReduceOp) -> bool:
 def _check_dtypes(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
     for other in others:
         if other.dtype != tensor.dtype:
-            raise TypeError(f"tensors of one call differ in dtype: {tensor.dtype} and {other.dtype}")
+            raise TypeError(
+                f"tensors of one call differ in dtype: {tensor.dtype} and {other.dtype}"
+            )
 
 
 def _check_device(tensor: torch.Tensor) -> None:
