@@ -29,7 +29,8 @@ def check_rows(rows: list[dict[str, Any]]) -> None:
         assert set(row) == ROW_KEYS
         assert row["ours"] > 0
         better = row["ours"] / row["peer_value"], row["peer_value"] / row["ours"]
-        assert row["ratio"] == pytest.approx(better[0 if row["unit"] == "GB/s" else 1])
+        more_is_better = row["unit"] in ("GB/s", "cores")
+        assert row["ratio"] == pytest.approx(better[0 if more_is_better else 1])
 
 
 def test_allreduce_report() -> None:
@@ -42,8 +43,8 @@ def test_allreduce_report() -> None:
     assert report["bench"] == "allreduce"
     assert set(report) == {"bench", "command", "machine", "rows", "nccl"}
     assert set(report["machine"]) == {"cpu", "cores", "memory", "kernel", "load"}
-    # Two sizes, two kinds of memory: wall and CPU against gloo, bytes against two limits.
-    assert len(report["rows"]) == 2 * 2 * 4
+    # Two sizes: the cores had; two kinds of memory: wall and CPU against gloo, bytes against two limits.
+    assert len(report["rows"]) == 2 * (1 + 2 * 4)
     check_rows(report["rows"])
     for row in report["rows"]:
         assert row["rounds"] == 2

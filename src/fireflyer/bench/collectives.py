@@ -3,7 +3,7 @@
 In each round every candidate runs once, and so do the machine's limits: `a += b` by torch and memcpy, all
 ranks at once, one thread each, on zero-copy memory of the same size as the tensors, so that it fits the same
 caches. The bound of a call is the least bytes that it moves over the limit of adding, or of copying where
-nothing is reduced.
+nothing is reduced. How many cores the ranks had while they added tells whether the machine was quiet.
 """
 
 import ctypes
@@ -63,12 +63,14 @@ class Measured:
 
     Attributes:
         refused: why a peer cannot run a case.
+        cores: that the ranks together had while the add limit was measured, one value a round.
     """
 
     timings: dict[tuple[str, str], list[Timing]] = field(default_factory=dict)
     wrong: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     limits: dict[str, list[float]] = field(default_factory=dict)
+    cores: list[float] = field(default_factory=list)
 
 
 def run(spec: Spec) -> tuple[list[Row], list[NcclRow]]:
@@ -88,8 +90,13 @@ def run(spec: Spec) -> tuple[list[Row], list[NcclRow]]:
                 return {size: _measure(session, spec, size, mpi) for size in spec.sizes}
 
         results: dict[int, Measured] = on_ranks(spec.ranks, body)
-    rows, nccl = [], []
+    rows: list[Row] = []
+    nccl: list[NcclRow] = []
     for size, measured in results.items():
+        if measured.cores:
+            case = f"{spec.ranks} ranks, {size_text(size)}, cores had while adding"
+            there = float(min(spec.ranks, len(os.sched_getaffinity(0))))
+            rows.append(Row.of_rates(case, "cores", measured.cores, "cores", [there]))
         for dtype in spec.dtypes:
             nccl += _nccl_rows(spec, size, dtype, measured)
             for memory in spec.memory:
@@ -129,6 +136,7 @@ def _measure(session: Session, spec: Spec, size: int, mpi: Mpi | None) -> Measur
             else:
                 add((dtype, mpi.name), *_mpi_case(session, mpi, spec, dtype, size))
     timings = interleave(runs, spec.rounds)
+    measured.cores = [timing.cpu / timing.wall for timing in timings.get(ADD, [])]
     for name, count in limit_bytes.items():
         measured.limits[name] = [count / timing.wall / 1e3 for timing in timings.pop(name)]
     measured.timings = {names[name]: list_ for name, list_ in timings.items()}
