@@ -38,6 +38,12 @@ Bytes arena_block(std::size_t bytes) {
   return Bytes(block, {bytes}, owner);
 }
 
+Bytes shared_block(const Operation& operation) {
+  auto* hold = new std::shared_ptr<SharedResult>(operation.shared);
+  const nb::capsule owner(hold, [](void* p) noexcept { delete static_cast<std::shared_ptr<SharedResult>*>(p); });
+  return Bytes((*hold)->data(), {(*hold)->bytes()}, owner);
+}
+
 std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3>>& members,
                                 std::size_t me, bool spin) {
   std::vector<Member> list;
@@ -75,16 +81,30 @@ Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int roo
 
 std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
                                   std::uint64_t count, DType dtype, Op op, int root, Codec wire,
-                                  std::uintptr_t residual, std::uint64_t seed, int priority,
-                                  bool run_here) {
+                                  std::uintptr_t residual, std::uint64_t seed, bool shared,
+                                  int priority, bool run_here) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
   request.residual = reinterpret_cast<float*>(residual);
   request.seed = seed;
+  request.call.shared = shared ? 1 : 0;
   request.priority = priority;
   const nb::gil_scoped_release release;
   return group.submit(std::move(request), run_here);
+}
+
+// The short way of a synchronous allreduce on one host: null when it is over.
+std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes,
+                                         std::uint64_t count, DType dtype, Op op) {
+  const nb::gil_scoped_release release;
+  Request request = make_request(Kind::allreduce, count, dtype, op, -1, Codec::none);
+  request.in.push_back({reinterpret_cast<char*>(data), bytes});
+  request.out = request.in;
+  auto operation = group.submit(std::move(request), true);
+  if (!operation->done()) return operation;
+  operation->rethrow();
+  return nullptr;
 }
 
 std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire) {
@@ -249,6 +269,7 @@ void bind(nb::module_ m) {
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
       .def_ro("source", &Operation::source, "Of a receive from any source: the sender's rank, once over.")
+      .def("shared", &shared_block, "The block of a shared result as a uint8 array; REQUIRES: over, without error.")
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
@@ -258,8 +279,10 @@ void bind(nb::module_ m) {
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
            "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
-           "priority"_a = 0, "run_here"_a = false,
+           "shared"_a = false, "priority"_a = 0, "run_here"_a = false,
            "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
+      .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
+           "A synchronous allreduce in place. None when it is over; the operation where others are before it.")
       .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
            "wire"_a = Codec::none, GilReleased(), "Ranks of other hosts that such a call sends to.")
       .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),

@@ -89,9 +89,9 @@ void Group::execute(Operation& operation) {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::chrono::duration<double>(timeout_s_.load()));
-  if (config_.world == 1) return run_alone(request);
-  if (hierarchy_) return hierarchy_->run(request, deadline);
-  run_on_host(*team_, request, deadline);
+  if (config_.world == 1) return run_alone(operation);
+  if (hierarchy_) return hierarchy_->run(operation, deadline);
+  run_on_host(*team_, operation, deadline);
 }
 
 std::optional<Error> Group::failure() {

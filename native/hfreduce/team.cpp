@@ -144,15 +144,19 @@ void Team::announce(std::int32_t segment) {
 
 char* Team::map(std::size_t member, const Place& place) {
   if (member == me_) return Arena::of_process().address(place.segment) + place.offset;
+  return segment(member, place.segment)->data() + place.offset;
+}
+
+std::shared_ptr<Segment> Team::segment(std::size_t member, std::int32_t number) {
   auto& known = peer_segments_[member];
-  const auto index = static_cast<std::size_t>(place.segment);
+  const auto index = static_cast<std::size_t>(number);
   while (known.size() <= index || known[index] == nullptr) {
     const ReceivedDescriptor received = receive_descriptor(members_[member].socket, kReceiveMs);
-    const auto number = static_cast<std::size_t>(received.number);
-    if (known.size() <= number) known.resize(number + 1);
-    known[number] = std::make_shared<Segment>(Segment::attach(received.fd));
+    const auto arrived = static_cast<std::size_t>(received.number);
+    if (known.size() <= arrived) known.resize(arrived + 1);
+    known[arrived] = std::make_shared<Segment>(Segment::attach(received.fd));
   }
-  return known[index]->data() + place.offset;
+  return known[index];
 }
 
 const Posted& Team::posted(std::size_t member) const {

@@ -99,6 +99,7 @@ class Team {
   // For passes, while an operation runs.
   const Posted& posted(std::size_t member) const;  // at the last posting
   char* map(std::size_t member, const Place& place);  // where a member's zero-copy memory lies here
+  std::shared_ptr<Segment> segment(std::size_t member, std::int32_t number);  // of another member
   char* stage(std::size_t member, std::uint32_t step) const;  // step of the running pass
   char* result(std::uint32_t step) const;
 

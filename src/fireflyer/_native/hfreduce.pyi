@@ -149,6 +149,11 @@ class Operation:
     def source(self) -> int:
         """Of a receive from any source: the sender's rank, once over."""
 
+    def shared(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        The block of a shared result as a uint8 array; REQUIRES: over, without error.
+        """
+
     def rethrow(self) -> None:
         """Raises the error of a finished operation, if any."""
 
@@ -160,9 +165,14 @@ class Group:
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
-    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, run_here: bool = False) -> Operation:
+    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, shared: bool = False, priority: int = 0, run_here: bool = False) -> Operation:
         """
         Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.
+        """
+
+    def allreduce_now(self, data: int, bytes: int, count: int, dtype: DType, op: ReduceOp) -> Operation:
+        """
+        A synchronous allreduce in place. None when it is over; the operation where others are before it.
         """
 
     def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE) -> list[int]:

@@ -16,7 +16,8 @@ from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError
 from fireflyer.hfreduce import rendezvous
 from fireflyer.hfreduce.handshake import Purpose
-from fireflyer.hfreduce.work import Message, Work
+from fireflyer.hfreduce.wire import Wire
+from fireflyer.hfreduce.work import Message, SharedWork, Work
 
 DTYPES = {
     torch.float32: native.DType.FLOAT32,
@@ -78,6 +79,7 @@ class ProcessGroupHFReduce(ProcessGroup):
         self._linked: set[tuple[Any, ...]] = set()
         self._group_name = ""
         self._group_description = ""
+        self._over_already = Work(self, [], [])
         self._timeout_s = timeout.total_seconds()
         self._messages: list[Work] = []  # kept alive as `_under_way` is, but they end in any order
         self._under_way: collections.deque[Work] = collections.deque()
@@ -111,6 +113,9 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> "ProcessGroupHFReduce":
         return self
+
+    wire: Wire | None = None
+    """The wire codec of sums that name none themselves; alike on all ranks."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -146,6 +151,8 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """In place, one operation a tensor."""
+        if len(tensors) == 1 and _inline(opts) and self._allreduce_now(tensors[0], opts):
+            return self._over_already
         op = _op_of(opts)
         return self._over(
             [self.reduce_tensor(t, op, _inline(opts)) for t in _listed(tensors)], _listed(tensors)
@@ -153,28 +160,56 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     allreduce_coalesced = allreduce
 
+    def _allreduce_now(self, tensor: torch.Tensor, opts: Any) -> bool:
+        """What small operations are made of: one host, dense memory, a caller who waits. False: not so."""
+        dtype = DTYPES.get(tensor.dtype)
+        plain = tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous()
+        if self._between_hosts or dtype is None or not plain:
+            return False
+        op = OPS.get(opts.reduceOp.op)
+        if op is None or (op is not native.ReduceOp.SUM and not _has_meaning(tensor.dtype, op)):
+            return False
+        operation = self._engine.allreduce_now(
+            tensor.data_ptr(), tensor.nbytes, tensor.numel(), dtype, op
+        )
+        if operation is not None:
+            Work(self, [operation], [tensor]).wait()
+        return True
+
     def reduce_tensor(
-        self, tensor: torch.Tensor, op: native.ReduceOp, inline: bool, priority: int = 0
+        self,
+        tensor: torch.Tensor,
+        op: native.ReduceOp,
+        inline: bool,
+        priority: int = 0,
+        wire: Wire | None = None,
+        shared: bool = False,
     ) -> Work:
         """Allreduce of one tensor; see `hfreduce.allreduce`."""
         if tensor.layout is not torch.strided:
             return self._reduce_sparse(tensor, op)
         flat, finish = _writable(tensor)
         data = _real(flat)
+        dtype = _dtype_for(data, op)
         buffers = [(data.data_ptr(), data.nbytes)]
-        return self._submit(
+        wire = wire or self.wire
+        options = wire.options(data, op, self._rank) if wire is not None else {}
+        work = self._submit(
             native.Kind.ALLREDUCE,
             buffers,
-            buffers,
+            [] if shared else buffers,
             data.numel(),
-            _dtype_for(data, op),
+            dtype,
             inline,
             [tensor],
-            flat,
-            finish,
+            (flat, wire),
+            None if shared else finish,
             op=op,
             priority=priority,
+            shared=shared,
+            **options,
         )
+        return SharedWork(work, tensor) if shared else work
 
     def _reduce_sparse(self, tensor: torch.Tensor, op: native.ReduceOp) -> Work:
         """Gathers everybody's entries and adds them: sparse sums have no fixed size to reduce in place."""
@@ -628,12 +663,13 @@ def _dtype_for(tensor: torch.Tensor, op: native.ReduceOp) -> native.DType:
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"hfreduce cannot reduce {tensor.dtype}")
-    if tensor.dtype.is_floating_point:
-        if op in _BITWISE:
-            raise TypeError(f"{op.name} has no meaning for {tensor.dtype}")
-    elif op == native.ReduceOp.AVG:
-        raise TypeError(f"AVG needs a floating-point tensor, not {tensor.dtype}: use SUM")
+    if not _has_meaning(tensor.dtype, op):
+        raise TypeError(f"{op.name} has no meaning for {tensor.dtype}")
     return dtype
+
+
+def _has_meaning(dtype: torch.dtype, op: native.ReduceOp) -> bool:
+    return op not in _BITWISE if dtype.is_floating_point else op != native.ReduceOp.AVG
 
 
 def _check_dtypes(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
