@@ -13,6 +13,7 @@
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
+#include "hfreduce/placement.hpp"
 #include "hfreduce/post.hpp"
 #include "hfreduce/watch.hpp"
 
@@ -197,6 +198,47 @@ void bind_watch(nb::module_ m) {
 }
 // -------------------------------------------------------------------------------------------------------
 
+// ---- Segments and their memory nodes --------------------------------------------------------------------
+void bind_segments(nb::module_ m) {
+  nb::enum_<numa::Mode>(m, "NumaMode").value("INTERLEAVE", numa::Mode::interleave).value("BIND", numa::Mode::bind);
+  nb::class_<Placed>(m, "Placed", "A range of a segment and the memory nodes for it.")
+      .def(
+          "__init__",
+          [](Placed* self, std::size_t offset, std::size_t bytes, numa::Mode mode, std::vector<int> nodes) {
+            new (self) Placed{offset, bytes, {mode, std::move(nodes)}};
+          },
+          nb::kw_only(), "offset"_a, "bytes"_a, "mode"_a, "nodes"_a)
+      .def_ro("offset", &Placed::offset)
+      .def_ro("bytes", &Placed::bytes)
+      .def_prop_ro("mode", [](const Placed& part) { return part.policy.mode; })
+      .def_prop_ro("nodes", [](const Placed& part) { return part.policy.nodes; });
+  m.def(
+      "control_placement",
+      [](std::size_t members, const std::string& interface) {
+        return plan_placement(control_layout(members), numa::nodes(), numa::node_of_interface(interface));
+      },
+      "members"_a, "interface"_a, GilReleased(),
+      "Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.");
+  m.def(
+      "create_segment",
+      [](const std::string& name, std::size_t bytes, const std::vector<Placed>& placement) {
+        for (const Placed& part : placement) {
+          if (part.offset > bytes || part.bytes > bytes - part.offset) {
+            throw Error(Code::invalid, "a placed range lies outside the segment");
+          }
+        }
+        Segment::Place place;
+        if (!placement.empty()) place = [&](char* data) { apply_placement(placement, data); };
+        const Segment segment = Segment::create(name, bytes, place);
+        const int fd = ::dup(segment.fd());
+        if (fd < 0) throw_errno("cannot duplicate the descriptor of a shared segment");
+        return fd;
+      },
+      "name"_a, "bytes"_a, "placement"_a = std::vector<Placed>(), GilReleased(),
+      "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
+}
+// ---------------------------------------------------------------------------------------------------------
+
 }  // namespace
 
 void bind(nb::module_ m) {
@@ -306,16 +348,7 @@ void bind(nb::module_ m) {
           "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
-  m.def(
-      "create_segment",
-      [](const std::string& name, std::size_t bytes) {
-        const Segment segment = Segment::create(name, bytes);
-        const int fd = ::dup(segment.fd());
-        if (fd < 0) throw_errno("cannot duplicate the descriptor of a shared segment");
-        return fd;
-      },
-      "name"_a, "bytes"_a, GilReleased(),
-      "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
+  bind_segments(m);
   m.def("arena_block", &arena_block, "bytes"_a,
         "Zero-copy memory as a uint8 array; given back when the array dies.");
   m.def("arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },

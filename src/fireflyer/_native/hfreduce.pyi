@@ -225,7 +225,34 @@ class Post:
 
 def control_bytes(members: int) -> int: ...
 
-def create_segment(name: str, bytes: int) -> int:
+class NumaMode(enum.Enum):
+    INTERLEAVE = 0
+
+    BIND = 1
+
+class Placed:
+    """A range of a segment and the memory nodes for it."""
+
+    def __init__(self, *, offset: int, bytes: int, mode: NumaMode, nodes: Sequence[int]) -> None: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def mode(self) -> NumaMode: ...
+
+    @property
+    def nodes(self) -> list[int]: ...
+
+def control_placement(members: int, interface: str) -> list[Placed]:
+    """
+    Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.
+    """
+
+def create_segment(name: str, bytes: int, placement: Sequence[Placed] = []) -> int:
     """
     Descriptor of a new zeroed and reserved shared segment; the caller closes it.
     """
