@@ -114,9 +114,11 @@ std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype
   return group.peers(request);
 }
 
-nb::list records(const Group& group) {
+using Fields = nb::typed<nb::dict, nb::str, nb::object>;
+
+nb::typed<nb::list, Fields> records(const Group& group) {
   static constexpr const char* kStates[] = {"?", "queued", "running", "done", "failed"};
-  nb::list all;
+  nb::typed<nb::list, Fields> all;
   for (const Record& record : group.records()) {
     nb::dict one;
     one["number"] = record.number;

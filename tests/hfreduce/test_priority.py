@@ -50,7 +50,8 @@ def test_higher_priorities_run_first_and_alike_everywhere(
     first, *others = start_gang(body, world, nodes).results()
     assert all(order == first for order in others)
     assert sorted(first) == list(range(13))
-    assert first[0] == 0 and first[9:] == [9, 10, 11, 12], "nothing passes what has no priority"
+    assert first[0] == 0
+    assert first[9:] == [9, 10, 11, 12], "nothing passes what has no priority"
 
 
 def test_a_queue_that_all_see_runs_by_priority(
@@ -94,8 +95,10 @@ def test_a_broken_group_writes_its_flight_record(
     assert len(files) == 2, "one a rank"
     for rank, file in enumerate(files):
         record = json.loads(file.read_text())
-        assert record["rank"] == rank and record["world"] == 2
+        assert record["rank"] == rank
+        assert record["world"] == 2
         states = [o["state"] for o in record["operations"]]
         assert states == ["done", "failed"]
         assert f"allreduce #1({20 + rank} x float32, sum)" == record["operations"][1]["call"]
-        assert "20 x" in record["error"] and "21 x" in record["error"]
+        assert "20 x" in record["error"]
+        assert "21 x" in record["error"]

@@ -189,7 +189,7 @@ class Group:
     def rethrow(self) -> None:
         """Raises why the group is broken, if it is."""
 
-    def records(self) -> list:
+    def records(self) -> list[dict[str, object]]:
         """The last operations, oldest first; times by the monotonic clock."""
 
     def set_timeout(self, seconds: float) -> None: ...

@@ -41,9 +41,7 @@ class Wire:
         self._calls = 0
         self._residual: torch.Tensor | None = None
 
-    def options(
-        self, tensor: torch.Tensor, op: native.ReduceOp, rank: int
-    ) -> dict[str, Any]:
+    def options(self, tensor: torch.Tensor, op: native.ReduceOp, rank: int) -> dict[str, Any]:
         """For the engine: what differs from the default for this call.
 
         Raises:
