@@ -10,25 +10,12 @@
 
 namespace ff::hfreduce {
 
-enum class DType : std::uint32_t { f32 = 1, f64 = 2, bf16 = 3 };
-enum class ReduceOp : std::uint32_t { sum = 1, avg = 2 };
+using ff::DType;
+using ff::size_of;
+using ReduceOp = ff::Op;
 
-inline std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return 8;
-    case DType::bf16: return 2;
-    default: return 4;
-  }
-}
-
-inline simd::ReduceFn kernel_of(DType dtype) {
-  const simd::Kernels& table = simd::kernels();
-  switch (dtype) {
-    case DType::f64: return table.sum_f64;
-    case DType::bf16: return table.sum_bf16;
-    default: return table.sum_f32;
-  }
-}
+// Of a sum; an average is a sum with a scale.
+inline simd::ReduceFn kernel_of(DType dtype) { return simd::reduce_kernel(dtype, Op::sum); }
 
 // The part of a call that must be equal on all ranks. Crosses the wire and shared memory as it is.
 struct Call {
@@ -41,11 +28,8 @@ struct Call {
 };
 
 inline std::string to_string(const Call& call) {
-  static constexpr const char* kTypes[] = {"?", "float32", "float64", "bfloat16"};
-  const auto dtype = static_cast<std::uint32_t>(call.dtype);
   return std::string("allreduce #") + std::to_string(call.seq) + "(" +
-         std::to_string(call.count) + " x " + kTypes[dtype <= 3 ? dtype : 0] + ", " +
-         (call.op == ReduceOp::avg ? "avg" : "sum") + ")";
+         std::to_string(call.count) + " x " + name_of(call.dtype) + ", " + name_of(call.op) + ")";
 }
 
 // Where slice `index` of `parts` begins in `count` elements; slices begin on cache lines of the tensor.

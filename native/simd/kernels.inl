@@ -1,137 +1,196 @@
 // Included once by each kernels_<isa>.cpp, which sets FF_ISA (name) and FF_TABLE (symbol). The units include no
-// standard-library templates: an inline function compiled for AVX-512 must never be picked by the linker
-// for a processor without it.
-#include <cstdint>
-#include <cstring>
-
+// standard-library templates, and all they define but the table has internal linkage: an inline function compiled for
+// AVX-512 must never be picked by the linker for a processor without it.
 #include "simd/kernels.hpp"
+
+#include "simd/codecs.inl"
+#include "simd/elements.inl"
 
 namespace ff::simd {
 namespace {
 
-typedef float F32x16 __attribute__((vector_size(64)));
-typedef double F64x8 __attribute__((vector_size(64)));
-typedef std::uint16_t U16x16 __attribute__((vector_size(32)));
-typedef std::uint32_t U32x16 __attribute__((vector_size(64)));
-typedef std::int32_t I32x16 __attribute__((vector_size(64)));
-
-template <class V>
-inline V load(const void* p) {
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-template <class V>
-inline void store(void* p, V v) {
-  std::memcpy(p, &v, sizeof v);
-}
-
-inline U32x16 bits(F32x16 v) {
-  U32x16 r;
-  std::memcpy(&r, &v, sizeof r);
-  return r;
-}
-
-// Each element type: storage size, vector of accumulators, widening load, rounding store.
-struct F32 {
-  using Vec = F32x16;
-  using Acc = float;
-  static constexpr std::size_t size = 4, lanes = 16;
-  static Vec read(const char* p) { return load<Vec>(p); }
-  static void write(char* p, Vec v) { store(p, v); }
-  static Acc read1(const char* p) { return load<float>(p); }
-  static void write1(char* p, Acc v) { store(p, v); }
+struct Sum {
+  static constexpr bool scales = true;
+  template <class V>
+  static V apply(V a, V b) { return a + b; }
 };
 
-struct F64 {
-  using Vec = F64x8;
-  using Acc = double;
-  static constexpr std::size_t size = 8, lanes = 8;
-  static Vec read(const char* p) { return load<Vec>(p); }
-  static void write(char* p, Vec v) { store(p, v); }
-  static Acc read1(const char* p) { return load<double>(p); }
-  static void write1(char* p, Acc v) { store(p, v); }
+struct Product {
+  static constexpr bool scales = true;
+  template <class V>
+  static V apply(V a, V b) { return a * b; }
 };
 
-// bf16 is the upper half of an f32; rounding is to nearest even, NaN stays NaN (made quiet).
-struct BF16 {
-  using Vec = F32x16;
-  using Acc = float;
-  static constexpr std::size_t size = 2, lanes = 16;
-  static Vec read(const char* p) {
-    const U32x16 wide = __builtin_convertvector(load<U16x16>(p), U32x16) << 16;
-    F32x16 r;
-    std::memcpy(&r, &wide, sizeof r);
-    return r;
-  }
-  static void write(char* p, Vec v) {
-    const U32x16 b = bits(v);
-    const U32x16 rounded = (b + 0x7FFF + ((b >> 16) & 1)) >> 16;
-    const U32x16 quiet = (b >> 16) | 0x40;
-    const I32x16 nan = v != v;
-    const U32x16 r = nan ? quiet : rounded;
-    store(p, __builtin_convertvector(r, U16x16));
-  }
-  static Acc read1(const char* p) {
-    const std::uint32_t b = static_cast<std::uint32_t>(load<std::uint16_t>(p)) << 16;
-    return load<float>(&b);
-  }
-  static void write1(char* p, Acc v) {
-    const auto b = load<std::uint32_t>(&v);
-    const std::uint32_t r = v != v ? (b >> 16) | 0x40 : (b + 0x7FFF + ((b >> 16) & 1)) >> 16;
-    store(p, static_cast<std::uint16_t>(r));
+// `b == b` fails for NaN alone; a NaN in `a` stays since no comparison with it holds.
+struct Min {
+  static constexpr bool scales = false;
+  template <class V>
+  static V apply(V a, V b) {
+    const V least = b < a ? b : a;
+    return b == b ? least : b;
   }
 };
 
-// One pass: every source is read once, every destination written once; four vectors are in flight.
-template <class T>
-void sum(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs,
-         std::size_t count, double scale_f64) {
-  using Vec = typename T::Vec;
-  const auto scale = static_cast<typename T::Acc>(scale_f64);
-  const bool scaled = scale_f64 != 1.0;
-  constexpr std::size_t step = T::lanes * T::size;
+struct Max {
+  static constexpr bool scales = false;
+  template <class V>
+  static V apply(V a, V b) {
+    const V most = b > a ? b : a;
+    return b == b ? most : b;
+  }
+};
+
+struct And {
+  static constexpr bool scales = false;
+  template <class V>
+  static V apply(V a, V b) { return a & b; }
+};
+
+struct Or {
+  static constexpr bool scales = false;
+  template <class V>
+  static V apply(V a, V b) { return a | b; }
+};
+
+struct Xor {
+  static constexpr bool scales = false;
+  template <class V>
+  static V apply(V a, V b) { return a ^ b; }
+};
+
+// How far ahead of a source the cache is asked for its lines. Types that take more instructions a byte would otherwise
+// keep too few misses under way: bf16 reads memory a third faster with it, and in cache it costs nothing.
+constexpr std::size_t kAhead = 2048;
+
+inline void ask_ahead(const char* p, std::size_t bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p) + kAhead;  // may lie past the end
+  for (std::size_t j = 0; j < bytes; j += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(address + j));
+  }
+}
+
+// One step of the reduction: source(k) is where From::step elements of source k lie, target(k) where they go.
+template <class Operation, class From, class To, class Source, class Target>
+inline __attribute__((always_inline)) void reduce_step(std::size_t dsts, std::size_t srcs,
+                                                       double scale, Source source,
+                                                       Target target) {
+  typename From::Vec acc[kVectors], x[kVectors];
+  From::read(source(0), acc);
+  for (std::size_t k = 1; k < srcs; ++k) {
+    From::read(source(k), x);
+    for (std::size_t j = 0; j < kVectors; ++j) acc[j] = Operation::apply(acc[j], x[j]);
+  }
+  if constexpr (From::floating) {
+    if (Operation::scales && scale != 1.0) {
+      for (auto& v : acc) v *= static_cast<typename From::Scalar>(scale);
+    }
+    if (__builtin_expect(any_nan(acc[0], acc[1], acc[2], acc[3]), 0)) {
+      for (auto& v : acc) v = v == v ? v : From::quiet();
+    }
+  }
+  typename To::Raw raw[To::kRaw];
+  To::round(acc, raw);
+  for (std::size_t k = 0; k < dsts; ++k) {
+    char* p = target(k);
+    for (std::size_t j = 0; j < To::kRaw; ++j) store(p + j * kWidth, raw[j]);
+  }
+}
+
+// The `rest` < From::step elements from i on, through buffers of a whole step.
+template <class Operation, class From, class To>
+__attribute__((noinline)) void reduce_rest(void* const* dst, std::size_t dsts,
+                                           const void* const* src, std::size_t srcs,
+                                           std::size_t i, std::size_t rest, double scale) {
+  char in[From::step * From::size] = {}, out[To::step * To::size];
+  const auto source = [&](std::size_t k) {
+    std::memcpy(in, static_cast<const char*>(src[k]) + i * From::size, rest * From::size);
+    return in;
+  };
+  reduce_step<Operation, From, To>(1, srcs, scale, source, [&](std::size_t) { return out; });
+  for (std::size_t k = 0; k < dsts; ++k) {
+    std::memcpy(static_cast<char*>(dst[k]) + i * To::size, out, rest * To::size);
+  }
+}
+
+template <class Operation, class From, class To = From>
+void reduce(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs,
+            std::size_t count, double scale) {
+  static_assert(From::step == To::step);
   std::size_t i = 0;
-  const std::size_t bulk = count / (4 * T::lanes) * (4 * T::lanes);
-  for (; i < bulk; i += 4 * T::lanes) {
-    const char* s = static_cast<const char*>(src[0]) + i * T::size;
-    Vec a = T::read(s), b = T::read(s + step), c = T::read(s + 2 * step),
-        d = T::read(s + 3 * step);
-    for (std::size_t k = 1; k < srcs; ++k) {
-      s = static_cast<const char*>(src[k]) + i * T::size;
-      a += T::read(s);
-      b += T::read(s + step);
-      c += T::read(s + 2 * step);
-      d += T::read(s + 3 * step);
-    }
-    if (scaled) {
-      a *= scale;
-      b *= scale;
-      c *= scale;
-      d *= scale;
-    }
-    for (std::size_t k = 0; k < dsts; ++k) {
-      char* t = static_cast<char*>(dst[k]) + i * T::size;
-      T::write(t, a);
-      T::write(t + step, b);
-      T::write(t + 2 * step, c);
-      T::write(t + 3 * step, d);
-    }
+  for (; count - i >= From::step; i += From::step) {
+    reduce_step<Operation, From, To>(
+        dsts, srcs, scale,
+        [&](std::size_t k) {
+          const char* const p = static_cast<const char*>(src[k]) + i * From::size;
+          ask_ahead(p, From::step * From::size);
+          return p;
+        },
+        [&](std::size_t k) { return static_cast<char*>(dst[k]) + i * To::size; });
   }
-  for (; i < count; ++i) {
-    typename T::Acc acc = T::read1(static_cast<const char*>(src[0]) + i * T::size);
-    for (std::size_t k = 1; k < srcs; ++k) {
-      acc += T::read1(static_cast<const char*>(src[k]) + i * T::size);
-    }
-    if (scaled) acc *= scale;
-    for (std::size_t k = 0; k < dsts; ++k) T::write1(static_cast<char*>(dst[k]) + i * T::size, acc);
-  }
+  if (i < count) reduce_rest<Operation, From, To>(dst, dsts, src, srcs, i, count - i, scale);
+}
+
+constexpr std::size_t at(DType dtype) { return static_cast<std::size_t>(dtype); }
+constexpr std::size_t at(Op op) { return static_cast<std::size_t>(op); }
+
+template <class T>
+constexpr void add_floating(Kernels& table, DType dtype) {
+  ReduceFn(&row)[kOps + 1] = table.reduce[at(dtype)];
+  row[at(Op::sum)] = row[at(Op::avg)] = reduce<Sum, T>;
+  row[at(Op::product)] = reduce<Product, T>;
+  row[at(Op::min)] = reduce<Min, T>;
+  row[at(Op::max)] = reduce<Max, T>;
+}
+
+// Sums and products wrap alike for both signs; only unsigned ones may wrap in C++.
+template <class T, class Unsigned>
+constexpr void add_integer(Kernels& table, DType dtype) {
+  ReduceFn(&row)[kOps + 1] = table.reduce[at(dtype)];
+  row[at(Op::sum)] = reduce<Sum, Plain<Unsigned>>;
+  row[at(Op::product)] = reduce<Product, Plain<Unsigned>>;
+  row[at(Op::min)] = reduce<Min, Plain<T>>;
+  row[at(Op::max)] = reduce<Max, Plain<T>>;
+  row[at(Op::band)] = reduce<And, Plain<Unsigned>>;
+  row[at(Op::bor)] = reduce<Or, Plain<Unsigned>>;
+  row[at(Op::bxor)] = reduce<Xor, Plain<Unsigned>>;
+}
+
+template <class T>
+constexpr void add_ends(Kernels& table, DType dtype) {
+  table.widen[at(dtype)] = reduce<Sum, T, Float32>;
+  table.narrow[at(dtype)] = reduce<Sum, Float32, T>;
+}
+
+constexpr Kernels make_table() {
+  Kernels table{};
+  table.isa = FF_ISA;
+  add_floating<Float32>(table, DType::f32);
+  add_floating<Float64>(table, DType::f64);
+  add_floating<Float16>(table, DType::f16);
+  add_floating<BFloat16>(table, DType::bf16);
+  add_floating<Float8E4M3>(table, DType::f8e4m3);
+  add_floating<Float8E5M2>(table, DType::f8e5m2);
+  add_integer<std::int64_t, std::uint64_t>(table, DType::i64);
+  add_integer<std::int32_t, std::uint32_t>(table, DType::i32);
+  add_integer<std::int16_t, std::uint16_t>(table, DType::i16);
+  add_integer<std::int8_t, std::uint8_t>(table, DType::i8);
+  add_integer<std::uint8_t, std::uint8_t>(table, DType::u8);
+  ReduceFn(&row)[kOps + 1] = table.reduce[at(DType::boolean)];
+  row[at(Op::sum)] = row[at(Op::max)] = row[at(Op::bor)] = reduce<Or, Bool>;
+  row[at(Op::product)] = row[at(Op::min)] = row[at(Op::band)] = reduce<And, Bool>;
+  row[at(Op::bxor)] = reduce<Xor, Bool>;
+  add_ends<Float32>(table, DType::f32);
+  add_ends<Float16>(table, DType::f16);
+  add_ends<NaturalBFloat16>(table, DType::bf16);
+  add_ends<Float8E4M3>(table, DType::f8e4m3);
+  add_ends<Float8E5M2>(table, DType::f8e5m2);
+  table.codec = {dither<dither_to_bf16>, dither<dither_to_f16>, encode_int8, decode_int8, subtract};
+  return table;
 }
 
 }  // namespace
 
 extern const Kernels FF_TABLE;
-const Kernels FF_TABLE = {FF_ISA, sum<F32>, sum<F64>, sum<BF16>};
+constinit const Kernels FF_TABLE = make_table();
 
 }  // namespace ff::simd
