@@ -125,7 +125,7 @@ class Work(dist.Work):
 
 
 class SharedWork(Work):
-    """An allreduce whose result lies once a host: `result()` has it, the tensor of the call stays as it was."""
+    """An allreduce whose result lies once a host. `result()` has it; the tensor of the call stays."""
 
     def __init__(self, work: Work, like: torch.Tensor) -> None:
         super().__init__(work._settler, work._operations, [], work)
