@@ -7,69 +7,16 @@
 #include <utility>
 #include <vector>
 
-#include "hfreduce/post_world.hpp"
+#include "hfreduce/post_hand.hpp"
 
 using namespace ff;
 using namespace ff::hfreduce;
 using namespace ff::hfreduce::test;
-using mail::Header;
-using mail::Kind;
 
 namespace {
 
-// Rank 1 of 2 with a peer, rank 0, that the test plays on raw sockets.
-struct Hand {
-  Post post{1, 2};
-  int to = -1;    // into post's incoming link
-  int from = -1;  // out of post's outgoing link ...
-  int own = -1;   // ... and Post's end of that
-
-  explicit Hand(bool incoming = true, bool outgoing = true) {
-    int ends[2];
-    if (incoming) {
-      socket_pair(false, ends);
-      to = ends[0];
-      post.add_incoming(0, ends[1]);
-    }
-    if (outgoing) {
-      socket_pair(false, ends);
-      from = ends[0];
-      own = ::dup(ends[1]);
-      post.add_outgoing(0, ends[1]);
-    }
-  }
-  ~Hand() { close(); }
-  // Less than a chunk fits into the outgoing link, so that it stops in the middle of one.
-  void narrow() const {
-    const int bytes = 64 << 10;
-    CHECK(::setsockopt(own, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0);
-  }
-  void close() {
-    for (int* fd : {&to, &from, &own}) {
-      if (*fd >= 0) ::close(std::exchange(*fd, -1));
-    }
-  }
-  // Post may end the link meanwhile.
-  static void put(int fd, const void* data, std::size_t bytes) {
-    const auto* p = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t n = ::send(fd, p, bytes, MSG_NOSIGNAL);
-      if (n <= 0) return;
-      p += n, bytes -= static_cast<std::size_t>(n);
-    }
-  }
-  static void put(int fd, const Header& header) { put(fd, &header, sizeof header); }
-  static Bytes get(int fd, std::size_t bytes) {
-    Bytes data(bytes);
-    CHECK(::recv(fd, data.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
-    return data;
-  }
-  static Header get(int fd) {
-    Header header;
-    std::memcpy(&header, get(fd, sizeof header).data(), sizeof header);
-    return header;
-  }
-};
+using mail::Header;
+using mail::Kind;
 
 void a_late_message_meets_the_next_receive() {
   auto posts = make_world(2);
@@ -267,7 +214,7 @@ void garbage_ends_the_peer_and_nothing_else(std::uint64_t seed) {
   const bool forward = seed % 2 == 0;
   const int fd = forward ? hand.to : hand.from;
   for (int i = 0; i < 40; ++i) {
-    Header header{.kind = static_cast<Kind>(random() % 9), .tag = random() % 3, .id = random() % 8};
+    Header header{.kind = static_cast<Kind>(random() % 11), .tag = random() % 3, .id = random() % 8};
     const std::uint64_t sizes[] = {0, 100, 200'000, mail::kEagerBytes + 1, random(), random() % 1000};
     header.bytes = sizes[random() % 6];
     if (random() % 20 == 0) header.magic = 7;
