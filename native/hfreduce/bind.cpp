@@ -13,6 +13,7 @@
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
+#include "hfreduce/placement.hpp"
 #include "hfreduce/post.hpp"
 #include "hfreduce/watch.hpp"
 
@@ -35,6 +36,12 @@ Bytes arena_block(std::size_t bytes) {
     Arena::of_process().release(static_cast<char*>(p));
   });
   return Bytes(block, {bytes}, owner);
+}
+
+Bytes shared_block(const Operation& operation) {
+  auto* hold = new std::shared_ptr<SharedResult>(operation.shared);
+  const nb::capsule owner(hold, [](void* p) noexcept { delete static_cast<std::shared_ptr<SharedResult>*>(p); });
+  return Bytes((*hold)->data(), {(*hold)->bytes()}, owner);
 }
 
 std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3>>& members,
@@ -74,20 +81,53 @@ Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int roo
 
 std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
                                   std::uint64_t count, DType dtype, Op op, int root, Codec wire,
-                                  std::uintptr_t residual, std::uint64_t seed, int priority,
-                                  bool run_here) {
+                                  std::uintptr_t residual, std::uint64_t seed, bool shared,
+                                  int priority, bool run_here) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
   request.residual = reinterpret_cast<float*>(residual);
   request.seed = seed;
+  request.call.shared = shared ? 1 : 0;
   request.priority = priority;
   const nb::gil_scoped_release release;
   return group.submit(std::move(request), run_here);
 }
 
-std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire) {
-  return group.peers(make_request(kind, count, dtype, Op::sum, root, wire));
+// The short way of a synchronous allreduce on one host: null when it is over.
+std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes,
+                                         std::uint64_t count, DType dtype, Op op) {
+  const nb::gil_scoped_release release;
+  Request request = make_request(Kind::allreduce, count, dtype, op, -1, Codec::none);
+  request.in.push_back({reinterpret_cast<char*>(data), bytes});
+  request.out = request.in;
+  auto operation = group.submit(std::move(request), true);
+  if (!operation->done()) return operation;
+  operation->rethrow();
+  return nullptr;
+}
+
+std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire,
+                       int priority) {
+  Request request = make_request(kind, count, dtype, Op::sum, root, wire);
+  request.priority = priority;
+  return group.peers(request);
+}
+
+nb::list records(const Group& group) {
+  static constexpr const char* kStates[] = {"?", "queued", "running", "done", "failed"};
+  nb::list all;
+  for (const Record& record : group.records()) {
+    nb::dict one;
+    one["number"] = record.number;
+    one["call"] = to_string(record.call);
+    one["state"] = kStates[static_cast<std::uint32_t>(record.state)];
+    one["submitted_ns"] = record.submitted_ns;
+    one["started_ns"] = record.started_ns;
+    one["ended_ns"] = record.ended_ns;
+    all.append(one);
+  }
+  return all;
 }
 
 // ---- Watch and the fork guard -------------------------------------------------------------------------
@@ -158,6 +198,47 @@ void bind_watch(nb::module_ m) {
 }
 // -------------------------------------------------------------------------------------------------------
 
+// ---- Segments and their memory nodes --------------------------------------------------------------------
+void bind_segments(nb::module_ m) {
+  nb::enum_<numa::Mode>(m, "NumaMode").value("INTERLEAVE", numa::Mode::interleave).value("BIND", numa::Mode::bind);
+  nb::class_<Placed>(m, "Placed", "A range of a segment and the memory nodes for it.")
+      .def(
+          "__init__",
+          [](Placed* self, std::size_t offset, std::size_t bytes, numa::Mode mode, std::vector<int> nodes) {
+            new (self) Placed{offset, bytes, {mode, std::move(nodes)}};
+          },
+          nb::kw_only(), "offset"_a, "bytes"_a, "mode"_a, "nodes"_a)
+      .def_ro("offset", &Placed::offset)
+      .def_ro("bytes", &Placed::bytes)
+      .def_prop_ro("mode", [](const Placed& part) { return part.policy.mode; })
+      .def_prop_ro("nodes", [](const Placed& part) { return part.policy.nodes; });
+  m.def(
+      "control_placement",
+      [](std::size_t members, const std::string& interface) {
+        return plan_placement(control_layout(members), numa::nodes(), numa::node_of_interface(interface));
+      },
+      "members"_a, "interface"_a, GilReleased(),
+      "Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.");
+  m.def(
+      "create_segment",
+      [](const std::string& name, std::size_t bytes, const std::vector<Placed>& placement) {
+        for (const Placed& part : placement) {
+          if (part.offset > bytes || part.bytes > bytes - part.offset) {
+            throw Error(Code::invalid, "a placed range lies outside the segment");
+          }
+        }
+        Segment::Place place;
+        if (!placement.empty()) place = [&](char* data) { apply_placement(placement, data); };
+        const Segment segment = Segment::create(name, bytes, place);
+        const int fd = ::dup(segment.fd());
+        if (fd < 0) throw_errno("cannot duplicate the descriptor of a shared segment");
+        return fd;
+      },
+      "name"_a, "bytes"_a, "placement"_a = std::vector<Placed>(), GilReleased(),
+      "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
+}
+// ---------------------------------------------------------------------------------------------------------
+
 }  // namespace
 
 void bind(nb::module_ m) {
@@ -207,6 +288,7 @@ void bind(nb::module_ m) {
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
       .def_ro("source", &Operation::source, "Of a receive from any source: the sender's rank, once over.")
+      .def("shared", &shared_block, "The block of a shared result as a uint8 array; REQUIRES: over, without error.")
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
@@ -216,10 +298,12 @@ void bind(nb::module_ m) {
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
            "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
-           "priority"_a = 0, "run_here"_a = false,
+           "shared"_a = false, "priority"_a = 0, "run_here"_a = false,
            "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
+      .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
+           "A synchronous allreduce in place. None when it is over; the operation where others are before it.")
       .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
-           "wire"_a = Codec::none, GilReleased(), "Ranks of other hosts that such a call sends to.")
+           "wire"_a = Codec::none, "priority"_a = 0, GilReleased(), "Ranks of other hosts that such a call sends to.")
       .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to send payload to `rank`; owned by the group.")
       .def("add_incoming", &Group::add_incoming, "rank"_a, "fd"_a, GilReleased(),
@@ -227,6 +311,7 @@ void bind(nb::module_ m) {
       .def("abort", &Group::abort, GilReleased())
       .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
            "Raises why the group is broken, if it is.")
+      .def("records", &records, "The last operations, oldest first; times by the monotonic clock.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");
@@ -263,16 +348,7 @@ void bind(nb::module_ m) {
           "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
-  m.def(
-      "create_segment",
-      [](const std::string& name, std::size_t bytes) {
-        const Segment segment = Segment::create(name, bytes);
-        const int fd = ::dup(segment.fd());
-        if (fd < 0) throw_errno("cannot duplicate the descriptor of a shared segment");
-        return fd;
-      },
-      "name"_a, "bytes"_a, GilReleased(),
-      "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
+  bind_segments(m);
   m.def("arena_block", &arena_block, "bytes"_a,
         "Zero-copy memory as a uint8 array; given back when the array dies.");
   m.def("arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },

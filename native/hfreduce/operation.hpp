@@ -10,12 +10,13 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "hfreduce/shared_result.hpp"
 #include "hfreduce/types.hpp"
 
 namespace ff::hfreduce {
 
 // What to do, on which memory. Pieces are by rank of the group:
-//   allreduce       in: the tensor                out: the same tensor
+//   allreduce       in: the tensor                out: the same tensor; none where the result is shared
 //   reduce_scatter  in: a piece a rank            out: one piece
 //   all_gather      in: one piece                 out: a piece a rank
 //   broadcast       in (root) / out (others): the tensor
@@ -44,6 +45,8 @@ class Operation {
   void complete(std::optional<Error> error);
 
   Request request;
+  std::uint64_t number = 0;  // in the order of submission to its group
+  std::shared_ptr<SharedResult> shared;  // of a call with a shared result, once it is over
   int source = -1;  // receives from any source: who sent, once it is over
 
  private:

@@ -149,6 +149,11 @@ class Operation:
     def source(self) -> int:
         """Of a receive from any source: the sender's rank, once over."""
 
+    def shared(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        The block of a shared result as a uint8 array; REQUIRES: over, without error.
+        """
+
     def rethrow(self) -> None:
         """Raises the error of a finished operation, if any."""
 
@@ -160,12 +165,17 @@ class Group:
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
-    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, run_here: bool = False) -> Operation:
+    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, shared: bool = False, priority: int = 0, run_here: bool = False) -> Operation:
         """
         Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.
         """
 
-    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE) -> list[int]:
+    def allreduce_now(self, data: int, bytes: int, count: int, dtype: DType, op: ReduceOp) -> Operation:
+        """
+        A synchronous allreduce in place. None when it is over; the operation where others are before it.
+        """
+
+    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE, priority: int = 0) -> list[int]:
         """Ranks of other hosts that such a call sends to."""
 
     def add_outgoing(self, rank: int, fd: int) -> None:
@@ -178,6 +188,9 @@ class Group:
 
     def rethrow(self) -> None:
         """Raises why the group is broken, if it is."""
+
+    def records(self) -> list:
+        """The last operations, oldest first; times by the monotonic clock."""
 
     def set_timeout(self, seconds: float) -> None: ...
 
@@ -212,7 +225,34 @@ class Post:
 
 def control_bytes(members: int) -> int: ...
 
-def create_segment(name: str, bytes: int) -> int:
+class NumaMode(enum.Enum):
+    INTERLEAVE = 0
+
+    BIND = 1
+
+class Placed:
+    """A range of a segment and the memory nodes for it."""
+
+    def __init__(self, *, offset: int, bytes: int, mode: NumaMode, nodes: Sequence[int]) -> None: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def mode(self) -> NumaMode: ...
+
+    @property
+    def nodes(self) -> list[int]: ...
+
+def control_placement(members: int, interface: str) -> list[Placed]:
+    """
+    Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.
+    """
+
+def create_segment(name: str, bytes: int, placement: Sequence[Placed] = []) -> int:
     """
     Descriptor of a new zeroed and reserved shared segment; the caller closes it.
     """

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from fireflyer.hfreduce.torch import (
         ProcessGroupHFReduce as ProcessGroupHFReduce,
     )
+    from fireflyer.hfreduce.torch import Wire as Wire
     from fireflyer.hfreduce.torch import allreduce as allreduce
     from fireflyer.hfreduce.torch import empty as empty
     from fireflyer.hfreduce.torch import empty_like as empty_like
 
-__all__ = ["ProcessGroupHFReduce", "allreduce", "empty", "empty_like", "register_backend"]
+__all__ = ["ProcessGroupHFReduce", "Wire", "allreduce", "empty", "empty_like", "register_backend"]
 
 
 def register_backend() -> None:

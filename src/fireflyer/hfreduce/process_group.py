@@ -13,9 +13,10 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError
-from fireflyer.hfreduce import rendezvous
+from fireflyer.hfreduce import flight, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
-from fireflyer.hfreduce.work import Message, Work
+from fireflyer.hfreduce.wire import Wire
+from fireflyer.hfreduce.work import OVER, Message, SharedWork, Work
 
 DTYPES = {
     torch.float32: native.DType.FLOAT32,
@@ -77,6 +78,7 @@ class ProcessGroupHFReduce(ProcessGroup):
         self._linked: set[tuple[Any, ...]] = set()
         self._group_name = ""
         self._group_description = ""
+        self._recorded = False
         self._timeout_s = timeout.total_seconds()
         self._messages: list[Work] = []  # kept alive as `_under_way` is, but they end in any order
         self._under_way: collections.deque[Work] = collections.deque()
@@ -111,6 +113,9 @@ class ProcessGroupHFReduce(ProcessGroup):
     def _get_backend(self, device: torch.device) -> "ProcessGroupHFReduce":
         return self
 
+    wire: Wire | None = None
+    """The wire codec of sums that name none themselves; alike on all ranks."""
+
     supports_splitting = False
     supports_coalescing = False
     bound_device_id = None
@@ -119,6 +124,10 @@ class ProcessGroupHFReduce(ProcessGroup):
     def network_bytes_sent(self) -> int:
         """Bytes that this rank has sent to other hosts so far."""
         return self._engine.network_bytes_sent
+
+    def flight_records(self) -> list[dict[str, Any]]:
+        """The group's last operations on this rank, oldest first; see `flight`."""
+        return self._engine.records()
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Limits the operations that start from now on."""
@@ -129,6 +138,7 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     def abort(self) -> None:
         """Ends what runs here and on all peers with an error; the group is unusable afterwards."""
+        self._recorded = True  # an end that was wanted needs no explanation
         self._engine.abort()
         self._connection.post.fail("the group was aborted")
 
@@ -145,6 +155,8 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """In place, one operation a tensor."""
+        if len(tensors) == 1 and _inline(opts) and self._allreduce_now(tensors[0], opts):
+            return OVER
         op = _op_of(opts)
         return self._over(
             [self.reduce_tensor(t, op, _inline(opts)) for t in _listed(tensors)], _listed(tensors)
@@ -152,28 +164,60 @@ class ProcessGroupHFReduce(ProcessGroup):
 
     allreduce_coalesced = allreduce
 
+    def _allreduce_now(self, tensor: torch.Tensor, opts: Any) -> bool:
+        """What small operations are made of: one host, dense memory, a caller who waits. False: not so."""
+        dtype = DTYPES.get(tensor.dtype)
+        plain = tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous()
+        if self._between_hosts or dtype is None or not plain:
+            return False
+        op = OPS.get(opts.reduceOp.op)
+        if op is None or (op is not native.ReduceOp.SUM and not _has_meaning(tensor.dtype, op)):
+            return False
+        try:
+            operation = self._engine.allreduce_now(
+                tensor.data_ptr(), tensor.nbytes, tensor.numel(), dtype, op
+            )
+        except CollectiveError as error:
+            self.failed(error)
+            raise
+        if operation is not None:
+            Work(self, [operation], [tensor]).wait()
+        return True
+
     def reduce_tensor(
-        self, tensor: torch.Tensor, op: native.ReduceOp, inline: bool, priority: int = 0
+        self,
+        tensor: torch.Tensor,
+        op: native.ReduceOp,
+        inline: bool,
+        priority: int = 0,
+        wire: Wire | None = None,
+        shared: bool = False,
     ) -> Work:
         """Allreduce of one tensor; see `hfreduce.allreduce`."""
         if tensor.layout is not torch.strided:
             return self._reduce_sparse(tensor, op)
         flat, finish = _writable(tensor)
         data = _real(flat)
+        dtype = _dtype_for(data, op)
         buffers = [(data.data_ptr(), data.nbytes)]
-        return self._submit(
+        wire = wire or self.wire
+        options = wire.options(data, op, self._rank) if wire is not None else {}
+        work = self._submit(
             native.Kind.ALLREDUCE,
             buffers,
-            buffers,
+            [] if shared else buffers,
             data.numel(),
-            _dtype_for(data, op),
+            dtype,
             inline,
             [tensor],
-            flat,
-            finish,
+            (flat, wire),
+            None if shared else finish,
             op=op,
             priority=priority,
+            shared=shared,
+            **options,
         )
+        return SharedWork(work, tensor) if shared else work
 
     def _reduce_sparse(self, tensor: torch.Tensor, op: native.ReduceOp) -> Work:
         """Gathers everybody's entries and adds them: sparse sums have no fixed size to reduce in place."""
@@ -533,17 +577,11 @@ class ProcessGroupHFReduce(ProcessGroup):
         self, kind: native.Kind, count: int, dtype: native.DType, options: dict[str, Any]
     ) -> None:
         """Makes the connections that such a call sends over, at the first one of its shape."""
-        shape = (
-            kind,
-            count,
-            dtype,
-            options.get("root", -1),
-            options.get("wire", native.Codec.NONE),
-        )
+        named = {key: options[key] for key in ("root", "wire", "priority") if key in options}
+        shape = (kind, count, dtype, *named.values())
         if shape in self._linked:
             return
-        _, _, _, root, wire = shape
-        peers = self._engine.peers(kind=kind, count=count, dtype=dtype, root=root, wire=wire)
+        peers = self._engine.peers(kind=kind, count=count, dtype=dtype, **named)
         self._connection.links.ensure(peers, Purpose.DATA)
         self._linked.add(shape)
 
@@ -608,6 +646,12 @@ class ProcessGroupHFReduce(ProcessGroup):
             self._under_way.popleft()
         self._under_way.append(work)
 
+    def failed(self, error: BaseException) -> None:
+        """Writes the flight record of a broken group, once."""
+        if not self._recorded:
+            self._recorded = True
+            flight.dump(self._engine, self._rank, self._size, error)
+
     def settle_later(self, work: Work) -> None:
         """Completes the work's future from a thread of the group: operations end in order.
 
@@ -651,12 +695,13 @@ def _dtype_for(tensor: torch.Tensor, op: native.ReduceOp) -> native.DType:
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"hfreduce cannot reduce {tensor.dtype}")
-    if tensor.dtype.is_floating_point:
-        if op in _BITWISE:
-            raise TypeError(f"{op.name} has no meaning for {tensor.dtype}")
-    elif op == native.ReduceOp.AVG:
-        raise TypeError(f"AVG needs a floating-point tensor, not {tensor.dtype}: use SUM")
+    if not _has_meaning(tensor.dtype, op):
+        raise TypeError(f"{op.name} has no meaning for {tensor.dtype}")
     return dtype
+
+
+def _has_meaning(dtype: torch.dtype, op: native.ReduceOp) -> bool:
+    return op not in _BITWISE if dtype.is_floating_point else op != native.ReduceOp.AVG
 
 
 def _check_dtypes(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> None:

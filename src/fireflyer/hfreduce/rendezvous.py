@@ -32,6 +32,7 @@ from fireflyer.errors import (
 from fireflyer.hfreduce.door import Door
 from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.links import Links
+from fireflyer.hfreduce.placement import create_control
 from fireflyer.hfreduce.switchboard import (
     Line,
     Switchboard,
@@ -213,7 +214,7 @@ def establish(
             sockets[peer] = sock
             if (process := process_of(sock)) >= 0:
                 watch.add_process(peer, process)
-        control = _share_control(team, rank, sockets, deadline)
+        control = _share_control(team, rank, cards[rank].address, sockets, deadline)
         here = sum(card.machine == seat.card.machine for card in cards)
         connection.group = native.Group(
             rank=rank,
@@ -329,14 +330,18 @@ def _member(rank: int, sock: socket.socket | None) -> tuple[int, int, int]:
 
 
 def _share_control(
-    team: Sequence[int], rank: int, sockets: dict[int, socket.socket], deadline: float
+    team: Sequence[int],
+    rank: int,
+    address: str,
+    sockets: dict[int, socket.socket],
+    deadline: float,
 ) -> int:
     """The control segment: made by the host's first rank and passed to the others; -1 for one
     alone."""
     if len(team) == 1:
         return -1
     if rank == team[0]:
-        control = native.create_segment("fireflyer-control", native.control_bytes(len(team)))
+        control = create_control(len(team), address)
         try:
             for sock in sockets.values():
                 socket.send_fds(sock, [b"c"], [control])
