@@ -150,7 +150,10 @@ void Watch::listen(Listener listener) {
 
 Error Watch::announce(const Error& error) {
   const std::lock_guard lock(mutex_);
-  if (!failure_ && generation_ == fork_guard::generation()) {
+  const bool own = generation_ == fork_guard::generation();
+  // What this thread found may be a consequence of something that another rank has told: it lies in the links.
+  if (own && !failure_) hear_all();
+  if (own && !failure_) {
     const Notice notice = Notice::of(Kind::broken, error);
     failure_ = notice.error();
     flood(notice, nullptr);
@@ -272,6 +275,13 @@ void Watch::hear(Link& link) {
     }
     return;
   }
+}
+
+void Watch::hear_all() {
+  std::vector<int> sockets;
+  for (const auto& [socket, link] : links_) sockets.push_back(socket);
+  for (const int socket : sockets) hear(*links_.at(socket));
+  wake();  // there may be something to tell
 }
 
 void Watch::process_ended(int pidfd) {

@@ -75,6 +75,7 @@ class Watch {
   void run();
   void tell_listener();
   void hear(Link& link);                                   // REQUIRES mutex_, as all below
+  void hear_all();
   void process_ended(int pidfd);
   void parse(Link& link);
   bool heed(const Notice& notice, const Link* source);     // false: no such notice can be

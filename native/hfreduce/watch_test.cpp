@@ -100,6 +100,16 @@ void an_announced_error_is_the_same_everywhere_and_the_first_counts() {
   CHECK(std::string(cut.what()) == std::string(1023, 'x'));
 }
 
+// The second error is a consequence of the first, found before the watch's thread has read the notice.
+void what_was_announced_before_counts() {
+  for (int round = 0; round < 300; ++round) {
+    Row row(2);
+    row[0].announce(Error(Code::collective, "first"));
+    CHECK(std::string(row[1].announce(Error(Code::rank_failed, "second", 0)).what()) == "first");
+    CHECK(row[1].failed_ranks().empty());
+  }
+}
+
 void the_listener_hears_one_failure_once() {
   Row row(3);
   std::atomic<int> calls = 0;
@@ -183,6 +193,7 @@ int main() {
   a_goodbye_is_no_failure_and_is_told_with_its_count();
   all_may_leave_at_once();
   an_announced_error_is_the_same_everywhere_and_the_first_counts();
+  what_was_announced_before_counts();
   the_listener_hears_one_failure_once();
   a_link_that_comes_late_learns_what_happened();
   garbage_fails_its_sender();
