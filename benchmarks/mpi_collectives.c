@@ -6,7 +6,8 @@
 // read() and leaves the cores to others. Rank 0 answers each command with one line in FOLDER/answer:
 //
 //   hello                              ready
-//   run NAME TYPE OP BYTES CALLS       seconds of the slowest rank, CPU seconds of all ranks, for all CALLS
+//   run NAME TYPE OP BYTES CALLS       seconds from the first rank's begin to the last one's end, and CPU seconds
+//                                      of all ranks together, for all CALLS
 //   check NAME TYPE OP BYTES 1         elements with a wrong value, of all ranks together
 //
 // TYPE and OP are those of the reducing collectives; the others move bytes and take "uint8". End of file on the
@@ -205,14 +206,14 @@ static double seconds(clockid_t clock) {
 
 static void run(const Call* c, int calls, FILE* answer) {
   MPI_Barrier(MPI_COMM_WORLD);
-  const double wall = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
+  const double begin = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
   for (int i = 0; i < calls; ++i) once(c);
   const double my_cpu = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
-  const double my_wall = seconds(CLOCK_MONOTONIC) - wall;
-  double slowest = 0, together = 0;
-  MPI_Reduce(&my_wall, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+  const double mine[2] = {-begin, seconds(CLOCK_MONOTONIC)};
+  double bounds[2] = {0, 0}, together = 0;
+  MPI_Reduce(mine, bounds, 2, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
   MPI_Reduce(&my_cpu, &together, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
-  if (answer != NULL) fprintf(answer, "%.9f %.9f\n", slowest, together);
+  if (answer != NULL) fprintf(answer, "%.9f %.9f\n", bounds[1] + bounds[0], together);
 }
 
 static FILE* open_pipe(const char* folder, const char* name, const char* mode) {

@@ -107,8 +107,29 @@ std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std:
   return nullptr;
 }
 
-std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire) {
-  return group.peers(make_request(kind, count, dtype, Op::sum, root, wire));
+std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire,
+                       int priority) {
+  Request request = make_request(kind, count, dtype, Op::sum, root, wire);
+  request.priority = priority;
+  return group.peers(request);
+}
+
+using Fields = nb::typed<nb::dict, nb::str, nb::object>;
+
+nb::typed<nb::list, Fields> records(const Group& group) {
+  static constexpr const char* kStates[] = {"?", "queued", "running", "done", "failed"};
+  nb::typed<nb::list, Fields> all;
+  for (const Record& record : group.records()) {
+    nb::dict one;
+    one["number"] = record.number;
+    one["call"] = to_string(record.call);
+    one["state"] = kStates[static_cast<std::uint32_t>(record.state)];
+    one["submitted_ns"] = record.submitted_ns;
+    one["started_ns"] = record.started_ns;
+    one["ended_ns"] = record.ended_ns;
+    all.append(one);
+  }
+  return all;
 }
 
 // ---- Watch and the fork guard -------------------------------------------------------------------------
@@ -158,8 +179,8 @@ void bind_watch(nb::module_ m) {
           },
           "message"_a, "rank"_a = -1, GilReleased(),
           "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
-      .def("leave", &BoundWatch::leave, "operations"_a, GilReleased(),
-           "Says goodbye; waits a second at most until the neighbours know.")
+      .def("leave", &BoundWatch::leave, "operations"_a, "seconds"_a = 1.0, GilReleased(),
+           "Says goodbye; waits at most `seconds` until the neighbours know.")
       .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
       .def("wait", &BoundWatch::wait, "seconds"_a = -1.0, GilReleased(),
            "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
@@ -284,7 +305,7 @@ void bind(nb::module_ m) {
       .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
            "A synchronous allreduce in place. None when it is over; the operation where others are before it.")
       .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
-           "wire"_a = Codec::none, GilReleased(), "Ranks of other hosts that such a call sends to.")
+           "wire"_a = Codec::none, "priority"_a = 0, GilReleased(), "Ranks of other hosts that such a call sends to.")
       .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to send payload to `rank`; owned by the group.")
       .def("add_incoming", &Group::add_incoming, "rank"_a, "fd"_a, GilReleased(),
@@ -292,6 +313,7 @@ void bind(nb::module_ m) {
       .def("abort", &Group::abort, GilReleased())
       .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
            "Raises why the group is broken, if it is.")
+      .def("records", &records, "The last operations, oldest first; times by the monotonic clock.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");

@@ -387,6 +387,29 @@ void Hierarchy::team_copy(const Request& request, Pieces in, bool split, Pieces 
   team_->drive(pass, 1);
 }
 
+std::uint64_t Hierarchy::settle_next(std::uint64_t chosen, Clock::time_point deadline) {
+  deadline_ = deadline;
+  const auto& hosts = layout().hosts;
+  if (layout().place != 0) return team_->await_next(deadline);
+  std::vector<Transfer> letters(hosts.size());
+  const bool leader = hosts[layout().host][0] == 0;
+  for (std::size_t h = 0; h < hosts.size(); ++h) {
+    if (h == layout().host) continue;
+    if (!leader && hosts[h][0] != 0) continue;
+    letters[h] = {reinterpret_cast<char*>(&chosen), sizeof chosen};
+    leader ? transport_.send(hosts[h][0], letters[h]) : transport_.receive(0, letters[h]);
+  }
+  const auto waits = [](const Transfer& letter) { return letter.data != nullptr && !letter.done; };
+  for (auto at = letters.begin(); at != letters.end();) {
+    at = std::find_if(letters.begin(), letters.end(), waits);
+    if (at != letters.end() && !transport_.progress()) {
+      wait(leader ? hosts[static_cast<std::size_t>(at - letters.begin())][0] : 0);
+    }
+  }
+  if (team_ != nullptr) team_->publish_next(chosen);
+  return chosen;
+}
+
 void Hierarchy::run(Operation& operation, Clock::time_point deadline) {
   const Request& request = operation.request;
   deadline_ = deadline;

@@ -30,6 +30,8 @@ class Hierarchy {
   // The ranks that a call sends to: there must be links to them when it runs. Any thread.
   std::vector<int> peers(const Request& request);
   void run(Operation& operation, Clock::time_point deadline);
+  // Rank 0 settles which prioritised operation is next; the first rank of each host tells its team.
+  std::uint64_t settle_next(std::uint64_t chosen, Clock::time_point deadline);
   void set_rules(std::vector<Rule> rules) { planner_.set_rules(std::move(rules)); }
 
  private:

@@ -45,6 +45,7 @@ class Operation {
   void complete(std::optional<Error> error);
 
   Request request;
+  std::uint64_t number = 0;  // in the order of submission to its group
   std::shared_ptr<SharedResult> shared;  // of a call with a shared result, once it is over
   int source = -1;  // receives from any source: who sent, once it is over
 

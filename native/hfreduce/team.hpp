@@ -109,6 +109,11 @@ class Team {
   void completed(std::size_t parts, std::size_t of);  // when all are complete, the reduced gate opens
   void wait_completed();
 
+  // The order of prioritised operations: one member publishes what runs next, the others learn it, each once an
+  // operation.
+  void publish_next(std::uint64_t number);
+  std::uint64_t await_next(Clock::time_point deadline);
+
   // Ends every wait of this rank and of the others on this host: `rank` is why. Any thread.
   void abort(int rank);
 
@@ -137,6 +142,7 @@ class Team {
   // State of the operation that runs; only its thread touches it.
   std::uint32_t step_ = 0;         // first step of the running pass
   std::uint32_t result_step_ = 0;  // the same of the result ring
+  std::uint32_t decisions_ = 0;    // published or learnt
   std::uint32_t posts_ = 0;        // how often this member has posted
   Call call_{};
 

@@ -100,14 +100,16 @@ void an_announced_error_is_the_same_everywhere_and_the_first_counts() {
   CHECK(std::string(cut.what()) == std::string(1023, 'x'));
 }
 
-// The second error is a consequence of the first, found before the watch's thread has read the notice.
-void what_was_announced_before_counts() {
-  for (int round = 0; round < 300; ++round) {
-    Row row(2);
-    row[0].announce(Error(Code::collective, "first"));
-    CHECK(std::string(row[1].announce(Error(Code::rank_failed, "second", 0)).what()) == "first");
-    CHECK(row[1].failed_ranks().empty());
-  }
+void a_blame_gives_way_to_what_is_known_already() {
+  Row row(3);
+  row.watches[0].reset();
+  const Error dead = row[1].announce(Error(Code::rank_failed, "rank 2 died or left the group", 2));
+  CHECK(dead.rank() == 0);
+  Row other(3);
+  other[0].leave(3);
+  const Error gone = other[1].announce(Error(Code::rank_failed, "rank 0 died or left the group", 0));
+  CHECK(gone.rank() == 0 && std::string(gone.what()) == "rank 0 left the group");
+  CHECK(std::string(failure_of(other[2]).what()) == gone.what());
 }
 
 void the_listener_hears_one_failure_once() {
@@ -193,7 +195,7 @@ int main() {
   a_goodbye_is_no_failure_and_is_told_with_its_count();
   all_may_leave_at_once();
   an_announced_error_is_the_same_everywhere_and_the_first_counts();
-  what_was_announced_before_counts();
+  a_blame_gives_way_to_what_is_known_already();
   the_listener_hears_one_failure_once();
   a_link_that_comes_late_learns_what_happened();
   garbage_fails_its_sender();

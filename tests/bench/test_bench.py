@@ -43,8 +43,8 @@ def test_allreduce_report() -> None:
     assert report["bench"] == "allreduce"
     assert set(report) == {"bench", "command", "machine", "rows", "nccl"}
     assert set(report["machine"]) == {"cpu", "cores", "memory", "kernel", "load"}
-    # Two sizes: the cores had; two kinds of memory: wall and CPU against gloo, bytes against two limits.
-    assert len(report["rows"]) == 2 * (1 + 2 * 4)
+    # Two sizes: the cores had; two kinds of memory: wall and CPU against gloo, bytes against 3 limits.
+    assert len(report["rows"]) == 2 * (1 + 2 * 5)
     check_rows(report["rows"])
     for row in report["rows"]:
         assert row["rounds"] == 2

@@ -45,7 +45,7 @@ def test_every_collective(collective: str, size: int, count: int, bus: float) ->
         assert (row.size, row.count, row.wrong) == (size, count, 0)
         assert row.algbw == pytest.approx(size / row.time_us / 1e3)
         assert row.busbw == pytest.approx(row.algbw * bus)
-    peers = ["gloo", "gloo"] + (["add limit", "copy limit"] if size else [])
+    peers = ["gloo", "gloo"] + (["add limit", "update limit", "copy limit"] if size else [])
     assert [row.peer for row in rows] == ["cores"] * bool(size) + peers * 2  # two kinds of memory
 
 

@@ -33,7 +33,11 @@ def exact(world: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize(("codec", "bytes_each"), [("bf16", 2), ("fp16", 2), ("int8", 1 + 4 / 256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_codec_keeps_its_bound_and_its_bytes(
-    start_gang: Callable[..., Any], store_path: str, codec: str, bytes_each: float, dtype: torch.dtype
+    start_gang: Callable[..., Any],
+    store_path: str,
+    codec: str,
+    bytes_each: float,
+    dtype: torch.dtype,
 ) -> None:
     def body(rank: int, world: int) -> tuple[bytes, int]:
         group = init(store_path, rank, world)
@@ -77,7 +81,8 @@ def test_error_feedback_makes_small_changes_arrive(
         init(store_path, rank, world)
         wire = hfreduce.Wire("int8", error_feedback=True)
         totals = torch.zeros(2)
-        for index, codec in enumerate(("int8", wire)):
+        codecs: list[str | hfreduce.Wire] = ["int8", wire]
+        for index, codec in enumerate(codecs):
             for _ in range(50):
                 tensor = torch.full((512,), 0.001)
                 tensor[::256] = 1.0  # sets the scale of the block: 0.001 is less than half a step
@@ -145,12 +150,12 @@ def test_a_shared_result_lies_once_a_host(
         assert torch.allclose(work.result()[0] * world, shared, atol=1e-6)
         raw = shared.numpy().tobytes()
         before = native.arena_reserved_bytes()
-        for _ in range(30):  # blocks are given back when all have let go
-            del shared, work
-            gc.collect()
-            shared = hfreduce.allreduce(tensor, shared=True)
-            work = hfreduce.allreduce(tensor, shared=True, async_op=True)
-            work.wait()
+        del shared, work
+        gc.collect()
+        for _ in range(20):  # blocks are given back when all have let go
+            held = hfreduce.allreduce(tensor, shared=True)
+            hfreduce.allreduce(tensor, shared=True, async_op=True).wait()
+            assert held.numel() == COUNT
         assert native.arena_reserved_bytes() <= before + (8 << 20)
         dist.barrier()
         return raw, native.arena_reserved_bytes()

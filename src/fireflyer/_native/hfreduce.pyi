@@ -33,8 +33,8 @@ class Watch:
         Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.
         """
 
-    def leave(self, operations: int) -> None:
-        """Says goodbye; waits a second at most until the neighbours know."""
+    def leave(self, operations: int, seconds: float = 1.0) -> None:
+        """Says goodbye; waits at most `seconds` until the neighbours know."""
 
     def drop_links(self) -> None:
         """Ends without a goodbye, as a death does."""
@@ -175,7 +175,7 @@ class Group:
         A synchronous allreduce in place. None when it is over; the operation where others are before it.
         """
 
-    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE) -> list[int]:
+    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE, priority: int = 0) -> list[int]:
         """Ranks of other hosts that such a call sends to."""
 
     def add_outgoing(self, rank: int, fd: int) -> None:
@@ -188,6 +188,9 @@ class Group:
 
     def rethrow(self) -> None:
         """Raises why the group is broken, if it is."""
+
+    def records(self) -> list[dict[str, object]]:
+        """The last operations, oldest first; times by the monotonic clock."""
 
     def set_timeout(self, seconds: float) -> None: ...
 

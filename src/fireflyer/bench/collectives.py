@@ -1,9 +1,10 @@
 """One collective on one host: ours in every kind of memory, gloo in the same processes, Open MPI beside.
 
-In each round every candidate runs once, and so do the machine's limits: `a += b` by torch and memcpy, all
-ranks at once, one thread each, on zero-copy memory of the same size as the tensors, so that it fits the same
-caches. The bound of a call is the least bytes that it moves over the limit of adding, or of copying where
-nothing is reduced. How many cores the ranks had while they added tells whether the machine was quiet.
+In each round every candidate runs once, and so do the machine's limits: `a += b` and `a += 1` by torch and
+memcpy, all ranks at once, one thread each, on zero-copy memory of the same size as the tensors, so that it
+fits the same caches. The bound of a call is the least bytes that it moves over the limit with its share of
+writes: `a += 1` for an allreduce in place (as many as it reads), `a += b` for what else reduces, memcpy for
+what only moves. How many cores the ranks had while they added tells whether the machine was quiet.
 """
 
 import ctypes
@@ -32,7 +33,7 @@ from fireflyer.bench.options import size_text
 from fireflyer.bench.report import NcclRow, Row
 from fireflyer.errors import ConfigError
 
-ADD, COPY = "add limit", "copy limit"
+ADD, UPDATE, COPY = "add limit", "update limit", "copy limit"
 _LEAST_LIMIT_BYTES = 1 << 20  # below, the cost of the calls would pass for a limit
 
 
@@ -155,15 +156,17 @@ def _mpi_case(
 
 
 def _add_limits(session: Session, runs: dict[str, Run], size: int) -> dict[str, int]:
-    """Adds both limits over one half of a buffer of `size` bytes a rank and the other; returns the bytes that
-    all ranks together read and write in one call."""
+    """Adds the limits, over a buffer of `size` bytes a rank or from one half of it to the other; returns the
+    bytes that all ranks together read and write in one call."""
     whole = hfreduce.empty(max(size, _LEAST_LIMIT_BYTES) // 8 * 2, dtype=torch.float32).zero_()
     a, b = whole.chunk(2)
     runs[ADD] = partial(session.time, partial(a.add_, b))
+    runs[UPDATE] = partial(session.time, partial(whole.add_, 1.0))
     runs[COPY] = partial(
         session.time, partial(ctypes.memmove, a.data_ptr(), b.data_ptr(), a.nbytes)
     )
-    return {ADD: 3 * a.nbytes * session.ranks, COPY: 2 * a.nbytes * session.ranks}
+    moved = {ADD: 3 * a.nbytes, UPDATE: 2 * whole.nbytes, COPY: 2 * a.nbytes}
+    return {name: count * session.ranks for name, count in moved.items()}
 
 
 def _rows(
@@ -172,7 +175,7 @@ def _rows(
     ours = measured.timings[dtype, memory]
     walls = [timing.wall for timing in ours]
     formula, moved = cases.bytes_moved(spec.collective, memory, spec.ranks, size)
-    limit = ADD if cases.ACCOUNTS[spec.collective].reduces else COPY
+    limit = _limit(spec.collective, memory)
     bounds = [moved / rate / 1e3 for rate in measured.limits.get(limit, [])]
     case = f"{spec.ranks} ranks"
     if spec.collective != "barrier":
@@ -202,6 +205,12 @@ def _rows(
             asked = goal if name == ADD else None
             rows.append(Row.of_rates(case, "GB/s", rates, name, limits, asked))
     return rows
+
+
+def _limit(collective: str, memory: str) -> str:
+    if not cases.ACCOUNTS[collective].reduces:
+        return COPY
+    return UPDATE if collective == "allreduce" and memory != "shared" else ADD
 
 
 def _nccl_rows(spec: Spec, size: int, dtype: str, measured: Measured) -> list[NcclRow]:

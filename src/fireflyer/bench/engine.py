@@ -1,8 +1,9 @@
 """What every benchmark of collectives shares: ranks as processes, one clock, interleaved rounds.
 
 The ranks are forked from a process with one thread and never outlive it. A `Session` is one rank's place in
-the run: a group of ours, a gloo group that also keeps the ranks in step, and the clock. Wall time is that of
-the slowest rank, CPU time the sum over all ranks and all their threads.
+the run: a group of ours, a gloo group that also keeps the ranks in step, and the clock. Wall time is from the
+first rank's begin to the last one's end (they share the machine's monotonic clock), CPU time the sum over all
+ranks and all their threads.
 """
 
 import ctypes
@@ -146,16 +147,15 @@ class Session:
         """`calls` calls on every rank, begun together, on cores of their own where there are enough."""
         self.barrier()
         self._spread()
-        wall, cpu = time.perf_counter(), time.process_time()
+        begin, cpu = time.monotonic(), time.process_time()
         for _ in range(calls):
             call()
-        mine = torch.tensor(
-            [time.perf_counter() - wall, time.process_time() - cpu], dtype=torch.float64
-        )
-        slowest = mine.clone()
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.gloo)
-        dist.all_reduce(mine, group=self.gloo)
-        return Timing(float(slowest[0]) / calls * 1e6, float(mine[1]) / calls * 1e6)
+        end, cpu = time.monotonic(), time.process_time() - cpu
+        bounds = torch.tensor([-begin, end], dtype=torch.float64)
+        together = torch.tensor([cpu], dtype=torch.float64)
+        dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=self.gloo)
+        dist.all_reduce(together, group=self.gloo)
+        return Timing(float(bounds.sum()) / calls * 1e6, float(together) / calls * 1e6)
 
 
 def interleave(

@@ -9,7 +9,8 @@ from torch.distributed import ProcessGroup, ReduceOp
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError
 from fireflyer.hfreduce import register_backend
-from fireflyer.hfreduce.process_group import ProcessGroupHFReduce, op_named
+from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
+from fireflyer.hfreduce.tensors import op_named
 from fireflyer.hfreduce.wire import Wire
 
 __all__ = ["ProcessGroupHFReduce", "Wire", "allreduce", "empty", "empty_like"]

@@ -17,14 +17,14 @@ _SUMS = (native.ReduceOp.SUM, native.ReduceOp.AVG)
 
 
 class Wire:
-    """A codec for the leg between hosts; inside a host nothing changes. See docs/hfreduce.md for the error bounds.
+    """A codec for the leg between hosts; inside a host nothing changes. Error bounds: docs/hfreduce.md.
 
     Args:
-        codec: "bf16", "fp16" (2 bytes an element), "int8" (blocks of 256 with one scale, 1.02 bytes), or "fp32":
-            partial sums of 16-bit and 8-bit types travel unrounded.
+        codec: "bf16", "fp16" (2 bytes an element), "int8" (blocks of 256 with one scale, 1.02 bytes),
+            or "fp32": partial sums of 16-bit and 8-bit types travel unrounded.
         stochastic: round at random, so that errors cancel over many calls instead of adding up.
-        error_feedback: what a call rounds away is added to the next one (Seide et al., 2014). The object then
-            belongs to one tensor, whose size must stay the same.
+        error_feedback: what a call rounds away is added to the next one (Seide et al., 2014). The object
+            then belongs to one tensor, whose size must stay the same.
 
     Raises:
         ConfigError: no such codec.
@@ -41,9 +41,7 @@ class Wire:
         self._calls = 0
         self._residual: torch.Tensor | None = None
 
-    def options(
-        self, tensor: torch.Tensor, op: native.ReduceOp, rank: int
-    ) -> dict[str, Any]:
+    def options(self, tensor: torch.Tensor, op: native.ReduceOp, rank: int) -> dict[str, Any]:
         """For the engine: what differs from the default for this call.
 
         Raises:

@@ -9,13 +9,17 @@ import torch
 import torch.distributed as dist
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import DeadlineExceeded
+from fireflyer.errors import CollectiveError, DeadlineExceeded
 
 
 class Settler(Protocol):
-    """Completes futures from a thread of its own; a process group."""
+    """What a work needs of its process group."""
 
-    def settle_later(self, work: "Work") -> None: ...
+    def settle_later(self, work: "Work") -> None:
+        """Completes the work's future from a thread of the group."""
+
+    def failed(self, error: BaseException) -> None:
+        """Hears of an operation that ended with an error."""
 
 
 class Work(dist.Work):
@@ -73,7 +77,11 @@ class Work(dist.Work):
         for operation in self._operations:
             if not operation.wait(seconds if seconds > 0 else -1.0):
                 raise DeadlineExceeded(f"the collective did not finish within {seconds:g} s")
-            operation.rethrow()
+            try:
+                operation.rethrow()
+            except CollectiveError as error:
+                self._settler.failed(error)
+                raise
         if self._finish is not None:
             with self._lock:
                 if self._finish is not None:
@@ -117,7 +125,7 @@ class Work(dist.Work):
 
 
 class SharedWork(Work):
-    """An allreduce whose result lies once a host: `result()` has it, the tensor of the call stays as it was."""
+    """An allreduce whose result lies once a host. `result()` has it; the tensor of the call stays."""
 
     def __init__(self, work: Work, like: torch.Tensor) -> None:
         super().__init__(work._settler, work._operations, [], work)
@@ -151,3 +159,15 @@ class Message(Work):
         seconds = timeout.total_seconds() if timeout else 0.0
         self._post.wait(self._operations[0], seconds if seconds > 0 else -1.0)
         return super().wait(timeout)
+
+
+class _Nobody:
+    def settle_later(self, work: Work) -> None:
+        work.settle()
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+
+OVER = Work(_Nobody(), [], [])
+"""What a synchronous call gives back that was over before it returned."""
