@@ -1,4 +1,6 @@
 // Bindings of the collective engine. Whatever waits or moves tensor bytes releases the GIL.
+#include <sys/socket.h>
+
 #include <nanobind/nanobind.h>
 #include <mutex>
 #include <nanobind/ndarray.h>
@@ -361,8 +363,15 @@ void bind(nb::module_ m) {
 
   nb::class_<Post>(m, "Post", "Point-to-point messages between the ranks of a group.")
       .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
-      .def("add_outgoing", &Post::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
-           "A connected socket to send to `rank`; owned from here on.")
+      .def(
+          "add_outgoing",
+          [](Post& post, int rank, int fd) {
+            int family = AF_INET;
+            socklen_t size = sizeof family;
+            ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
+            post.add_outgoing(rank, fd, family == AF_UNIX);  // Unix sockets join ranks of one host
+          },
+          "rank"_a, "fd"_a, GilReleased(), "A connected socket to send to `rank`; owned from here on.")
       .def("add_incoming", &Post::add_incoming, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to receive from `rank`; owned from here on.")
       .def(
