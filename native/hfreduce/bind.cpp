@@ -313,7 +313,6 @@ void bind_devices(nb::module_ m) {
 
 void bind(nb::module_ m) {
   bind_watch(m);
-  bind_devices(m);
   m.doc() = "The collective engine: shared memory inside a host, a TCP ring between hosts.";
   nb::enum_<DType>(m, "DType")
       .value("FLOAT32", DType::f32)
@@ -420,6 +419,7 @@ void bind(nb::module_ m) {
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   bind_segments(m);
+  bind_devices(m);
   m.def("arena_block", &arena_block, "bytes"_a,
         "Zero-copy memory as a uint8 array; given back when the array dies.");
   m.def("arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },
