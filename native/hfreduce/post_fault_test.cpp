@@ -214,7 +214,7 @@ void garbage_ends_the_peer_and_nothing_else(std::uint64_t seed) {
   const bool forward = seed % 2 == 0;
   const int fd = forward ? hand.to : hand.from;
   for (int i = 0; i < 40; ++i) {
-    Header header{.kind = static_cast<Kind>(random() % 11), .tag = random() % 3, .id = random() % 8};
+    Header header{.kind = static_cast<FrameKind>(random() % 11), .tag = random() % 3, .id = random() % 8};
     const std::uint64_t sizes[] = {0, 100, 200'000, mail::kEagerBytes + 1, random(), random() % 1000};
     header.bytes = sizes[random() % 6];
     if (random() % 20 == 0) header.magic = 7;
