@@ -223,7 +223,9 @@ void bind_rules(nb::module_ m) {
       .def_ro("bytes", &Rule::bytes)
       .def_ro("algorithm", &Rule::algorithm)
       .def_ro("lanes", &Rule::lanes)
-      .def("__eq__", [](const Rule& rule, const Rule& other) { return rule == other; })
+      .def(
+          "__eq__", [](const Rule& rule, const Rule& other) { return rule == other; },
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", [](const Rule& rule) {
         return nb::str("Rule({}, hosts={}, bytes={}, {}, lanes={})")
             .format(rule.kind, rule.hosts, rule.bytes, rule.algorithm, rule.lanes);

@@ -248,7 +248,13 @@ class EngineGroup(ProcessGroup):
         **options: Any,
     ) -> Work:
         """`like`: one of the tensors whose memory the buffers are."""
-        call = {"kind": kind, "inputs": inputs, "outputs": outputs, "count": count, "dtype": dtype}
+        call: dict[str, Any] = {
+            "kind": kind,
+            "inputs": inputs,
+            "outputs": outputs,
+            "count": count,
+            "dtype": dtype,
+        }
         if like is not None and (seat := devices.seat_of(like)) is not None:
             return self._submit_staged(seat, {**call, **options}, result, held, finish)
         if self._between_hosts:
