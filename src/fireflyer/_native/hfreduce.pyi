@@ -192,6 +192,11 @@ class Group:
     def records(self) -> list[dict[str, object]]:
         """The last operations, oldest first; times by the monotonic clock."""
 
+    def set_rules(self, rules: Sequence[Rule]) -> None:
+        """
+        Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.
+        """
+
     def set_timeout(self, seconds: float) -> None: ...
 
     @property
@@ -224,6 +229,52 @@ class Post:
         """Ends every message, now and later, with this error."""
 
 def control_bytes(members: int) -> int: ...
+
+class Algorithm(enum.Enum):
+    RING = 1
+
+    TREE = 2
+
+    DIRECT = 3
+
+    CHAIN = 4
+
+class Rule:
+    """
+    Calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.
+    """
+
+    def __init__(self, *, kind: Kind, hosts: int, bytes: int, algorithm: Algorithm, lanes: int) -> None:
+        """
+        bytes: ANY_BYTES has no limit; lanes: at most, 0 for as many as there are.
+        """
+
+    @property
+    def kind(self) -> Kind: ...
+
+    @property
+    def hosts(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def algorithm(self) -> Algorithm: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    def __eq__(self, arg: Rule, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+ANY_BYTES: int = 18446744073709551615
+
+def default_rules() -> list[Rule]:
+    """What counts where no other rule applies."""
+
+def choose_rule(rules: Sequence[Rule], kind: Kind, hosts: int, bytes: int) -> Rule:
+    """The first of the rules that applies, or of the default ones."""
 
 class NumaMode(enum.Enum):
     INTERLEAVE = 0
