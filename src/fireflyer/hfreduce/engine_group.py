@@ -240,7 +240,13 @@ class EngineGroup(ProcessGroup):
         **options: Any,
     ) -> Work:
         """`like`: one of the tensors whose memory the buffers are."""
-        call = {"kind": kind, "inputs": inputs, "outputs": outputs, "count": count, "dtype": dtype}
+        call: dict[str, Any] = {
+            "kind": kind,
+            "inputs": inputs,
+            "outputs": outputs,
+            "count": count,
+            "dtype": dtype,
+        }
         if like is not None and (seat := devices.seat_of(like)) is not None:
             return self._submit_staged(seat, {**call, **options}, result, held, finish)
         if self._between_hosts:
@@ -259,6 +265,7 @@ class EngineGroup(ProcessGroup):
         held: object,
         finish: Callable[[], None] | None,
     ) -> Work:
+        self._engine.rethrow()  # the caller does not wait: here he hears of earlier failures
         kind, count, dtype = call["kind"], call["count"], call["dtype"]
         size = sum(bytes_ for _, bytes_ in call["inputs"] or call["outputs"])
         counts = devices.parts_of(kind, count, size)

@@ -112,8 +112,10 @@ class Work(dist.Work):
             operation.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the tensors, completed by the group's own thread; on a device that torch knows, complete
-        at once: whoever waits for it makes his stream wait."""
+        """A future of the tensors, completed by the group's own thread.
+
+        On a device that torch knows it is complete at once: whoever waits for it makes his stream wait.
+        """
         if self._future is None and self._future_device is not None:
             self._future = torch.futures.Future(devices=[self._future_device])
             with torch.cuda.stream(torch.cuda.Stream(self._future_device)):
