@@ -242,7 +242,6 @@ void Stager::enqueue(Passage& passage, const Plan& plan, Device::Stream user) {
   const Borrowed ready{device_};
   device_.record(ready.event, user);
   device_.wait(inward_, ready.event);
-  device_.wait(outward_, ready.event);
   // First everything inward: where both streams share a queue of the hardware, no copy stands
   // behind a gate of its own call.
   std::vector<std::unique_ptr<Borrowed>> copied;

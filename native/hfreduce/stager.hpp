@@ -3,7 +3,7 @@
 //   user's stream    compute | ready |                                  waits for done | compute
 //   inward stream            waits for ready | copy 0, arrived = 1 | copy 1, arrived = 2
 //   engine's thread                               waits | reduce 0, open = 1 | reduce 1, open = 2
-//   outward stream           waits for ready | hold 1 . . . . . . . | copy 0 | hold 2 | copy 1 | done
+//   outward stream                           hold 1 . . . . . . . . | copy 0 | hold 2 | copy 1 | done
 //
 // All of a call is put into the streams when it is submitted, by the submitting thread, which waits for nothing. Then
 // the engine's thread only waits for `arrived` and raises `open`: it never calls the device's runtime. A large call
@@ -16,6 +16,7 @@
 //   - The mirrors live until the engine and both streams are through with them, whatever fails.
 //   - If an operation fails, its gate opens all the same, and its outputs are filled with 0xFF bytes, NaN in every
 //     floating type: a stream that runs on computes no plausible numbers from them.
+//   - A part's copy out comes after its copy in by an event, too: CUDA does not see the order that a gate makes.
 //   - Each (group, device) has its own two streams: calls of one group never wait for another's.
 #pragma once
 

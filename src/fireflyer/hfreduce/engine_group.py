@@ -273,6 +273,7 @@ class EngineGroup(ProcessGroup):
         held: object,
         finish: Callable[[], None] | None,
     ) -> Work:
+        self._engine.rethrow()  # the caller does not wait: here he hears of earlier failures
         kind, count, dtype = call["kind"], call["count"], call["dtype"]
         size = sum(bytes_ for _, bytes_ in call["inputs"] or call["outputs"])
         counts = devices.parts_of(kind, count, size)
