@@ -64,7 +64,8 @@ void a_payload_under_way_outlives_its_receive() {
     Hand::put(hand.to, {.kind = Kind::eager, .tag = tag, .bytes = 1000});
     half(0);
   };
-  begin_eager(1);  // its receive comes later
+  begin_eager(1);
+  Hand::settle(hand.to);  // it waits in memory for its receive
   drained(1, [] {}, [&] { half(500); });
   drained(5, [&] { begin_eager(5); }, [&] { half(500); });
   // Announced: the receive meets it (what follows it has been read), its payload comes in two frames.

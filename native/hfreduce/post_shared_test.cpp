@@ -124,11 +124,22 @@ void different_sizes_fail_on_both_sides() {
   CHECK(expect_error(*posts[0], send, Code::collective) ==
         expect_error(*posts[1], receive, Code::collective));
   const auto again = posts[0]->send(1, 1, sent.data, sent.size, 60);
-  expect_ok(*posts[0], posts[0]->send(1, 2, nullptr, 0, 60));
-  expect_ok(*posts[1], posts[1]->receive(0, 2, nullptr, 0, 60));
-  // The offer lies there; whoever sleeps on the links is woken to copy.
-  CHECK(posts[1]->receive(0, 1, target.data, sent.size, kNoDeadline)->wait(-1));
+  expect_ok(*posts[1], posts[1]->receive(0, 1, target.data, sent.size, 60));
   expect_ok(*posts[0], again);
+}
+
+// No rank visits its Post here: its own thread sleeps on the links, and is woken to copy what lies there.
+void a_sleeping_thread_is_woken_to_copy() {
+  auto posts = make_world(2, false, true, true);
+  Block sent(pattern(100'000, 6));
+  for (int round = 0; round < 20; ++round) {
+    Bytes target(sent.size);
+    const auto send = posts[0]->send(1, 1, sent.data, sent.size, kNoDeadline);
+    CHECK(posts[0]->send(1, 2, nullptr, 0, kNoDeadline)->wait(-1));
+    CHECK(posts[1]->receive(0, 2, nullptr, 0, kNoDeadline)->wait(-1));
+    CHECK(posts[1]->receive(0, 1, target.data(), sent.size, kNoDeadline)->wait(-1));
+    CHECK(send->wait(-1) && sent == target);
+  }
 }
 
 void the_first_of_claim_and_withdrawal_counts() {
@@ -231,6 +242,7 @@ int main() {
   both_ways_at_once_and_in_order();
   more_offers_than_slots();
   different_sizes_fail_on_both_sides();
+  a_sleeping_thread_is_woken_to_copy();
   the_first_of_claim_and_withdrawal_counts();
   slots_are_used_again();
   a_withdrawn_offer_fails_its_receive();
