@@ -20,6 +20,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 DEADLINE_S = 90.0
 
 
+def leave_group(result: object) -> None:
+    """A rank that has done its part says goodbye: a process that merely ends has died."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or isinstance(result, BaseException) or not distributed.is_initialized():
+        return
+    distributed.destroy_process_group()
+
+
 class Gang:
     """Forked ranks, each running `body(rank, world)`; the result or the exception comes back by a pipe."""
 
@@ -47,6 +55,7 @@ class Gang:
                     except BaseException as error:  # noqa: BLE001  # carried to the parent
                         traceback.print_exc()
                         result = error
+                    leave_group(result)
                     with os.fdopen(write, "wb") as pipe:
                         pickle.dump(result, pipe)
                     status = 0

@@ -24,6 +24,24 @@ std::size_t available_memory() {
   return SIZE_MAX;
 }
 
+// Policies set through a mapping stay with the memory when the mapping goes. Closes `fd` if it throws.
+void place_pages(int fd, std::size_t bytes, const Segment::Place& place) {
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (p == MAP_FAILED) {
+    const int error = errno;
+    ::close(fd);
+    throw_errno("cannot map a shared segment of " + std::to_string(bytes) + " bytes", error);
+  }
+  try {
+    place(static_cast<char*>(p));
+  } catch (...) {
+    ::munmap(p, bytes);
+    ::close(fd);
+    throw;
+  }
+  ::munmap(p, bytes);
+}
+
 }  // namespace
 
 Segment::Segment(int fd, std::size_t size) : fd_(fd), size_(size) {
@@ -37,12 +55,13 @@ Segment::Segment(int fd, std::size_t size) : fd_(fd), size_(size) {
   data_ = static_cast<char*>(p);
 }
 
-Segment Segment::create(const std::string& name, std::size_t bytes) {
+Segment Segment::create(const std::string& name, std::size_t bytes, const Place& place) {
   const std::string what = "cannot reserve " + std::to_string(bytes) + " bytes of shared memory";
   // The kernel would hand out pages until something is killed for want of memory.
   if (bytes > available_memory()) throw_errno(what, ENOMEM);
   const int fd = ::memfd_create(name.c_str(), MFD_CLOEXEC);
   if (fd < 0) throw_errno("cannot create a shared segment");
+  if (place) place_pages(fd, bytes, place);
   // fallocate, not ftruncate: a refused reservation is an error here and not a SIGBUS later.
   if (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;

@@ -3,14 +3,17 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 namespace ff {
 
 class Segment {
  public:
-  // Creates and reserves `bytes` (zeroed). Throws Code::no_space if the memory is refused.
-  static Segment create(const std::string& name, std::size_t bytes);
+  // Creates and reserves `bytes` (zeroed). `place` is given the mapped range before any of its pages exists, to say
+  // where they shall be; it must not touch them. Throws Code::no_space if the memory is refused, and what `place` does.
+  using Place = std::function<void(char*)>;
+  static Segment create(const std::string& name, std::size_t bytes, const Place& place = nullptr);
   // Maps a segment received from a peer; takes ownership of `fd`.
   static Segment attach(int fd);
 

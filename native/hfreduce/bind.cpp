@@ -1,4 +1,6 @@
 // Bindings of the collective engine. Whatever waits or moves tensor bytes releases the GIL.
+#include <sys/socket.h>
+
 #include <nanobind/nanobind.h>
 #include <mutex>
 #include <nanobind/ndarray.h>
@@ -13,7 +15,10 @@
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
+#include "hfreduce/placement.hpp"
 #include "hfreduce/post.hpp"
+#include "hfreduce/stager_cuda.hpp"
+#include "hfreduce/stager_fake.hpp"
 #include "hfreduce/watch.hpp"
 
 namespace nb = nanobind;
@@ -35,6 +40,12 @@ Bytes arena_block(std::size_t bytes) {
     Arena::of_process().release(static_cast<char*>(p));
   });
   return Bytes(block, {bytes}, owner);
+}
+
+Bytes shared_block(const Operation& operation) {
+  auto* hold = new std::shared_ptr<SharedResult>(operation.shared);
+  const nb::capsule owner(hold, [](void* p) noexcept { delete static_cast<std::shared_ptr<SharedResult>*>(p); });
+  return Bytes((*hold)->data(), {(*hold)->bytes()}, owner);
 }
 
 std::unique_ptr<Team> make_team(int control, const std::vector<std::array<int, 3>>& members,
@@ -74,20 +85,55 @@ Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int roo
 
 std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
                                   std::uint64_t count, DType dtype, Op op, int root, Codec wire,
-                                  std::uintptr_t residual, std::uint64_t seed, int priority,
-                                  bool run_here) {
+                                  std::uintptr_t residual, std::uint64_t seed, bool shared,
+                                  int priority, bool run_here) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
   request.residual = reinterpret_cast<float*>(residual);
   request.seed = seed;
+  request.call.shared = shared ? 1 : 0;
   request.priority = priority;
   const nb::gil_scoped_release release;
   return group.submit(std::move(request), run_here);
 }
 
-std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire) {
-  return group.peers(make_request(kind, count, dtype, Op::sum, root, wire));
+// The short way of a synchronous allreduce on one host: null when it is over.
+std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes,
+                                         std::uint64_t count, DType dtype, Op op) {
+  const nb::gil_scoped_release release;
+  Request request = make_request(Kind::allreduce, count, dtype, op, -1, Codec::none);
+  request.in.push_back({reinterpret_cast<char*>(data), bytes});
+  request.out = request.in;
+  auto operation = group.submit(std::move(request), true);
+  if (!operation->done()) return operation;
+  operation->rethrow();
+  return nullptr;
+}
+
+std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype, int root, Codec wire,
+                       int priority) {
+  Request request = make_request(kind, count, dtype, Op::sum, root, wire);
+  request.priority = priority;
+  return group.peers(request);
+}
+
+using Fields = nb::typed<nb::dict, nb::str, nb::object>;
+
+nb::typed<nb::list, Fields> records(const Group& group) {
+  static constexpr const char* kStates[] = {"?", "queued", "running", "done", "failed"};
+  nb::typed<nb::list, Fields> all;
+  for (const Record& record : group.records()) {
+    nb::dict one;
+    one["number"] = record.number;
+    one["call"] = to_string(record.call);
+    one["state"] = kStates[static_cast<std::uint32_t>(record.state)];
+    one["submitted_ns"] = record.submitted_ns;
+    one["started_ns"] = record.started_ns;
+    one["ended_ns"] = record.ended_ns;
+    all.append(one);
+  }
+  return all;
 }
 
 // ---- Watch and the fork guard -------------------------------------------------------------------------
@@ -137,8 +183,8 @@ void bind_watch(nb::module_ m) {
           },
           "message"_a, "rank"_a = -1, GilReleased(),
           "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
-      .def("leave", &BoundWatch::leave, "operations"_a, GilReleased(),
-           "Says goodbye; waits a second at most until the neighbours know.")
+      .def("leave", &BoundWatch::leave, "operations"_a, "seconds"_a = 1.0, GilReleased(),
+           "Says goodbye; waits at most `seconds` until the neighbours know.")
       .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
       .def("wait", &BoundWatch::wait, "seconds"_a = -1.0, GilReleased(),
            "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
@@ -155,6 +201,152 @@ void bind_watch(nb::module_ m) {
         "Replaces the descriptor by one of /dev/null in every forked child, from now on.");
   m.def("unguard_descriptor", &fork_guard::remove, "fd"_a,
         "Ends the guard; required before the descriptor is closed or given away.");
+}
+// -------------------------------------------------------------------------------------------------------
+
+// ---- Rules: which algorithm between hosts ---------------------------------------------------------------
+void bind_rules(nb::module_ m) {
+  nb::enum_<Algorithm>(m, "Algorithm")
+      .value("RING", Algorithm::ring)
+      .value("TREE", Algorithm::tree)
+      .value("DIRECT", Algorithm::direct)
+      .value("CHAIN", Algorithm::chain);
+  nb::class_<Rule>(m, "Rule", "Calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.")
+      .def(
+          "__init__",
+          [](Rule* self, Kind kind, std::size_t hosts, std::size_t bytes, Algorithm algorithm,
+             std::size_t lanes) { new (self) Rule{kind, hosts, bytes, algorithm, lanes}; },
+          nb::kw_only(), "kind"_a, "hosts"_a, "bytes"_a, "algorithm"_a, "lanes"_a,
+          "bytes: ANY_BYTES has no limit; lanes: at most, 0 for as many as there are.")
+      .def_ro("kind", &Rule::kind)
+      .def_ro("hosts", &Rule::hosts)
+      .def_ro("bytes", &Rule::bytes)
+      .def_ro("algorithm", &Rule::algorithm)
+      .def_ro("lanes", &Rule::lanes)
+      .def("__eq__", [](const Rule& rule, const Rule& other) { return rule == other; })
+      .def("__repr__", [](const Rule& rule) {
+        return nb::str("Rule({}, hosts={}, bytes={}, {}, lanes={})")
+            .format(rule.kind, rule.hosts, rule.bytes, rule.algorithm, rule.lanes);
+      });
+  m.attr("ANY_BYTES") = kAnyBytes;
+  m.def("default_rules", &default_rules, "What counts where no other rule applies.");
+  m.def(
+      "choose_rule",
+      [](const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes) {
+        if (kind != Kind::allreduce && kind != Kind::broadcast && kind != Kind::reduce) {
+          throw Error(Code::invalid, "there are no rules for this kind of call");
+        }
+        if (hosts < 2) throw Error(Code::invalid, "rules are for two hosts and more");
+        return choose_rule(rules, kind, hosts, bytes);
+      },
+      "rules"_a, "kind"_a, "hosts"_a, "bytes"_a, "The first of the rules that applies, or of the default ones.");
+}
+// ---------------------------------------------------------------------------------------------------------
+
+// ---- Segments and their memory nodes --------------------------------------------------------------------
+void bind_segments(nb::module_ m) {
+  nb::enum_<numa::Mode>(m, "NumaMode").value("INTERLEAVE", numa::Mode::interleave).value("BIND", numa::Mode::bind);
+  nb::class_<Placed>(m, "Placed", "A range of a segment and the memory nodes for it.")
+      .def(
+          "__init__",
+          [](Placed* self, std::size_t offset, std::size_t bytes, numa::Mode mode, std::vector<int> nodes) {
+            new (self) Placed{offset, bytes, {mode, std::move(nodes)}};
+          },
+          nb::kw_only(), "offset"_a, "bytes"_a, "mode"_a, "nodes"_a)
+      .def_ro("offset", &Placed::offset)
+      .def_ro("bytes", &Placed::bytes)
+      .def_prop_ro("mode", [](const Placed& part) { return part.policy.mode; })
+      .def_prop_ro("nodes", [](const Placed& part) { return part.policy.nodes; });
+  m.def(
+      "control_placement",
+      [](std::size_t members, const std::string& interface) {
+        return plan_placement(control_layout(members), numa::nodes(), numa::node_of_interface(interface));
+      },
+      "members"_a, "interface"_a, GilReleased(),
+      "Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.");
+  m.def(
+      "create_segment",
+      [](const std::string& name, std::size_t bytes, const std::vector<Placed>& placement) {
+        for (const Placed& part : placement) {
+          if (part.offset > bytes || part.bytes > bytes - part.offset) {
+            throw Error(Code::invalid, "a placed range lies outside the segment");
+          }
+        }
+        Segment::Place place;
+        if (!placement.empty()) place = [&](char* data) { apply_placement(placement, data); };
+        const Segment segment = Segment::create(name, bytes, place);
+        const int fd = ::dup(segment.fd());
+        if (fd < 0) throw_errno("cannot duplicate the descriptor of a shared segment");
+        return fd;
+      },
+      "name"_a, "bytes"_a, "placement"_a = std::vector<Placed>(), GilReleased(),
+      "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
+}
+// ---------------------------------------------------------------------------------------------------------
+
+// ---- Devices ------------------------------------------------------------------------------------------
+using Operations = std::vector<std::shared_ptr<Operation>>;
+
+std::pair<Operations, std::shared_ptr<Passage>> submit_staged(
+    Stager& stager, Group& group, Device::Stream stream, const std::vector<std::uint64_t>& counts,
+    Kind kind, const Buffers& in, const Buffers& out, std::uint64_t count, DType dtype, Op op, int root,
+    Codec wire, std::uintptr_t residual, std::uint64_t seed, int priority) {
+  Request request = make_request(kind, count, dtype, op, root, wire);
+  request.in = pieces_of(in);
+  request.out = pieces_of(out);
+  request.residual = reinterpret_cast<float*>(residual);
+  request.seed = seed;
+  request.priority = priority;
+  const nb::gil_scoped_release release;
+  auto staged = stager.stage(request, counts, stream);
+  Operations operations;
+  for (Request& part : staged.operations) operations.push_back(group.submit(std::move(part), false));
+  return {std::move(operations), std::move(staged.passage)};
+}
+
+char* address(std::uintptr_t data) { return reinterpret_cast<char*>(data); }
+
+// Devices are never destroyed: streams may still be at work when Python ends.
+void bind_devices(nb::module_ m) {
+  nb::class_<Device>(m, "Device", "A device's runtime; lives as long as the process.");
+  nb::class_<FakeDevice, Device>(m, "FakeDevice", "A device for tests: plain memory, streams that take their time.")
+      .def("make_stream", &FakeDevice::make_stream, GilReleased())
+      .def(
+          "copy",
+          [](FakeDevice& device, Device::Stream stream, std::uintptr_t to, std::uintptr_t from,
+             std::size_t bytes) { device.copy(stream, address(to), address(from), bytes); },
+          "stream"_a, "to"_a, "source"_a, "bytes"_a, GilReleased(), "Computation of the user: a copy.")
+      .def("stop", &FakeDevice::stop, "stream"_a, GilReleased(), "Stops a stream before its next command.")
+      .def("go_on", &FakeDevice::go_on, "stream"_a, GilReleased())
+      .def("synchronize", &FakeDevice::synchronize, "stream"_a, GilReleased())
+      .def("history", &FakeDevice::history, GilReleased(), "All that has run, in order: 'stream command'.")
+      .def_prop_ro("pinned_bytes", &FakeDevice::pinned_bytes)
+      .def_prop_ro("live_events", &FakeDevice::live_events);
+  m.def(
+      "fake_device",
+      [](std::int64_t delay_us) { return new FakeDevice(std::chrono::microseconds(delay_us)); },
+      "delay_us"_a = 0, nb::rv_policy::reference, "A new fake device; `delay_us` passes before each command.");
+  m.def(
+      "cuda_device", [](int index) -> Device* { return new CudaDevice(index); }, "index"_a,
+      nb::rv_policy::reference, GilReleased(), "A CUDA device, by the runtime of this process.");
+
+  nb::class_<Passage>(m, "Passage", "A call on device memory, until the device is through with it.")
+      .def("follow", &Passage::follow, "stream"_a, GilReleased(),
+           "The stream waits until the results are in the device's memory.")
+      .def("extend", &Passage::extend, "stream"_a, GilReleased(),
+           "Who follows from now on waits for what is in this stream, too.")
+      .def_prop_ro("finished", &Passage::finished, "Nothing touches the device's memory any more.")
+      .def("wait", &Passage::wait, "seconds"_a = -1.0, GilReleased(),
+           "True when finished, False when `seconds` passed before (< 0: no limit).");
+
+  nb::class_<Stager>(m, "Stager", "Stages the calls of one group on one device.")
+      .def(nb::init<Device&>(), "device"_a, GilReleased())
+      .def("submit", &submit_staged,
+           nb::kw_only(), "group"_a, "stream"_a, "counts"_a, "kind"_a, "inputs"_a, "outputs"_a, "count"_a,
+           "dtype"_a, "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0,
+           "seed"_a = 0, "priority"_a = 0,
+           "Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` "
+           "elements each, if there are several. Memory must stay alive until the passage is finished.");
 }
 // -------------------------------------------------------------------------------------------------------
 
@@ -207,6 +399,7 @@ void bind(nb::module_ m) {
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
       .def_ro("source", &Operation::source, "Of a receive from any source: the sender's rank, once over.")
+      .def("shared", &shared_block, "The block of a shared result as a uint8 array; REQUIRES: over, without error.")
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
 
   nb::class_<Group>(m, "Group", "A process group of the engine.")
@@ -216,10 +409,12 @@ void bind(nb::module_ m) {
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
            "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
-           "priority"_a = 0, "run_here"_a = false,
+           "shared"_a = false, "priority"_a = 0, "run_here"_a = false,
            "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
+      .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
+           "A synchronous allreduce in place. None when it is over; the operation where others are before it.")
       .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,
-           "wire"_a = Codec::none, GilReleased(), "Ranks of other hosts that such a call sends to.")
+           "wire"_a = Codec::none, "priority"_a = 0, GilReleased(), "Ranks of other hosts that such a call sends to.")
       .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to send payload to `rank`; owned by the group.")
       .def("add_incoming", &Group::add_incoming, "rank"_a, "fd"_a, GilReleased(),
@@ -227,14 +422,24 @@ void bind(nb::module_ m) {
       .def("abort", &Group::abort, GilReleased())
       .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
            "Raises why the group is broken, if it is.")
+      .def("records", &records, "The last operations, oldest first; times by the monotonic clock.")
+      .def("set_rules", &Group::set_rules, "rules"_a, GilReleased(),
+           "Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");
 
   nb::class_<Post>(m, "Post", "Point-to-point messages between the ranks of a group.")
       .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
-      .def("add_outgoing", &Post::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
-           "A connected socket to send to `rank`; owned from here on.")
+      .def(
+          "add_outgoing",
+          [](Post& post, int rank, int fd) {
+            int family = AF_INET;
+            socklen_t size = sizeof family;
+            ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
+            post.add_outgoing(rank, fd, family == AF_UNIX);  // Unix sockets join ranks of one host
+          },
+          "rank"_a, "fd"_a, GilReleased(), "A connected socket to send to `rank`; owned from here on.")
       .def("add_incoming", &Post::add_incoming, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to receive from `rank`; owned from here on.")
       .def(
@@ -263,16 +468,9 @@ void bind(nb::module_ m) {
           "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
-  m.def(
-      "create_segment",
-      [](const std::string& name, std::size_t bytes) {
-        const Segment segment = Segment::create(name, bytes);
-        const int fd = ::dup(segment.fd());
-        if (fd < 0) throw_errno("cannot duplicate the descriptor of a shared segment");
-        return fd;
-      },
-      "name"_a, "bytes"_a, GilReleased(),
-      "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
+  bind_rules(m);
+  bind_segments(m);
+  bind_devices(m);
   m.def("arena_block", &arena_block, "bytes"_a,
         "Zero-copy memory as a uint8 array; given back when the array dies.");
   m.def("arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },

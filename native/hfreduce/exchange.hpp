@@ -57,8 +57,7 @@ struct Data {
   double scale = 1;           // as the kernels take it
   Codec codec = Codec::none;  // of sums of floating types
   float* residual = nullptr;  // error feedback, one float an element; see codec.hpp
-  std::uint64_t seed =
-      0;  // of stochastic rounding, 0: to nearest; differs from call to call and rank to rank
+  std::uint64_t seed = 0;     // 0: to nearest; else another for each call and rank: at random
 };
 
 // How members make sure that they do the same.

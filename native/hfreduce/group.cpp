@@ -1,6 +1,9 @@
 #include "hfreduce/group.hpp"
 
+#include <algorithm>
+
 #include "hfreduce/host.hpp"
+#include "hfreduce/stager.hpp"
 
 namespace ff::hfreduce {
 
@@ -28,7 +31,9 @@ std::shared_ptr<Operation> Group::submit(Request request, bool run_here) {
   auto operation = std::make_shared<Operation>(std::move(request));
   {
     const std::lock_guard lock(mutex_);
-    if (!run_here || running_ || !queue_.empty()) {
+    operation->number = recorder_.submitted(operation->request.call);
+    const bool here = run_here && operation->request.priority == 0;
+    if (!here || running_ || !queue_.empty()) {
       queue_.push_back(operation);
       if (!thread_.joinable()) thread_ = std::thread(&Group::work, this);
       changed_.notify_all();
@@ -48,15 +53,56 @@ void Group::work() {
   for (;;) {
     changed_.wait(lock, [this] { return (closing_ || !queue_.empty()) && !running_; });
     if (queue_.empty()) return;
-    const auto operation = queue_.front();
-    queue_.pop_front();
     running_ = true;
+    const auto operation = next(lock);
     lock.unlock();
     run(*operation);
     lock.lock();
     running_ = false;
     changed_.notify_all();
   }
+}
+
+// Takes the operation whose turn it is from the queue. REQUIRES: the queue is not empty.
+std::shared_ptr<Operation> Group::next(std::unique_lock<std::mutex>& lock) {
+  auto turn = queue_.begin();
+  if ((*turn)->request.priority != 0 && !broken_) {
+    const auto fence = std::find_if(queue_.begin(), queue_.end(),
+                                    [](const auto& o) { return o->request.priority == 0; });
+    const auto highest = std::max_element(queue_.begin(), fence, [](const auto& a, const auto& b) {
+      return a->request.priority < b->request.priority;
+    });
+    std::uint64_t number = (*highest)->number;
+    lock.unlock();
+    number = settle_next(number);
+    lock.lock();
+    const auto is_next = [&](const auto& o) { return o->number == number; };
+    changed_.wait(lock, [&] {  // other ranks may have submitted it before this one
+      turn = std::find_if(queue_.begin(), queue_.end(), is_next);
+      return turn != queue_.end() || closing_ || broken_;
+    });
+    if (turn == queue_.end()) turn = queue_.begin();  // it will end with the error of the group
+  }
+  const auto operation = *turn;
+  queue_.erase(turn);
+  return operation;
+}
+
+std::uint64_t Group::settle_next(std::uint64_t chosen) {
+  try {
+    if (hierarchy_) return hierarchy_->settle_next(chosen, deadline());
+    if (!team_) return chosen;
+    if (team_->me() != 0) return team_->await_next(deadline());
+    team_->publish_next(chosen);
+  } catch (const Error& caught) {
+    fail(cause_of(caught));
+  }
+  return chosen;
+}
+
+Clock::time_point Group::deadline() const {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                            std::chrono::duration<double>(timeout_s_.load()));
 }
 
 void Group::run(Operation& operation) {
@@ -69,6 +115,8 @@ void Group::run(Operation& operation) {
       error = failure();
     }
   }
+  recorder_.ended(operation.number, error.has_value());
+  if (const auto staging = std::move(operation.request.staging)) staging->finish(!error);
   operation.complete(std::move(error));
 }
 
@@ -86,12 +134,23 @@ Error Group::cause_of(const Error& caught) {
 void Group::execute(Operation& operation) {
   Request& request = operation.request;
   request.call.seq = seq_++;
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(timeout_s_.load()));
-  if (config_.world == 1) return run_alone(request);
-  if (hierarchy_) return hierarchy_->run(request, deadline);
-  run_on_host(*team_, request, deadline);
+  recorder_.started(operation.number, request.call);
+  if (request.staging) await_device(*request.staging);
+  if (config_.world == 1) return run_alone(operation);
+  if (hierarchy_) return hierarchy_->run(operation, deadline());
+  run_on_host(*team_, operation, deadline());
+}
+
+// Until the input has come from the device.
+void Group::await_device(const Staging& staging) {
+  const auto look_around = [this] {
+    if (const auto error = failure()) throw Error(*error);
+  };
+  if (staging.await_input({0, deadline(), look_around})) return;
+  throw Error(Code::rank_failed,
+              "rank " + std::to_string(config_.rank) +
+                  ": the input did not come from its device within the timeout",
+              config_.rank);
 }
 
 std::optional<Error> Group::failure() {
@@ -103,6 +162,7 @@ std::optional<Error> Group::failure() {
 void Group::break_with(const Error& error) {
   if (broken_) return;
   broken_ = error;
+  changed_.notify_all();
   if (team_) team_->abort(error.rank() >= 0 ? error.rank() : config_.rank);
   if (transport_) transport_->abort();
 }

@@ -2,7 +2,9 @@
 //
 // Thread contract: every method may be called from any thread. Operations run one at a time, by default in the order of
 // submission: in the submitting thread where it waits at once and nothing is queued, else in the group's own
-// thread, which starts with the first queued operation and ends with the group.
+// thread, which starts with the first queued operation and ends with the group. Of prioritised operations that wait
+// side by side the highest runs first: rank 0 settles it for all ranks, since they may see them come at different
+// times. Nothing overtakes, or is overtaken by, an operation without priority.
 #pragma once
 
 #include <condition_variable>
@@ -14,6 +16,7 @@
 
 #include "hfreduce/hierarchy.hpp"
 #include "hfreduce/operation.hpp"
+#include "hfreduce/recorder.hpp"
 #include "hfreduce/tcp.hpp"
 #include "hfreduce/team.hpp"
 
@@ -50,13 +53,18 @@ class Group {
   void add_outgoing(int rank, int fd);
   void add_incoming(int rank, int fd);
   void set_rules(std::vector<Rule> rules);
+  std::vector<Record> records() const { return recorder_.records(); }  // the last operations
   std::uint64_t network_bytes_sent() const { return transport_ ? transport_->bytes_sent() : 0; }
   void set_timeout(double seconds) { timeout_s_ = seconds; }
 
  private:
   void work();
+  std::shared_ptr<Operation> next(std::unique_lock<std::mutex>& lock);
+  std::uint64_t settle_next(std::uint64_t chosen);
+  Clock::time_point deadline() const;
   void run(Operation& operation);
   void execute(Operation& operation);
+  void await_device(const Staging& staging);
   void break_with(const Error& error);
   Error cause_of(const Error& caught);
 
@@ -65,6 +73,8 @@ class Group {
   std::unique_ptr<Team> team_;
   std::unique_ptr<TcpTransport> transport_;  // null with one host, as is the next
   std::unique_ptr<Hierarchy> hierarchy_;
+
+  Recorder recorder_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

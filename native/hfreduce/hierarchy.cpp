@@ -202,6 +202,36 @@ void Hierarchy::allreduce(const Request& request) {
   team_gather(request, *plan, running, slice, request.out[0].data, true);
 }
 
+// The lanes work in the shared block itself: nothing is left to gather.
+void Hierarchy::allreduce_shared(Operation& operation) {
+  const Request& request = operation.request;
+  const Call& call = request.call;
+  const auto plan = planner_.plan(call, size_of(call.dtype));
+  std::shared_ptr<SharedResult> own;
+  Posted mine = places(request);
+  if (layout().place == 0) {
+    own = SharedResult::allocate(request.in[0].bytes, team_ == nullptr ? 1 : team_->size());
+    mine.out = own->place();
+  }
+  if (team_ != nullptr) {
+    team_->meet(mine);
+    own = shared_of(*team_, std::move(own), request.in[0].bytes);
+    team_->begin(call, deadline_);
+  }
+  std::optional<Leg> leg;
+  char* slice = nullptr;
+  if (has_lane(*plan)) {
+    slice = own->data() + plan->begins[layout().place] * size_of(call.dtype);
+    const bool coded = call.wire != Codec::none && call.wire != Codec::fp32;
+    const Data data{slice, call.dtype, call.op, scale_of(call, world()), coded ? call.wire : Codec::none};
+    leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
+  }
+  team_sum(request, *plan, leg ? &*leg : nullptr, slice, call.dtype);
+  if (leg) pump(*leg);
+  if (team_ != nullptr) team_->meet(Posted{});
+  operation.shared = std::move(own);
+}
+
 void Hierarchy::reduce(const Request& request) {
   const Call& call = request.call;
   const std::size_t width = size_of(call.dtype);
@@ -357,11 +387,37 @@ void Hierarchy::team_copy(const Request& request, Pieces in, bool split, Pieces 
   team_->drive(pass, 1);
 }
 
-void Hierarchy::run(const Request& request, Clock::time_point deadline) {
+std::uint64_t Hierarchy::settle_next(std::uint64_t chosen, Clock::time_point deadline) {
+  deadline_ = deadline;
+  const auto& hosts = layout().hosts;
+  if (layout().place != 0) return team_->await_next(deadline);
+  std::vector<Transfer> letters(hosts.size());
+  const bool leader = hosts[layout().host][0] == 0;
+  for (std::size_t h = 0; h < hosts.size(); ++h) {
+    if (h == layout().host) continue;
+    if (!leader && hosts[h][0] != 0) continue;
+    letters[h] = {reinterpret_cast<char*>(&chosen), sizeof chosen};
+    leader ? transport_.send(hosts[h][0], letters[h]) : transport_.receive(0, letters[h]);
+  }
+  const auto waits = [](const Transfer& letter) { return letter.data != nullptr && !letter.done; };
+  for (auto at = letters.begin(); at != letters.end();) {
+    at = std::find_if(letters.begin(), letters.end(), waits);
+    if (at != letters.end() && !transport_.progress()) {
+      wait(leader ? hosts[static_cast<std::size_t>(at - letters.begin())][0] : 0);
+    }
+  }
+  if (team_ != nullptr) team_->publish_next(chosen);
+  return chosen;
+}
+
+void Hierarchy::run(Operation& operation, Clock::time_point deadline) {
+  const Request& request = operation.request;
   deadline_ = deadline;
   if (team_ != nullptr) team_->begin(request.call, deadline);
   switch (request.call.kind) {
-    case Kind::allreduce: return allreduce(request);
+    case Kind::allreduce:
+      if (request.call.shared != 0) return allreduce_shared(operation);
+      return allreduce(request);
     case Kind::reduce: return reduce(request);
     case Kind::broadcast: return broadcast(request);
     case Kind::barrier: return barrier(request);

@@ -29,7 +29,9 @@ class Hierarchy {
 
   // The ranks that a call sends to: there must be links to them when it runs. Any thread.
   std::vector<int> peers(const Request& request);
-  void run(const Request& request, Clock::time_point deadline);
+  void run(Operation& operation, Clock::time_point deadline);
+  // Rank 0 settles which prioritised operation is next; the first rank of each host tells its team.
+  std::uint64_t settle_next(std::uint64_t chosen, Clock::time_point deadline);
   void set_rules(std::vector<Rule> rules) { planner_.set_rules(std::move(rules)); }
 
  private:
@@ -42,6 +44,7 @@ class Hierarchy {
   std::vector<int> lane_ranks() const;
 
   void allreduce(const Request& request);
+  void allreduce_shared(Operation& operation);
   void reduce(const Request& request);
   void broadcast(const Request& request);
   void barrier(const Request& request);

@@ -79,6 +79,9 @@ std::vector<int> Hierarchy::peers(const Request& request) {
     }
   };
   const int me = layout().hosts[layout().host][layout().place];
+  if (request.priority != 0 && me == 0) {
+    for (const auto& host : layout().hosts) ranks.push_back(host[0]);
+  }
   switch (call.kind) {
     case Kind::allreduce:
     case Kind::reduce:

@@ -126,6 +126,28 @@ void allreduce(Team& team, const Request& request, double scale) {
   }
 }
 
+// To one block a host, in the memory of the first member.
+void allreduce_shared(Team& team, Operation& operation, double scale) {
+  const Request& request = operation.request;
+  ReducePass::Job job = slices_of(request, team.size(), scale);
+  job.to = ReducePass::To::one;
+  job.one = 0;
+  std::shared_ptr<SharedResult> own;
+  Posted mine{};
+  mine.in = place_of(request.in);
+  if (team.me() == 0) {
+    own = SharedResult::allocate(request.in[0].bytes, team.size());
+    mine.out = own->place();
+    for (const char* part : job.in) job.out.push_back(own->data() + (part - request.in[0].data));
+  }
+  ReducePass pass(team, std::move(job), mine.in, mine.out);
+  pass.publish(0);
+  team.enter(mine);
+  operation.shared = shared_of(team, std::move(own), request.in[0].bytes);
+  pass.settle();
+  team.drive(pass, 1);
+}
+
 void reduce(Team& team, const Request& request, double scale) {
   Posted mine{};
   mine.in = place_of(request.in);
@@ -180,11 +202,21 @@ double scale_of(const Call& call, std::size_t world) {
   return call.op == Op::avg ? 1.0 / static_cast<double>(world) : 1.0;
 }
 
-void run_on_host(Team& team, const Request& request, Clock::time_point deadline) {
+std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult> own,
+                                        std::size_t bytes) {
+  if (team.me() == 0) return own;
+  const Place place = team.posted(0).out;
+  return SharedResult::attach(place, bytes, team.segment(0, place.segment));
+}
+
+void run_on_host(Team& team, Operation& operation, Clock::time_point deadline) {
+  const Request& request = operation.request;
   const double scale = scale_of(request.call, team.size());
   team.begin(request.call, deadline);
   switch (request.call.kind) {
-    case Kind::allreduce: return allreduce(team, request, scale);
+    case Kind::allreduce:
+      if (request.call.shared != 0) return allreduce_shared(team, operation, scale);
+      return allreduce(team, request, scale);
     case Kind::reduce: return reduce(team, request, scale);
     case Kind::reduce_scatter: return reduce_scatter(team, request, scale);
     case Kind::barrier:
@@ -195,7 +227,12 @@ void run_on_host(Team& team, const Request& request, Clock::time_point deadline)
 }
 
 // A piece of every input that has a piece of the output for it.
-void run_alone(const Request& request) {
+void run_alone(Operation& operation) {
+  const Request& request = operation.request;
+  if (request.call.shared != 0) {
+    operation.shared = SharedResult::allocate(request.in[0].bytes, 1);
+    std::memcpy(operation.shared->data(), request.in[0].data, request.in[0].bytes);
+  }
   for (std::size_t i = 0; i < std::min(request.in.size(), request.out.size()); ++i) {
     const Piece &from = request.in[i], &to = request.out[i];
     if (from.data != to.data) std::memmove(to.data, from.data, std::min(from.bytes, to.bytes));

@@ -6,13 +6,16 @@
 
 namespace ff::hfreduce {
 
+// The block of a shared result: of the team's first member, after everybody has posted its place in `out`.
+std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult> own, std::size_t bytes);
+
 // What averaging multiplies the sum with.
 double scale_of(const Call& call, std::size_t world);
 
 // Runs the request in the calling thread. Member i of the team is rank i of the group.
-void run_on_host(Team& team, const Request& request, Clock::time_point deadline);
+void run_on_host(Team& team, Operation& operation, Clock::time_point deadline);
 
 // The same for a group of one rank.
-void run_alone(const Request& request);
+void run_alone(Operation& operation);
 
 }  // namespace ff::hfreduce

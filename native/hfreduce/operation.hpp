@@ -10,12 +10,15 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "hfreduce/shared_result.hpp"
 #include "hfreduce/types.hpp"
 
 namespace ff::hfreduce {
 
+class Staging;  // stager.hpp
+
 // What to do, on which memory. Pieces are by rank of the group:
-//   allreduce       in: the tensor                out: the same tensor
+//   allreduce       in: the tensor                out: the same tensor; none where the result is shared
 //   reduce_scatter  in: a piece a rank            out: one piece
 //   all_gather      in: one piece                 out: a piece a rank
 //   broadcast       in (root) / out (others): the tensor
@@ -30,6 +33,7 @@ struct Request {
   int priority = 0;                // higher first; 0: in the order of submission
   float* residual = nullptr;       // error feedback of the wire codec: a float an element
   std::uint64_t seed = 0;          // of stochastic rounding on the wire; 0: to nearest
+  std::shared_ptr<Staging> staging = nullptr;  // of a call on device memory, whose pieces are mirrors
 };
 
 class Operation {
@@ -44,6 +48,8 @@ class Operation {
   void complete(std::optional<Error> error);
 
   Request request;
+  std::uint64_t number = 0;  // in the order of submission to its group
+  std::shared_ptr<SharedResult> shared;  // of a call with a shared result, once it is over
   int source = -1;  // receives from any source: who sent, once it is over
 
  private:

@@ -10,6 +10,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/fork_guard.hpp"
+
 namespace ff::hfreduce {
 namespace {
 
@@ -20,6 +22,7 @@ constexpr auto kGrace = std::chrono::milliseconds(1);
 int new_eventfd() {
   const int fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (fd < 0) throw_errno("cannot create an event descriptor");
+  fork_guard::add(fd);
   return fd;
 }
 
@@ -100,7 +103,7 @@ Post::~Post() {
   with_courier(true, [](mail::Courier& courier) {
     courier.leave(Error(Code::collective, "the group was destroyed"));
   });
-  ::close(kick_fd_);
+  fork_guard::close(kick_fd_);
 }
 
 void Post::add_outgoing(int rank, int fd, bool local) {

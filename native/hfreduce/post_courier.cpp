@@ -9,6 +9,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/fork_guard.hpp"
+
 namespace ff::hfreduce::mail {
 namespace {
 
@@ -17,6 +19,7 @@ constexpr auto kFarewell = std::chrono::milliseconds(200);
 int new_epoll() {
   const int fd = ::epoll_create1(EPOLL_CLOEXEC);
   if (fd < 0) throw_errno("cannot create an epoll descriptor");
+  fork_guard::add(fd);
   return fd;
 }
 
@@ -33,7 +36,7 @@ Courier::Courier(int rank, int world) : rank_(rank), poll_fd_(new_epoll()) {
   }
 }
 
-Courier::~Courier() { ::close(poll_fd_); }
+Courier::~Courier() { fork_guard::close(poll_fd_); }
 
 void Courier::add_outgoing(int rank, int fd, bool local) { add(rank, fd, kOut, local); }
 void Courier::add_incoming(int rank, int fd) { add(rank, fd, kIn, false); }
@@ -221,13 +224,13 @@ void Courier::leave(const Error& error) {
       char dropped[4096];
       if (end.fd < 0 || end.revents == 0) continue;
       if (::recv(end.fd, dropped, sizeof dropped, MSG_DONTWAIT) > 0) continue;
-      ::close(end.fd);
+      fork_guard::close(end.fd);
       end.fd = -1;  // poll() passes over it
       --open;
     }
   }
   for (const auto& end : ends) {
-    if (end.fd >= 0) ::close(end.fd);
+    if (end.fd >= 0) fork_guard::close(end.fd);
   }
 }
 

@@ -16,7 +16,7 @@ using namespace ff::hfreduce::test;
 namespace {
 
 using mail::Header;
-using mail::Kind;
+using FrameKind = mail::Kind;
 using mail::Offer;
 
 // Bytes in the arena.
@@ -57,7 +57,7 @@ struct Found {
     CHECK(::recvmsg(fd, &message, MSG_WAITALL) == static_cast<ssize_t>(sizeof frame));
     header = frame.header;
     offer = frame.offer;
-    CHECK(header.kind == Kind::offer);
+    CHECK(header.kind == FrameKind::offer);
     std::vector<int> descriptors(mail::Offered::descriptors(offer));
     CHECK(descriptors.size() == 2);
     const cmsghdr* rights = CMSG_FIRSTHDR(&message);
@@ -155,20 +155,20 @@ void the_first_of_claim_and_withdrawal_counts() {
     if (claim_first) {
       CHECK(found.offered.claim(found.header.id, found.offer));
       expect_ok(hand.post, send);  // its deadline passes, but the peer has the bytes
-      Hand::put(hand.from, {.kind = Kind::done, .tag = 1, .id = found.header.id});
+      Hand::put(hand.from, {.kind = FrameKind::done, .tag = 1, .id = found.header.id});
     } else {
       expect_error(hand.post, send, Code::deadline_exceeded);
       CHECK(!found.offered.claim(found.header.id, found.offer));
-      CHECK(Hand::get(hand.from).kind == Kind::cancel);
+      CHECK(Hand::get(hand.from).kind == FrameKind::cancel);
     }
     // The link goes on; a peer that cannot map the memory gets the bytes through the socket.
     const auto next = hand.post.send(0, 1, sent.data, sent.size, kNoDeadline);
     const Header offer = Hand::get(hand.from);
-    CHECK(offer.kind == Kind::offer);
+    CHECK(offer.kind == FrameKind::offer);
     Hand::get(hand.from, sizeof(Offer));
-    Hand::put(hand.from, {.kind = Kind::clear, .tag = 1, .id = offer.id});
+    Hand::put(hand.from, {.kind = FrameKind::clear, .tag = 1, .id = offer.id});
     const Header data = Hand::get(hand.from);
-    CHECK(data.kind == Kind::data && data.bytes == sent.size);
+    CHECK(data.kind == FrameKind::data && data.bytes == sent.size);
     CHECK(Hand::get(hand.from, data.bytes) == content);
     expect_ok(hand.post, next);
     // All that is on offer when the group ends is withdrawn.
@@ -188,9 +188,9 @@ void slots_are_used_again() {
   for (std::size_t i = 0; i < 2 * mail::kSlots; ++i) {
     const auto send = hand.post.send(0, 1, sent.data, sent.size, kNoDeadline);
     const Header offer = Hand::get(hand.from);
-    CHECK(offer.kind == Kind::offer);
+    CHECK(offer.kind == FrameKind::offer);
     Hand::get(hand.from, sizeof(Offer));
-    Hand::put(hand.from, {.kind = i % 2 ? Kind::done : Kind::refuse, .tag = 1, .id = offer.id});
+    Hand::put(hand.from, {.kind = i % 2 ? FrameKind::done : FrameKind::refuse, .tag = 1, .id = offer.id});
     CHECK(hand.post.wait(*send, -1));
   }
 }
@@ -206,7 +206,7 @@ void a_withdrawn_offer_fails_its_receive() {
   const auto receive = hand.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
   mail::Stream stream(1);
   stream.attach(::dup(hand.to));
-  const Header header{.kind = Kind::offer, .tag = 1, .id = 1, .bytes = content.size};
+  const Header header{.kind = FrameKind::offer, .tag = 1, .id = 1, .bytes = content.size};
   CHECK(stream.write(reinterpret_cast<const char*>(&header), sizeof header,
                      reinterpret_cast<const char*>(&*offer), sizeof *offer, descriptors) ==
         sizeof header + sizeof *offer);
@@ -218,7 +218,7 @@ void an_offer_of_nothing_is_refused() {
   for (const bool descriptors_said : {true, false}) {
     Hand hand;
     const auto receive = hand.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
-    Hand::put(hand.to, {.kind = Kind::offer, .tag = 1, .id = 1, .bytes = target.size()});
+    Hand::put(hand.to, {.kind = FrameKind::offer, .tag = 1, .id = 1, .bytes = target.size()});
     Offer offer;
     offer.segment = 7;
     offer.slot = UINT32_MAX;
@@ -229,8 +229,8 @@ void an_offer_of_nothing_is_refused() {
       const auto text = expect_error(hand.post, receive, Code::rank_failed, 0);
       CHECK(contains(text, "without its descriptors"));
     } else {
-      CHECK(Hand::get(hand.to).kind == Kind::clear);
-      Hand::put(hand.to, {.kind = Kind::cancel, .tag = 1, .id = 1});
+      CHECK(Hand::get(hand.to).kind == FrameKind::clear);
+      Hand::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 1});
       expect_error(hand.post, receive, Code::deadline_exceeded);
     }
   }

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fork_guard.hpp"
+
 namespace ff::hfreduce::mail {
 namespace {
 
@@ -24,6 +26,7 @@ Error gone(int rank) {
 
 void Stream::attach(int fd) {
   fd_ = fd;
+  fork_guard::add(fd);
   buffer_ = std::make_unique<char[]>(kBuffer);
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   int domain = 0;
@@ -40,7 +43,7 @@ void Stream::attach(int fd) {
 
 void Stream::close() {
   const int fd = release();
-  if (fd >= 0) ::close(fd);
+  if (fd >= 0) fork_guard::close(fd);
 }
 
 int Stream::release() {

@@ -317,7 +317,9 @@ void test_rooted(std::size_t members, const Cut& cut, const std::vector<std::uin
   };
   reduced([&](std::size_t me) { return chain_reduce(me, members, root, cut); });
   reduced([&](std::size_t me) { return tree_reduce(me, zones, root, cut); });
-  broadcast([&](std::size_t me) { return tree_broadcast(me, zones, root, cut); });
+  const auto spread =
+      broadcast([&](std::size_t me) { return tree_broadcast(me, zones, root, cut); });
+  for (const std::size_t one : spread) CHECK(one <= 3 * cut.count / 2 + cut.chunk + cut.align);
   broadcast([&](std::size_t me) { return binomial_broadcast(me, members, root, cut); });
   const auto chained =
       broadcast([&](std::size_t me) { return chain_broadcast(me, members, root, cut); });

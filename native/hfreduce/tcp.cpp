@@ -13,6 +13,8 @@
 #include <array>
 #include <string>
 
+#include "base/fork_guard.hpp"
+
 namespace ff::hfreduce {
 namespace {
 
@@ -43,17 +45,19 @@ TcpTransport::TcpTransport() {
     if (wake_ >= 0) ::close(wake_);
     throw_errno("epoll", error);
   }
+  fork_guard::add(epoll_);
+  fork_guard::add(wake_);
 }
 
 TcpTransport::~TcpTransport() {
   for (const Links* links : {&outgoing_, &incoming_}) {
     for (const auto& [rank, link] : *links) {
-      if (link->fd >= 0) ::close(link->fd);
+      if (link->fd >= 0) fork_guard::close(link->fd);
     }
   }
-  for (const Arrival& arrival : arrivals_) ::close(arrival.fd);
-  ::close(epoll_);
-  ::close(wake_);
+  for (const Arrival& arrival : arrivals_) fork_guard::close(arrival.fd);
+  fork_guard::close(epoll_);
+  fork_guard::close(wake_);
 }
 
 void TcpTransport::add_outgoing(int rank, int fd) { add(rank, fd, false); }
@@ -62,6 +66,7 @@ void TcpTransport::add_incoming(int rank, int fd) { add(rank, fd, true); }
 void TcpTransport::add(int rank, int fd, bool incoming) {
   try {
     prepare(fd);
+    fork_guard::add(fd);
     const std::lock_guard lock(mutex_);
     if (!known_.insert({rank, incoming}).second) {
       throw Error(Code::invalid, std::string("there is a link ") + (incoming ? "from" : "to") +
@@ -70,7 +75,7 @@ void TcpTransport::add(int rank, int fd, bool incoming) {
     arrivals_.push_back({rank, incoming, fd});
     arrived_ = true;
   } catch (...) {
-    ::close(fd);
+    fork_guard::close(fd);
     throw;
   }
   wake();

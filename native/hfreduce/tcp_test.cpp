@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstring>
 #include <functional>
 #include <latch>
 #include <random>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "hfreduce/exchange.hpp"
 
 using namespace ff;
 using namespace ff::hfreduce;
@@ -204,6 +206,57 @@ void test_twice() {
   ::close(b[1]);
 }
 
+// One member of a row of allreduces of different sizes, by ring, tree and direct sending in turn.
+void reduce(TcpTransport& transport, std::size_t me, std::size_t members) {
+  std::vector<int> ranks;
+  for (std::size_t m = 0; m < members; ++m) ranks.push_back(static_cast<int>(m));
+  const std::vector<std::uint32_t> zones = {0, 1, 0, 1, 1};
+  Scratch scratch;
+  for (std::size_t call = 0; call < 24; ++call) {
+    const Cut cut{call * call * 400 + 1, call % 2 == 0 ? 5000u : 300u, 16};
+    const Program program = call % 3 == 0   ? ring_allreduce(me, members, cut)
+                            : call % 3 == 1 ? tree_allreduce(me, zones, cut)
+                                            : direct_allreduce(me, members, cut);
+    std::vector<float> values(cut.count);
+    for (std::size_t i = 0; i < cut.count; ++i)
+      values[i] = static_cast<float>((i + me * call) % 16);
+    const Data data{.base = reinterpret_cast<char*>(values.data()),
+                    .scale = 0.5,
+                    .codec = call % 4 == 3 ? Codec::fp16 : Codec::none};
+    Greeting greeting{&call, sizeof call, [&](int, const void* theirs) {
+                        CHECK(std::memcmp(&call, theirs, sizeof call) == 0);
+                      }};
+    Exchange exchange(program, ranks, transport, scratch, data, std::move(greeting));
+    for (const std::uint32_t chunk : program.input_order) exchange.provide(chunk);
+    while (!exchange.finished()) {
+      if (!exchange.advance()) transport.wait(kLong);
+    }
+    for (std::size_t i = 0; i < cut.count; ++i) {
+      float sum = 0;
+      for (std::size_t m = 0; m < members; ++m) sum += static_cast<float>((i + m * call) % 16);
+      CHECK(values[i] == sum / 2);
+    }
+  }
+}
+
+void test_exchanges() {
+  constexpr std::size_t kMembers = 5;
+  std::vector<TcpTransport> transports(kMembers);
+  std::vector<std::thread> threads;
+  for (std::size_t m = 0; m < kMembers; ++m) {
+    threads.emplace_back([&, m] { reduce(transports[m], m, kMembers); });
+  }
+  for (std::size_t from = 0; from < kMembers; ++from) {
+    for (std::size_t to = 0; to < kMembers; ++to) {
+      if (from == to) continue;
+      const Pair pair = unix_pair();
+      transports[from].add_outgoing(static_cast<int>(to), pair[0]);
+      transports[to].add_incoming(static_cast<int>(from), pair[1]);
+    }
+  }
+  for (auto& thread : threads) thread.join();
+}
+
 }  // namespace
 
 int main() {
@@ -218,5 +271,6 @@ int main() {
   test_death_of_receiver(unix_pair);
   test_death_of_receiver(tcp_pair);
   test_twice();
+  test_exchanges();
   return 0;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/fork_guard.hpp"
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 
@@ -21,6 +22,8 @@ struct alignas(4096) Team::Header {
 
   std::atomic<std::int32_t> aborted;  // 0, or 1 + the rank because of which the team is broken
   Gate in, reduced, out;
+  Flag decided;                 // prioritised operations whose turn is settled ...
+  std::uint64_t decisions[64];  // ... and which they are, by count: nobody is two operations ahead
   struct Claims {
     alignas(128) std::atomic<std::uint32_t> done;
     struct {
@@ -53,13 +56,16 @@ Team::Team(Segment control, std::vector<Member> members, std::size_t me, bool sp
   if (control_.size() < control_bytes(members_.size())) {
     throw Error(Code::collective, "the control segment is too small for the ranks of this host");
   }
+  for (const Member& member : members_) {
+    if (member.socket >= 0) fork_guard::add(member.socket);
+  }
   patience_.spins = spin ? kSpins : 0;
   patience_.look_around = [this] { look_around(); };
 }
 
 Team::~Team() {
   for (const Member& member : members_) {
-    if (member.socket >= 0) ::close(member.socket);
+    if (member.socket >= 0) fork_guard::close(member.socket);
     if (member.process >= 0) ::close(member.process);
   }
 }
@@ -129,6 +135,7 @@ void Team::abort(int rank) {
   std::int32_t none = 0;
   header_->aborted.compare_exchange_strong(none, rank + 1);
   for (const Counter c : {Counter::in, Counter::reduced, Counter::out}) gate(c).opened.wake();
+  header_->decided.wake();
 }
 
 void Team::announce(std::int32_t segment) {
@@ -144,15 +151,19 @@ void Team::announce(std::int32_t segment) {
 
 char* Team::map(std::size_t member, const Place& place) {
   if (member == me_) return Arena::of_process().address(place.segment) + place.offset;
+  return segment(member, place.segment)->data() + place.offset;
+}
+
+std::shared_ptr<Segment> Team::segment(std::size_t member, std::int32_t number) {
   auto& known = peer_segments_[member];
-  const auto index = static_cast<std::size_t>(place.segment);
+  const auto index = static_cast<std::size_t>(number);
   while (known.size() <= index || known[index] == nullptr) {
     const ReceivedDescriptor received = receive_descriptor(members_[member].socket, kReceiveMs);
-    const auto number = static_cast<std::size_t>(received.number);
-    if (known.size() <= number) known.resize(number + 1);
-    known[number] = std::make_shared<Segment>(Segment::attach(received.fd));
+    const auto arrived = static_cast<std::size_t>(received.number);
+    if (known.size() <= arrived) known.resize(arrived + 1);
+    known[arrived] = std::make_shared<Segment>(Segment::attach(received.fd));
   }
-  return known[index]->data() + place.offset;
+  return known[index];
 }
 
 const Posted& Team::posted(std::size_t member) const {
@@ -230,6 +241,20 @@ void Team::finish_solo() {
   arrive(Counter::out, result_step_, result_step_ + 1);
   ++result_step_;
   ++step_;
+}
+
+void Team::publish_next(std::uint64_t number) {
+  header_->decisions[decisions_ % 64] = number;
+  header_->decided.raise(++decisions_);
+}
+
+std::uint64_t Team::await_next(Clock::time_point deadline) {
+  patience_.deadline = deadline;
+  if (!wait_for(header_->decided, decisions_ + 1, patience_)) {
+    const int rank = members_[me_ == 0 ? 1 : 0].rank;
+    throw Error(Code::rank_failed, "rank " + std::to_string(rank) + " did not say which operation is next", rank);
+  }
+  return header_->decisions[decisions_++ % 64];
 }
 
 bool Team::claim(std::size_t parts_each, std::size_t& owner, std::size_t& part) {

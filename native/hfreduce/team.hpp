@@ -99,6 +99,7 @@ class Team {
   // For passes, while an operation runs.
   const Posted& posted(std::size_t member) const;  // at the last posting
   char* map(std::size_t member, const Place& place);  // where a member's zero-copy memory lies here
+  std::shared_ptr<Segment> segment(std::size_t member, std::int32_t number);  // of another member
   char* stage(std::size_t member, std::uint32_t step) const;  // step of the running pass
   char* result(std::uint32_t step) const;
 
@@ -107,6 +108,11 @@ class Team {
   bool claim(std::size_t parts_each, std::size_t& owner, std::size_t& part);
   void completed(std::size_t parts, std::size_t of);  // when all are complete, the reduced gate opens
   void wait_completed();
+
+  // The order of prioritised operations: one member publishes what runs next, the others learn it, each once an
+  // operation.
+  void publish_next(std::uint64_t number);
+  std::uint64_t await_next(Clock::time_point deadline);
 
   // Ends every wait of this rank and of the others on this host: `rank` is why. Any thread.
   void abort(int rank);
@@ -136,6 +142,7 @@ class Team {
   // State of the operation that runs; only its thread touches it.
   std::uint32_t step_ = 0;         // first step of the running pass
   std::uint32_t result_step_ = 0;  // the same of the result ring
+  std::uint32_t decisions_ = 0;    // published or learnt
   std::uint32_t posts_ = 0;        // how often this member has posted
   Call call_{};
 

@@ -16,7 +16,9 @@ std::string to_string(const Call& call) {
                        call.kind == Kind::reduce;
   if (reduces) text += std::string(", ") + name_of(call.op);
   if (call.root >= 0) text += ", root " + std::to_string(call.root);
-  if (call.wire != Codec::none) text += ", another wire codec than the default";
+  static constexpr const char* kCodecs[] = {"", ", wire fp32", ", wire bf16", ", wire fp16", ", wire int8"};
+  const auto codec = static_cast<std::uint32_t>(call.wire);
+  text += kCodecs[codec <= 4 ? codec : 0];
   if (call.shared != 0) text += ", shared";
   return text + ")";
 }

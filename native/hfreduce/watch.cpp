@@ -18,7 +18,7 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x31776666;  // "ffw1"
-constexpr auto kFarewell = std::chrono::seconds(1);
+constexpr auto kVerdict = std::chrono::milliseconds(200);
 constexpr Code kLastCode = Code::rank_failed;
 
 // A host that vanishes without a word ends its links after some 15 s.
@@ -149,17 +149,28 @@ void Watch::listen(Listener listener) {
 }
 
 Error Watch::announce(const Error& error) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_ && generation_ == fork_guard::generation()) {
-    const Notice notice = Notice::of(Kind::broken, error);
+  if (generation_ != fork_guard::generation()) return error;
+  std::unique_lock lock(mutex_);
+  std::vector<int> sockets;
+  for (const auto& [socket, link] : links_) sockets.push_back(socket);
+  for (const int socket : sockets) hear(*links_.at(socket));  // what lies there is older than this error
+  const int blamed = error.code() == Code::rank_failed ? error.rank() : -1;
+  if (blamed >= 0) {
+    // A rank whose connection ended may itself have given up because of another, the news of which are on their way.
+    changed_.wait_for(lock, kVerdict, [&] { return failure_ || left_.contains(blamed) || leaving_; });
+  }
+  if (!failure_ && !leaving_) {
+    const bool said_goodbye = blamed >= 0 && left_.contains(blamed);
+    const Error told = said_goodbye ? Error(error.code(), name(blamed) + " left the group", blamed) : error;
+    const Notice notice = Notice::of(Kind::broken, told);
     failure_ = notice.error();
     flood(notice, nullptr);
-    wake();
   }
+  wake();
   return failure_.value_or(error);
 }
 
-void Watch::leave(std::uint64_t operations) {
+void Watch::leave(std::uint64_t operations, double seconds) {
   if (generation_ != fork_guard::generation()) return;
   std::unique_lock lock(mutex_);
   if (!leaving_) {
@@ -173,7 +184,7 @@ void Watch::leave(std::uint64_t operations) {
     }
   }
   // A socket that is closed with unread bytes takes back what it has not delivered yet: so the neighbours close.
-  changed_.wait_for(lock, kFarewell, [this] { return links_.empty(); });
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return links_.empty(); });
 }
 
 void Watch::drop_links() {

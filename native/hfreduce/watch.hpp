@@ -52,12 +52,13 @@ class Watch {
   void listen(Listener listener);
 
   // Gives the group up with an error that the engine found: sends it to all, unless another was first. Returns
-  // the error that counts. The listener is told by the watch's own thread, also of this one.
+  // the error that counts. An error that blames a rank is held back for up to 0.2 s: what the others have to say of it
+  // comes first. The listener is told by the watch's own thread, also of this one.
   Error announce(const Error& error);
 
-  // Says goodbye after `operations` operations and waits until the neighbours know, a second at most. What
+  // Says goodbye after `operations` operations and waits until the neighbours know, for at most `seconds`. What
   // happens to the others afterwards is of no interest.
-  void leave(std::uint64_t operations);
+  void leave(std::uint64_t operations, double seconds = 1.0);
   // Ends all links without a goodbye: the neighbours take it for a death.
   void drop_links();
 

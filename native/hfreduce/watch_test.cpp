@@ -100,6 +100,18 @@ void an_announced_error_is_the_same_everywhere_and_the_first_counts() {
   CHECK(std::string(cut.what()) == std::string(1023, 'x'));
 }
 
+void a_blame_gives_way_to_what_is_known_already() {
+  Row row(3);
+  row.watches[0].reset();
+  const Error dead = row[1].announce(Error(Code::rank_failed, "rank 2 died or left the group", 2));
+  CHECK(dead.rank() == 0);
+  Row other(3);
+  other[0].leave(3);
+  const Error gone = other[1].announce(Error(Code::rank_failed, "rank 0 died or left the group", 0));
+  CHECK(gone.rank() == 0 && std::string(gone.what()) == "rank 0 left the group");
+  CHECK(std::string(failure_of(other[2]).what()) == gone.what());
+}
+
 void the_listener_hears_one_failure_once() {
   Row row(3);
   std::atomic<int> calls = 0;
@@ -183,6 +195,7 @@ int main() {
   a_goodbye_is_no_failure_and_is_told_with_its_count();
   all_may_leave_at_once();
   an_announced_error_is_the_same_everywhere_and_the_first_counts();
+  a_blame_gives_way_to_what_is_known_already();
   the_listener_hears_one_failure_once();
   a_link_that_comes_late_learns_what_happened();
   garbage_fails_its_sender();

@@ -127,8 +127,7 @@ void decode_int8(const char* wire, std::size_t count, float* y) {
     const char* q = wire;
     if (n < kInt8Block) q = static_cast<const char*>(std::memcpy(rest, wire, n));
     for (std::size_t j = 0; j < n; j += kLanes) {
-      const I32 integer = __builtin_convertvector(load<Quarter8s>(q + j), I32);
-      store(y + i + j, __builtin_convertvector(integer, F32) * scale);
+      store(y + i + j, __builtin_convertvector(wide(load<Quarter8s>(q + j)), F32) * scale);
     }
     wire += n;
   }

@@ -61,8 +61,15 @@ struct Short {
   static F32 quiet() { return Float32::quiet(); }
 };
 
-// bf16 is the upper half of an f32. Lanes are not natural: v[2j] has the even and v[2j + 1] the odd elements, so that a
-// shift and a mask take them apart and nothing crosses lanes.
+// bf16 is the upper half of an f32. To nearest even: the carry out of the lower half, to which a little less than half
+// the step is added, and the rest where the upper half is odd.
+inline U32 round_upper_half(F32 v) {
+  const U32 u = as<U32>(v);
+  return u + (((u >> 16) & 1u) + 0x7FFFu);
+}
+
+// Lanes are not natural: v[2j] has the even and v[2j + 1] the odd elements, so that a shift and a mask take them apart and
+// nothing crosses lanes.
 struct BFloat16 : Short<std::uint16_t> {
   static void read(const char* p, F32 (&v)[kVectors]) {
     for (std::size_t j = 0; j < kRaw; ++j) {
@@ -71,15 +78,18 @@ struct BFloat16 : Short<std::uint16_t> {
       v[2 * j + 1] = as<F32>(pair & 0xFFFF0000u);
     }
   }
-  // To nearest even on 16-bit lanes: up if the lower half exceeds 0x8000, or is just that and the upper half odd.
   static void round(const F32 (&v)[kVectors], U16 (&raw)[kRaw]) {
-    for (std::size_t j = 0; j < kRaw; ++j) {
-      const U32 even = as<U32>(v[2 * j]), odd = as<U32>(v[2 * j + 1]);
-      const U16 upper = as<U16>((even >> 16) | (odd & 0xFFFF0000u));
-      const U16 lower = as<U16>((even & 0xFFFFu) | (odd << 16));
-      const U16 beyond = lower | (upper & 1);
-      raw[j] = beyond > 0x8000 ? upper + 1 : upper;
+    for (std::size_t j = 0; j < kRaw; ++j) raw[j] = round(v[2 * j], v[2 * j + 1]);
+  }
+  static U16 round(F32 even, F32 odd) {
+    if constexpr (kWidth < 64) {
+      return as<U16>((round_upper_half(even) >> 16) | (round_upper_half(odd) & 0xFFFF0000u));
     }
+    // With mask registers it takes fewer steps on 16-bit lanes: up if the lower half exceeds 0x8000, or is just that
+    // and the upper half odd.
+    const U16 upper = as<U16>((as<U32>(even) >> 16) | (as<U32>(odd) & 0xFFFF0000u));
+    const U16 lower = as<U16>((as<U32>(even) & 0xFFFFu) | (as<U32>(odd) << 16));
+    return (lower | (upper & 1)) > 0x8000 ? upper + 1 : upper;
   }
 };
 
@@ -90,13 +100,9 @@ struct NaturalBFloat16 : Short<std::uint16_t> {
       v[j] = as<F32>(wide(load<Half16>(p + j * sizeof(Half16))) << 16);
     }
   }
-  static U32 rounded(F32 v) {
-    const U32 u = as<U32>(v);
-    return (u + (((u >> 16) & 1u) + 0x7FFFu)) >> 16;
-  }
   static void round(const F32 (&v)[kVectors], U16 (&raw)[kRaw]) {
     for (std::size_t j = 0; j < kRaw; ++j) {
-      raw[j] = pack(rounded(v[2 * j]), rounded(v[2 * j + 1]));
+      raw[j] = pack(round_upper_half(v[2 * j]) >> 16, round_upper_half(v[2 * j + 1]) >> 16);
     }
   }
 };
@@ -121,49 +127,57 @@ template <int mantissa, int least>
 inline F32 round_mantissa(F32 a) {
   const I32 exponent = as<I32>(a) & 0x7F800000;
   const I32 smallest = splat<I32>((127 + least) << 23);
-  const F32 anchor =
-      as<F32>((exponent > smallest ? exponent : smallest) + ((23 - mantissa) << 23));
+  const U32 coarser = as<U32>(exponent > smallest ? exponent : smallest);
+  const F32 anchor = as<F32>(coarser + (std::uint32_t{23 - mantissa} << 23));
   return (a + anchor) - anchor;
 }
 
-// e4m3fn: 4 exponent bits of bias 7, 3 mantissa bits, no infinity, NaN is S.1111.111. With an exponent bit put above
-// it is an f16 of 2^-8 times the value.
-struct Float8E4M3 : Short<std::uint8_t> {
+// What both f8 share. Half-way between storage and f32 their values are f16 on 16-bit lanes: Type::halves makes those of
+// bytes in the low halves of lanes, and Type::codes the reverse.
+template <class Type>
+struct Float8 : Short<std::uint8_t> {
   static void read(const char* p, F32 (&v)[kVectors]) {
-    for (std::size_t j = 0; j < kVectors; ++j) {
-      const Half16 b = wide(load<Quarter8>(p + j * sizeof(Quarter8)));
-      const F32 value = half_to_float(((b & 0x80) << 8) | ((b & 0x7F) << 7)) * 0x1p8f;
-      v[j] = absolute(value) == 480.0f ? quiet() : value;
+    for (std::size_t j = 0; j < kVectors; j += 2) {
+      const U16 h = Type::halves(wide(load<Half8>(p + j * sizeof(Quarter8))));
+      v[j] = half_to_float(low_half(h)) * Type::kUnit;
+      v[j + 1] = half_to_float(high_half(h)) * Type::kUnit;
     }
   }
-  static Half16 rounded(F32 v) {
-    const F32 a = absolute(v);
-    const F32 limited = a < 480.0f ? a : splat<F32>(480.0f);  // NaN too: 480 has the bits of NaN
-    return float_to_half(with_sign_of(round_mantissa<3, -6>(limited) * 0x1p-8f, v));
-  }
   static void round(const F32 (&v)[kVectors], U8 (&raw)[kRaw]) {
-    const U16 low = join(rounded(v[0]), rounded(v[1])), high = join(rounded(v[2]), rounded(v[3]));
-    raw[0] = pack(bytes(low), bytes(high));
+    Half16 h[kVectors];
+    for (std::size_t j = 0; j < kVectors; ++j) {
+      const F32 a = absolute(v[j]);
+      const F32 limited = a > Type::kLimit ? splat<F32>(Type::kLimit) : a;  // NaN stays
+      const F32 rounded = round_mantissa<Type::kMantissa, Type::kLeast>(limited);
+      h[j] = float_to_half(with_sign_of(rounded * (1 / Type::kUnit), v[j]));
+    }
+    raw[0] = pack(Type::codes(join(h[0], h[1])), Type::codes(join(h[2], h[3])));
   }
-  static U16 bytes(U16 h) { return ((h >> 8) & 0x80) | ((h >> 7) & 0x7F); }
 };
 
-// e5m2: the upper half of an f16.
-struct Float8E5M2 : Short<std::uint8_t> {
-  static void read(const char* p, F32 (&v)[kVectors]) {
-    for (std::size_t j = 0; j < kVectors; ++j) {
-      v[j] = half_to_float(wide(load<Quarter8>(p + j * sizeof(Quarter8))) << 8);
-    }
+// e4m3fn: 4 exponent bits of bias 7, 3 mantissa bits, no infinity, NaN is S.1111.111. With one exponent bit more it is an
+// f16 of 2^-8 times the value. What is beyond 448, infinity too, becomes 448, as PyTorch converts.
+struct Float8E4M3 : Float8<Float8E4M3> {
+  static constexpr float kUnit = 0x1p8f, kLimit = 448;
+  static constexpr int kMantissa = 3, kLeast = -6;
+  static U16 halves(U16 b) {
+    const U16 h = ((b << 7) & 0x3F80) | ((b << 8) & 0x8000);
+    return (h & 0x3F80) == 0x3F80 ? splat<U16>(std::uint16_t{0x7E00}) : h;
   }
-  static Half16 rounded(F32 v) {
-    const F32 a = absolute(v);
-    const F32 limited = a > 65536.0f ? splat<F32>(65536.0f) : a;  // 65536 becomes infinity, NaN stays
-    return float_to_half(with_sign_of(round_mantissa<2, -14>(limited), v));
+  static U16 codes(U16 h) {
+    const U16 magnitude = (h >> 7) & 0xFF;
+    return (magnitude < 0x7F ? magnitude : splat<U16>(std::uint16_t{0x7F})) | ((h >> 8) & 0x80);
   }
-  static void round(const F32 (&v)[kVectors], U8 (&raw)[kRaw]) {
-    const U16 low = join(rounded(v[0]), rounded(v[1])), high = join(rounded(v[2]), rounded(v[3]));
-    const U8 b = pack(low >> 8, high >> 8);
-    raw[0] = (b & 0x7F) > 0x7C ? splat<U8>(std::uint8_t{0x7F}) : b;
+};
+
+// e5m2: the upper half of an f16. 65536 stands for all that overflows to infinity.
+struct Float8E5M2 : Float8<Float8E5M2> {
+  static constexpr float kUnit = 1, kLimit = 65536;
+  static constexpr int kMantissa = 2, kLeast = -14;
+  static U16 halves(U16 b) { return b << 8; }
+  static U16 codes(U16 h) {
+    const U16 magnitude = (h >> 8) & 0x7F;
+    return magnitude > 0x7C ? splat<U16>(std::uint16_t{0x7F}) : (h >> 8);
   }
 };
 

@@ -33,6 +33,7 @@ using U32 = Vector<std::uint32_t>;
 using U16 = Vector<std::uint16_t>;
 using U8 = Vector<std::uint8_t>;
 using Half16 = Vector<std::uint16_t, kWidth / 2>;   // as many 16-bit lanes as F32 has
+using Half8 = Vector<std::uint8_t, kWidth / 2>;     // as many 8-bit lanes as U16 has
 using Quarter8 = Vector<std::uint8_t, kWidth / 4>;  // as many 8-bit lanes as F32 has
 using Quarter8s = Vector<std::int8_t, kWidth / 4>;
 constexpr std::size_t kLanes = sizeof(F32) / sizeof(float);
@@ -66,9 +67,18 @@ inline F32 with_sign_of(F32 magnitude, F32 v) {
   return as<F32>(as<U32>(magnitude) | (as<U32>(v) & 0x80000000u));
 }
 
+inline Half16 low_half(U16 v) { return load<Half16>(&v); }
+inline Half16 high_half(U16 v) {
+  return load<Half16>(reinterpret_cast<const char*>(&v) + sizeof(Half16));
+}
+
 // Words of f32 lanes as raw bits, widened from storage.
 inline U32 wide(Half16 v) { return __builtin_convertvector(v, U32); }
-inline Half16 wide(Quarter8 v) { return __builtin_convertvector(v, Half16); }
+inline U16 wide(Half8 v) { return __builtin_convertvector(v, U16); }
+inline I32 wide(Quarter8s v) {
+  using Half16s = Vector<std::int16_t, kWidth / 2>;  // GCC has no one step over two sizes
+  return __builtin_convertvector(__builtin_convertvector(v, Half16s), I32);
+}
 
 #if defined(__AVX512BW__)
 
@@ -176,8 +186,7 @@ inline Half16 float_to_half(F32 v) {
   const U32 nan = 0x7C00u | ((a >> 13) & 0x3FFu);
   const U32 magnitude = as<I32>(a) > 0x7F800000 ? nan : finite;
   const U32 h = magnitude | ((u >> 16) & 0x8000u);
-  const U16 both = pack(h, h);
-  return load<Half16>(&both);
+  return low_half(pack(h, h));
 }
 
 #endif

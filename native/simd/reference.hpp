@@ -60,19 +60,20 @@ class Short {
   }
 
   // The nearest code, of two equally near ones the even one. Beyond the largest number lies the first value
-  // that would need a higher code; what is nearest to that has overflowed.
+  // that would need a higher code; what is nearest to that has overflowed: to infinity, or where there is none it stays
+  // the largest number.
   std::uint32_t encode(float x) const {
     if (std::isnan(x)) return format.quiet;
     const std::uint32_t sign = std::signbit(x) ? 1u << (format.bits() - 1) : 0;
     const double a = std::fabs(static_cast<double>(x));
     const auto above = std::lower_bound(values_.begin(), values_.end(), a);
-    if (above == values_.end()) return sign | format.end();
+    if (above == values_.end()) return sign | (format.infinity ? format.end() : format.end() - 1);
     auto code = static_cast<std::uint32_t>(above - values_.begin());
     if (code > 0) {
       const double up = *above - a, down = a - values_[code - 1];
       if (down < up || (down == up && code % 2 == 1)) --code;
     }
-    return sign | code;
+    return sign | (code == format.end() && !format.infinity ? code - 1 : code);
   }
 
   // A float between the finite codes `code` and `code` + 1, half-way.

@@ -33,8 +33,8 @@ class Watch:
         Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.
         """
 
-    def leave(self, operations: int) -> None:
-        """Says goodbye; waits a second at most until the neighbours know."""
+    def leave(self, operations: int, seconds: float = 1.0) -> None:
+        """Says goodbye; waits at most `seconds` until the neighbours know."""
 
     def drop_links(self) -> None:
         """Ends without a goodbye, as a death does."""
@@ -149,6 +149,11 @@ class Operation:
     def source(self) -> int:
         """Of a receive from any source: the sender's rank, once over."""
 
+    def shared(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        The block of a shared result as a uint8 array; REQUIRES: over, without error.
+        """
+
     def rethrow(self) -> None:
         """Raises the error of a finished operation, if any."""
 
@@ -160,12 +165,17 @@ class Group:
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
-    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, run_here: bool = False) -> Operation:
+    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, shared: bool = False, priority: int = 0, run_here: bool = False) -> Operation:
         """
         Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.
         """
 
-    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE) -> list[int]:
+    def allreduce_now(self, data: int, bytes: int, count: int, dtype: DType, op: ReduceOp) -> Operation:
+        """
+        A synchronous allreduce in place. None when it is over; the operation where others are before it.
+        """
+
+    def peers(self, *, kind: Kind, count: int, dtype: DType, root: int = -1, wire: Codec = Codec.NONE, priority: int = 0) -> list[int]:
         """Ranks of other hosts that such a call sends to."""
 
     def add_outgoing(self, rank: int, fd: int) -> None:
@@ -178,6 +188,14 @@ class Group:
 
     def rethrow(self) -> None:
         """Raises why the group is broken, if it is."""
+
+    def records(self) -> list[dict[str, object]]:
+        """The last operations, oldest first; times by the monotonic clock."""
+
+    def set_rules(self, rules: Sequence[Rule]) -> None:
+        """
+        Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.
+        """
 
     def set_timeout(self, seconds: float) -> None: ...
 
@@ -212,10 +230,144 @@ class Post:
 
 def control_bytes(members: int) -> int: ...
 
-def create_segment(name: str, bytes: int) -> int:
+class Algorithm(enum.Enum):
+    RING = 1
+
+    TREE = 2
+
+    DIRECT = 3
+
+    CHAIN = 4
+
+class Rule:
+    """
+    Calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.
+    """
+
+    def __init__(self, *, kind: Kind, hosts: int, bytes: int, algorithm: Algorithm, lanes: int) -> None:
+        """
+        bytes: ANY_BYTES has no limit; lanes: at most, 0 for as many as there are.
+        """
+
+    @property
+    def kind(self) -> Kind: ...
+
+    @property
+    def hosts(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def algorithm(self) -> Algorithm: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    def __eq__(self, arg: Rule, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+ANY_BYTES: int = 18446744073709551615
+
+def default_rules() -> list[Rule]:
+    """What counts where no other rule applies."""
+
+def choose_rule(rules: Sequence[Rule], kind: Kind, hosts: int, bytes: int) -> Rule:
+    """The first of the rules that applies, or of the default ones."""
+
+class NumaMode(enum.Enum):
+    INTERLEAVE = 0
+
+    BIND = 1
+
+class Placed:
+    """A range of a segment and the memory nodes for it."""
+
+    def __init__(self, *, offset: int, bytes: int, mode: NumaMode, nodes: Sequence[int]) -> None: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def mode(self) -> NumaMode: ...
+
+    @property
+    def nodes(self) -> list[int]: ...
+
+def control_placement(members: int, interface: str) -> list[Placed]:
+    """
+    Where the parts of a control segment belong on this machine, for a network interface; nothing on one node.
+    """
+
+def create_segment(name: str, bytes: int, placement: Sequence[Placed] = []) -> int:
     """
     Descriptor of a new zeroed and reserved shared segment; the caller closes it.
     """
+
+class Device:
+    """A device's runtime; lives as long as the process."""
+
+class FakeDevice(Device):
+    """A device for tests: plain memory, streams that take their time."""
+
+    def make_stream(self) -> int: ...
+
+    def copy(self, stream: int, to: int, source: int, bytes: int) -> None:
+        """Computation of the user: a copy."""
+
+    def stop(self, stream: int) -> None:
+        """Stops a stream before its next command."""
+
+    def go_on(self, stream: int) -> None: ...
+
+    def synchronize(self, stream: int) -> None: ...
+
+    def history(self) -> list[str]:
+        """All that has run, in order: 'stream command'."""
+
+    @property
+    def pinned_bytes(self) -> int: ...
+
+    @property
+    def live_events(self) -> int: ...
+
+def fake_device(delay_us: int = 0) -> FakeDevice:
+    """A new fake device; `delay_us` passes before each command."""
+
+def cuda_device(index: int) -> Device:
+    """A CUDA device, by the runtime of this process."""
+
+class Passage:
+    """A call on device memory, until the device is through with it."""
+
+    def follow(self, stream: int) -> None:
+        """The stream waits until the results are in the device's memory."""
+
+    def extend(self, stream: int) -> None:
+        """Who follows from now on waits for what is in this stream, too."""
+
+    @property
+    def finished(self) -> bool:
+        """Nothing touches the device's memory any more."""
+
+    def wait(self, seconds: float = -1.0) -> bool:
+        """
+        True when finished, False when `seconds` passed before (< 0: no limit).
+        """
+
+class Stager:
+    """Stages the calls of one group on one device."""
+
+    def __init__(self, device: Device) -> None: ...
+
+    def submit(self, *, group: Group, stream: int, counts: Sequence[int], kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0) -> tuple[list[Operation], Passage]:
+        """
+        Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` elements each, if there are several. Memory must stay alive until the passage is finished.
+        """
 
 def arena_block(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """Zero-copy memory as a uint8 array; given back when the array dies."""

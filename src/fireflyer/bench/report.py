@@ -1,4 +1,7 @@
-"""The one format of every benchmark: rows of ours against a peer, as a table and as JSON."""
+"""The one format of every benchmark: rows of ours against a peer, as a table and as JSON.
+
+Collectives add a second table with the columns of nccl-tests; in JSON it is the list "nccl".
+"""
 
 import os
 import platform
@@ -6,8 +9,12 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,8 +24,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     ours: float
     peer: str
-    peer_value: float
-    ratio: float
+    peer_value: float | None
+    """None where the peer cannot run the case; `peer` then says why."""
+    ratio: float | None
     bound: float | None
     """The physical or measured raw limit, in the same unit."""
     of_bound: float | None
@@ -40,8 +48,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         bounds: Sequence[float] = (),
         goal: float | None = None,
     ) -> "Row":
-        """A row of durations, one value a round; less is better."""
-        mine, theirs = statistics.median(ours), statistics.median(peers)
+        """A row of durations or bytes, one value a round; less is better.
+
+        Args:
+            peers: none where the peer cannot run the case.
+        """
+        mine = statistics.median(ours)
+        theirs = statistics.median(peers) if peers else None
         bound = statistics.median(bounds) if bounds else None
         return cls(
             case=case,
@@ -49,13 +62,62 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             ours=mine,
             peer=peer,
             peer_value=theirs,
-            ratio=theirs / mine,
+            ratio=theirs / mine if theirs is not None else None,
             bound=bound,
             of_bound=bound / mine if bound is not None else None,
             rounds=len(ours),
             spread=max(ours) / min(ours),
+            goal=goal if theirs is not None else None,
+        )
+
+    @classmethod
+    def of_rates(
+        cls,
+        case: str,
+        unit: str,
+        ours: Sequence[float],
+        limit: str,
+        limits: Sequence[float],
+        goal: float | None = None,
+    ) -> "Row":
+        """A row of rates against a measured limit, one value a round; more is better."""
+        mine, bound = statistics.median(ours), statistics.median(limits)
+        return cls(
+            case=case,
+            unit=unit,
+            ours=mine,
+            peer=limit,
+            peer_value=bound,
+            ratio=mine / bound,
+            bound=bound,
+            of_bound=mine / bound,
+            rounds=len(ours),
+            spread=max(ours) / min(ours),
             goal=goal,
         )
+
+    @property
+    def missed(self) -> bool:
+        return self.goal is not None and self.ratio is not None and self.ratio < self.goal
+
+
+class NcclRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate with the columns of nccl-tests."""
+
+    who: str
+    size: int
+    """Bytes."""
+    count: int
+    """Elements, of one rank where the size is that of all ranks' parts together."""
+    type: str
+    redop: str
+    time_us: float
+    algbw: float
+    """GB/s (10^9): size over time."""
+    busbw: float
+    """GB/s: algbw times the collective's factor of nccl-tests."""
+    wrong: int
+    """Elements with a wrong value on any rank, in a call after the timed ones."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,45 +147,89 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` writes."""
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What `--json` writes; "nccl" only where there is such a table."""
 
     bench: str
     command: str
     machine: Machine
     rows: list[Row]
+    nccl: list[NcclRow] = []
 
 
 def emit(report: Report, json_to: str | None) -> None:
-    """Writes JSON to a file or, for "-", to standard output alone; the table goes to the terminal."""
+    """Writes JSON to a file or, for "-", to standard output alone; the tables go to the terminal."""
     if json_to is not None:
         text = msgspec.json.format(msgspec.json.encode(report), indent=1)
         if json_to == "-":
             sys.stdout.write(text.decode() + "\n")
             return
         Path(json_to).write_bytes(text + b"\n")
-    _print_table(report)
+    _print_tables(report)
 
 
-def _print_table(report: Report) -> None:
+def _print_tables(report: Report) -> None:
     from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    if report.nccl:
+        console.print(_nccl_table(report.nccl))
+    console.print(_row_table(report))
+    missed = sum(row.missed for row in report.rows)
+    asked = sum(row.goal is not None for row in report.rows)
+    if asked:
+        console.print(f"{asked - missed} of {asked} goals reached")
+
+
+def _row_table(report: Report) -> "Table":
     from rich.table import Table
 
-    table = Table(title=f"{report.command}\n{report.machine.cpu}, {report.machine.cores} cores")
+    machine = report.machine
+    load = " ".join(f"{number:.2f}" for number in machine.load)
+    where = f"{machine.cpu}, {machine.cores} cores, Linux {machine.kernel}, load {load}"
+    table = Table(title=f"{report.command}\n{where}")
     table.add_column("case", no_wrap=True)
     for name in ("ours", "peer", "", "ratio", "goal", "of limit", "spread"):
         table.add_column(name, justify="right")
     for row in report.rows:
-        missed = row.goal is not None and row.ratio < row.goal
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}x"
         table.add_row(
             row.case,
-            f"{row.ours:,.0f} {row.unit}",
-            f"{row.peer_value:,.0f} {row.unit}",
+            _quantity(row.ours, row.unit),
+            "" if row.peer_value is None else _quantity(row.peer_value, row.unit),
             row.peer,
-            f"{row.ratio:.1f}x" + (" (below goal)" if missed else ""),
-            "" if row.goal is None else f"{row.goal:g}x",
+            ratio + (" below" if row.missed else ""),
+            "" if row.goal is None else f"{row.goal:.3g}x",
             "" if row.of_bound is None else f"{row.of_bound:.2f}",
             f"{row.spread:.2f}",
-            style="red" if missed else None,
+            style="red" if row.missed else None,
         )
-    Console(width=None if sys.stdout.isatty() else 130).print(table)
+    return table
+
+
+def _nccl_table(rows: list[NcclRow]) -> "Table":
+    from rich.table import Table
+
+    table = Table()
+    for name in ("", "size (B)", "count", "type", "redop"):
+        table.add_column(name, justify="right" if name in ("size (B)", "count") else "left")
+    for name in ("time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.who,
+            str(row.size),
+            str(row.count),
+            row.type,
+            row.redop,
+            f"{row.time_us:,.1f}",
+            f"{row.algbw:.2f}",
+            f"{row.busbw:.2f}",
+            str(row.wrong),
+            style="red" if row.wrong else None,
+        )
+    return table
+
+
+def _quantity(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from fireflyer.hfreduce.torch import (
         ProcessGroupHFReduce as ProcessGroupHFReduce,
     )
+    from fireflyer.hfreduce.torch import Wire as Wire
     from fireflyer.hfreduce.torch import allreduce as allreduce
     from fireflyer.hfreduce.torch import empty as empty
     from fireflyer.hfreduce.torch import empty_like as empty_like
 
-__all__ = ["ProcessGroupHFReduce", "allreduce", "empty", "empty_like", "register_backend"]
+__all__ = ["ProcessGroupHFReduce", "Wire", "allreduce", "empty", "empty_like", "register_backend"]
 
 
 def register_backend() -> None:
@@ -34,7 +35,7 @@ def register_backend() -> None:
     backend = getattr(distributed, "Backend", None)
     if backend is None or hasattr(backend, "HFREDUCE"):
         return  # a torch built without distributed, or registered already
-    backend.register_backend("hfreduce", _create_group, extended_api=True, devices=["cpu"])
+    backend.register_backend("hfreduce", _create_group, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create_group(options: Any, _backend_options: object) -> Any:

@@ -31,6 +31,23 @@ _MAGIC = b"ffr2"
 HELLO_BYTES = _HELLO.size
 
 
+@dataclass(frozen=True)
+class Lineage:
+    """What stays the same when a group is formed anew with other members.
+
+    Attributes:
+        name: 16 random bytes.
+        key: what members prove to each other.
+    """
+
+    name: bytes
+    key: bytes
+
+    def number(self, what: int | str) -> bytes:
+        """The number of its line in an epoch, or for another purpose."""
+        return hashlib.sha256(self.name + str(what).encode()).digest()[:16]
+
+
 class Purpose(enum.IntEnum):
     """What a connection is for."""
 
@@ -46,6 +63,8 @@ class Purpose(enum.IntEnum):
     """A process that wants to become a member."""
     REFORM = 6
     """Votes on the next membership."""
+    PING = 7
+    """Nothing: is there such a line?"""
 
 
 @dataclass(frozen=True)

@@ -8,29 +8,32 @@ deaths. Payload connections are made by `Links` when they are first needed.
 
 import contextlib
 import functools
-import hashlib
 import os
 import secrets
 import socket
-import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import (
+    CollectiveError,
     DeadlineExceeded,
     PeerLost,
     ProtocolMismatch,
     RankFailed,
     WireError,
 )
-from fireflyer.hfreduce.handshake import Purpose
+from fireflyer.hfreduce import rules
+from fireflyer.hfreduce.door import Door
+from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.links import Links
+from fireflyer.hfreduce.placement import create_control
 from fireflyer.hfreduce.switchboard import (
     Line,
     Switchboard,
@@ -44,6 +47,9 @@ from fireflyer.hfreduce.topology import Topology as Topology
 from fireflyer.hfreduce.topology import interface_address as interface_address
 from fireflyer.log import get_logger
 
+_PAST_EPOCHS = 16
+_PING_S = 0.5
+
 
 class Store(Protocol):
     """What the rendezvous needs of a store; `torch.distributed` stores have it. `get` blocks."""
@@ -53,57 +59,80 @@ class Store(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """What stays the same when a group is formed anew with other members.
+@dataclass
+class Seat:
+    """What a process keeps from epoch to epoch of a group: its use of the switchboard, and its
+    lines.
 
     Attributes:
-        name: 16 random bytes; with the epoch they give the number of its line.
-        key: what members prove to each other.
+        card: how the others reach this process.
+        line: of the present epoch. Those of past epochs tell stragglers what came after.
     """
 
-    name: bytes
-    key: bytes
+    board: Switchboard
+    lineage: Lineage
+    card: Card
+    door: Door
+    line: Line
+    past: deque[Line] = field(default_factory=deque)
 
-    def number(self, epoch: int | str) -> bytes:
-        """The line's number in one epoch, or of the line for another purpose."""
-        return hashlib.sha256(self.name + str(epoch).encode()).digest()[:16]
+    @classmethod
+    def take(
+        cls, board: Switchboard, lineage: Lineage, epoch: int, rank: int, card: Card
+    ) -> "Seat":
+        """Takes over one use of `board`, unless it raises."""
+        line = board.line(lineage.number(epoch), rank, lineage.key)
+        try:
+            return cls(board, lineage, card, Door(board, lineage), line)
+        except BaseException:
+            line.close()
+            raise
+
+    def move(self, epoch: int, rank: int) -> None:
+        """To another epoch."""
+        line = self.board.line(self.lineage.number(epoch), rank, self.lineage.key)
+        self.past.append(self.line)
+        if len(self.past) > _PAST_EPOCHS:
+            self.past.popleft().close()
+        self.line = line
+
+    def leave(self) -> None:
+        """Frees all of it. Called once."""
+        for line in (*self.past, self.line):
+            line.close()
+        self.door.close()
+        self.board.release()
 
 
 class Connection:
-    """A rank's membership in a group that is up. Owns everything in it.
+    """A rank's membership in one epoch of a group. Owns everything in it.
 
     Attributes:
         cards: of all ranks.
         group: the engine.
         watch: sees deaths; fails `group` with them.
         links: makes payload connections.
-        line: where further calls for this group arrive.
     """
 
-    def __init__(
-        self,
-        lineage: Lineage,
-        epoch: int,
-        board: Switchboard,
-        line: Line,
-        cards: Sequence[Card],
-        timeout_s: float,
-    ) -> None:
-        self.lineage = lineage
+    def __init__(self, seat: Seat, epoch: int, cards: Sequence[Card], timeout_s: float) -> None:
+        self.seat = seat
         self.epoch = epoch
-        self.board = board
-        self.line = line
         self.cards = tuple(cards)
-        self.rank = line.rank
+        self.rank = seat.line.rank
         self.world = len(cards)
         self.timeout_s = timeout_s
         self.topology = Topology.of(list(cards))
-        self.links = Links(line, self.cards, timeout_s)
+        self.links = Links(seat.line, self.cards, timeout_s)
         self.watch = native.Watch(rank=self.rank, world=self.world)
         self.group: native.Group
         self.post: native.Post
-        self._ended = weakref.finalize(self, _leave, self.watch, line, board)
+        self._ended = weakref.finalize(self, _leave, self.watch, seat)
+
+    @property
+    def join_address(self) -> str:
+        """Where a newcomer with the secret can ask this member for admission: see `reform.join`."""
+        card = self.seat.card
+        return f"{card.address}:{card.port}/{self.seat.lineage.name.hex()}"
 
     def close(self) -> None:
         """Says goodbye to the others and frees what the group held; the engine goes with its last
@@ -113,17 +142,14 @@ class Connection:
         """
         self._ended()
 
-    def abandon(self) -> None:
-        """Leaves without a goodbye: to the others this rank has failed. Line and switchboard stay
-        the caller's."""
-        if self._ended.detach() is not None:
-            self.watch.drop_links()
+    def give_up_seat(self) -> Seat | None:
+        """The caller owns the seat from now on; None if it was left already. The watch goes on."""
+        return self.seat if self._ended.detach() is not None else None
 
 
-def _leave(watch: native.Watch, line: Line, board: Switchboard) -> None:
+def _leave(watch: native.Watch, seat: Seat) -> None:
     watch.leave(0)
-    line.close()
-    board.release()
+    seat.leave()
 
 
 def connect(
@@ -142,61 +168,57 @@ def connect(
         RankFailed: a rank died meanwhile.
         ProtocolMismatch: a peer failed to prove the secret.
         NoSpace: shared memory was refused.
+        ConfigError: rank 0's FIREFLYER_HFREDUCE_TABLE names no table.
     """
     deadline = time.monotonic() + timeout_s
     address = interface_address(master)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as undo:
         board = open_board()
-        stack.callback(board.release)
+        undo.callback(board.release)
         card = board.card(address)
         if rank == 0:
-            card = msgspec.structs.replace(card, group=secrets.token_hex(16))
+            card = rules.publish(msgspec.structs.replace(card, group=secrets.token_hex(16)))
             name = card.group
         else:
             name = msgspec.json.decode(store.get("card/0"), type=Card).group
         lineage = Lineage(bytes.fromhex(name), _key(store, rank, address))
         # Whoever has read our card may call: the line is there before it.
-        line = board.line(lineage.number(0), rank, lineage.key)
-        stack.callback(line.close)
-        cards = _exchange(store, rank, world, card)
-        connection = establish(lineage, 0, board, line, cards, timeout_s, deadline)
-        stack.pop_all()
+        seat = Seat.take(board, lineage, 0, rank, card)
+        undo.pop_all()
+        undo.callback(seat.leave)
+        cards = rules.agree(_exchange(store, rank, world, card))
+        connection = establish(seat, 0, cards, timeout_s, deadline)
+        undo.pop_all()
         return connection
 
 
 def establish(
-    lineage: Lineage,
-    epoch: int,
-    board: Switchboard,
-    line: Line,
-    cards: Sequence[Card],
-    timeout_s: float,
-    deadline: float,
+    seat: Seat, epoch: int, cards: Sequence[Card], timeout_s: float, deadline: float
 ) -> Connection:
     """Makes one group of the processes with these cards. Collective; no store.
 
-    Takes over `board` (one use of it) and `line`, unless it raises.
+    Owns `seat` from then on, unless it raises; then it fails on all ranks.
 
     Raises:
         RankFailed: a rank cannot be reached or died meanwhile.
         DeadlineExceeded, ProtocolMismatch, CollectiveError, NoSpace: see `connect`.
     """
-    connection = Connection(lineage, epoch, board, line, cards, timeout_s)
-    watch, rank = connection.watch, line.rank
+    connection = Connection(seat, epoch, cards, timeout_s)
+    watch, rank = connection.watch, connection.rank
     sockets: dict[int, socket.socket] = {}
     try:
         index, me = connection.topology.place(rank)
         team = connection.topology.hosts[index]
         links = connection.topology.control_links()
         peers = {a + b - rank for a, b in links if rank in (a, b)}
-        for peer, sock in _meet(connection, Purpose.CONTROL, peers, deadline).items():
+        for peer, sock in _meet(connection, Purpose.CONTROL, peers, deadline):
             watch.add_link(peer, give_away(sock))
-        sockets = _meet(connection, Purpose.TEAM, set(team) - {rank}, deadline)
-        for peer, sock in sockets.items():
+        for peer, sock in _meet(connection, Purpose.TEAM, set(team) - {rank}, deadline):
+            sockets[peer] = sock
             if (process := process_of(sock)) >= 0:
                 watch.add_process(peer, process)
-        control = _share_control(team, rank, sockets, deadline)
-        here = sum(card.machine == board.machine for card in cards)
+        control = _share_control(team, rank, cards[rank].address, sockets, deadline)
+        here = sum(card.machine == seat.card.machine for card in cards)
         connection.group = native.Group(
             rank=rank,
             world=connection.world,
@@ -209,6 +231,7 @@ def establish(
             host=index,
             zones=connection.topology.zones,
         )
+        connection.group.set_rules(rules.rules_of(cards[0]))
         if len(connection.topology.hosts) > 1:
             connection.links.attach(Purpose.DATA, connection.group)
         connection.post = native.Post(rank=rank, world=connection.world)
@@ -216,33 +239,66 @@ def establish(
         watch.attach(connection.group, connection.post)
         return connection
     except BaseException as error:
-        connection.abandon()
+        connection.give_up_seat()
         for sock in sockets.values():
             discard(sock)
-        if isinstance(error, WireError) and not isinstance(error, ProtocolMismatch):
-            watch.rethrow()  # it knows better why somebody did not answer
+        try:
+            if isinstance(error, WireError) and not isinstance(error, ProtocolMismatch):
+                watch.rethrow()  # it knows better why somebody did not answer
+        finally:
+            # The others fail for the same reason, and not because this rank is gone.
+            named = error.rank if isinstance(error, RankFailed) else -1
+            watch.announce(f"rank {rank} did not get into the group: {error}", named)
+            watch.leave(0, 0.0)
+            watch.drop_links()
         raise
 
 
 def _meet(
     connection: Connection, purpose: Purpose, peers: Iterable[int], deadline: float
-) -> dict[int, socket.socket]:
-    """A connection with each of `peers`; of two ranks the later one dials."""
-    line = connection.line
-    met: dict[int, socket.socket] = {}
-    try:
-        for peer in (peer for peer in peers if peer < line.rank):
-            left = max(0.001, deadline - time.monotonic())
-            try:
-                met[peer] = line.dial(peer, connection.cards[peer], purpose, left)
-            except PeerLost as error:
-                raise RankFailed(f"no connection to rank {peer}: {error}", peer) from error
-        callers = [peer for peer in peers if peer > line.rank]
-        return met | line.take(purpose, callers, deadline, connection.watch.rethrow)
-    except BaseException:
-        for sock in met.values():
-            discard(sock)
-        raise
+) -> Iterator[tuple[int, socket.socket]]:
+    """A connection with each of `peers`, as they come; of two ranks the later one dials."""
+    line = connection.seat.line
+    for peer in sorted(peer for peer in peers if peer < line.rank):
+        left = max(0.001, deadline - time.monotonic())
+        try:
+            yield peer, line.dial(peer, connection.cards[peer], purpose, left)
+        except PeerLost as error:
+            raise RankFailed(f"no connection to rank {peer}: {error}", peer) from error
+    missing = {peer for peer in peers if peer > line.rank}
+    check = _Check(connection, missing)
+    while missing:
+        peer, sock = line.take(purpose, missing, deadline, check)
+        missing.discard(peer)
+        yield peer, sock
+
+
+class _Check:
+    """Raises when ranks that are waited for will not come."""
+
+    def __init__(self, connection: Connection, missing: set[int]) -> None:
+        self._connection = connection
+        self._missing = missing
+        self._pings = 0
+        self._next_ping = time.monotonic() + _PING_S
+
+    def __call__(self) -> None:
+        connection = self._connection
+        line = connection.seat.line
+        connection.watch.rethrow()
+        if given_up := self._missing.intersection(line.callers(Purpose.REFORM)):
+            raise CollectiveError(f"rank {min(given_up)} did not get into the group and gave it up")
+        if time.monotonic() < self._next_ping:
+            return
+        peer = sorted(self._missing)[self._pings % len(self._missing)]
+        self._pings += 1
+        try:
+            discard(line.dial(peer, connection.cards[peer], Purpose.PING, _PING_S))
+        except PeerLost as error:
+            raise RankFailed(f"rank {peer} died or left: {error}", peer) from error
+        except DeadlineExceeded:
+            pass  # frozen; that is for the deadline of the whole to judge
+        self._next_ping = time.monotonic() + _PING_S
 
 
 def _exchange(store: Store, rank: int, world: int, card: Card) -> list[Card]:
@@ -278,14 +334,18 @@ def _member(rank: int, sock: socket.socket | None) -> tuple[int, int, int]:
 
 
 def _share_control(
-    team: Sequence[int], rank: int, sockets: dict[int, socket.socket], deadline: float
+    team: Sequence[int],
+    rank: int,
+    address: str,
+    sockets: dict[int, socket.socket],
+    deadline: float,
 ) -> int:
     """The control segment: made by the host's first rank and passed to the others; -1 for one
     alone."""
     if len(team) == 1:
         return -1
     if rank == team[0]:
-        control = native.create_segment("fireflyer-control", native.control_bytes(len(team)))
+        control = create_control(len(team), address)
         try:
             for sock in sockets.values():
                 socket.send_fds(sock, [b"c"], [control])

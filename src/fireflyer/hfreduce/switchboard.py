@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import DeadlineExceeded, PeerLost, ProtocolMismatch
@@ -77,7 +77,7 @@ class Line:
         self.rank = rank
         self.key = key
         self._changed = threading.Condition()
-        self._handlers: dict[Purpose, Handler] = {}
+        self._handlers: dict[Purpose, Handler] = {Purpose.PING: lambda _, sock: discard(sock)}
         self._waiting: dict[Purpose, list[tuple[int, socket.socket]]] = {}
         self._unproven: str | None = None
         self._closed = False
@@ -93,45 +93,38 @@ class Line:
     def take(
         self,
         purpose: Purpose,
-        ranks: Iterable[int],
+        ranks: Collection[int],
         deadline: float,
         check: Callable[[], None] = lambda: None,
-    ) -> dict[int, socket.socket]:
-        """Waits for one connection from each of `ranks`; for a purpose that nobody serves.
+    ) -> tuple[int, socket.socket]:
+        """Waits for a connection from one of `ranks`; for a purpose that nobody serves.
 
         Args:
             check: raises when there is no point in waiting any more; asked ten times a second.
 
         Raises:
-            DeadlineExceeded: some did not call until `deadline` (monotonic).
+            DeadlineExceeded: none of them called until `deadline` (monotonic).
             ProtocolMismatch: a caller of this line failed to prove the secret.
         """
-        wanted = set(ranks)
-        taken: dict[int, socket.socket] = {}
-        try:
+        while True:
             with self._changed:
-                while True:
-                    rest = []
-                    for rank, sock in self._waiting.pop(purpose, []):
-                        if rank in wanted and rank not in taken:
-                            taken[rank] = sock
-                        else:
-                            rest.append((rank, sock))
-                    self._waiting[purpose] = rest
-                    if len(taken) == len(wanted):
-                        return taken
-                    if self._unproven is not None:
-                        raise ProtocolMismatch(self._unproven)
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        missing = sorted(wanted - set(taken))
-                        raise DeadlineExceeded(f"rendezvous: ranks {missing} did not connect")
-                    check()
-                    self._changed.wait(min(left, _LOOK_AROUND_S))
-        except BaseException:
-            for sock in taken.values():
-                discard(sock)
-            raise
+                waiting = self._waiting.get(purpose, [])
+                for i, (rank, sock) in enumerate(waiting):
+                    if rank in ranks:
+                        del waiting[i]
+                        return rank, sock
+                if self._unproven is not None:
+                    raise ProtocolMismatch(self._unproven)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(f"rendezvous: ranks {sorted(ranks)} did not connect")
+                self._changed.wait(min(left, _LOOK_AROUND_S))
+            check()
+
+    def callers(self, purpose: Purpose) -> list[int]:
+        """Who waits for a purpose that nobody serves or has taken yet."""
+        with self._changed:
+            return [rank for rank, _ in self._waiting.get(purpose, [])]
 
     def dial(self, rank: int, card: Card, purpose: Purpose, timeout_s: float) -> socket.socket:
         """A blocking connection to `rank` (-1: to whoever answers at the card), admitted on its
@@ -185,11 +178,15 @@ class Line:
         if not self.board.ours:
             return
         self.board.unplug(self)
+        self.retire()
+
+    def retire(self, kept: Purpose | None = None) -> None:
+        """Serves only `kept` from now on; other calls are still admitted, and hung up on."""
         with self._changed:
             self._closed = True
             waiting = [sock for calls in self._waiting.values() for _, sock in calls]
             self._waiting.clear()
-            self._handlers.clear()
+            self._handlers = {p: h for p, h in self._handlers.items() if p is kept}
         for sock in waiting:
             discard(sock)
 

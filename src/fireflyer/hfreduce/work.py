@@ -9,13 +9,17 @@ import torch
 import torch.distributed as dist
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import DeadlineExceeded
+from fireflyer.errors import CollectiveError, DeadlineExceeded
 
 
 class Settler(Protocol):
-    """Completes futures from a thread of its own; a process group."""
+    """What a work needs of its process group."""
 
-    def settle_later(self, work: "Work") -> None: ...
+    def settle_later(self, work: "Work") -> None:
+        """Completes the work's future from a thread of the group."""
+
+    def failed(self, error: BaseException) -> None:
+        """Hears of an operation that ended with an error."""
 
 
 class Work(dist.Work):
@@ -45,6 +49,7 @@ class Work(dist.Work):
         self._finish = finish
         self._lock = threading.Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._future_device: torch.device | None = None
 
     def is_completed(self) -> bool:
         return all(operation.done() for operation in self._operations)
@@ -69,17 +74,28 @@ class Work(dist.Work):
             DeadlineExceeded: after `timeout` (0: none beyond the group's own).
             RankFailed, CollectiveError: see `hfreduce.allreduce`.
         """
-        seconds = timeout.total_seconds() if timeout else 0.0
-        for operation in self._operations:
-            if not operation.wait(seconds if seconds > 0 else -1.0):
-                raise DeadlineExceeded(f"the collective did not finish within {seconds:g} s")
-            operation.rethrow()
+        self._await(timeout)
         if self._finish is not None:
             with self._lock:
                 if self._finish is not None:
                     self._finish()
                     self._finish = None
+                    self._after_finish()
         return True
+
+    def _await(self, timeout: datetime.timedelta) -> None:
+        seconds = timeout.total_seconds() if timeout else 0.0
+        for operation in self._operations:
+            if not operation.wait(seconds if seconds > 0 else -1.0):
+                raise DeadlineExceeded(f"the collective did not finish within {seconds:g} s")
+            try:
+                operation.rethrow()
+            except CollectiveError as error:
+                self._settler.failed(error)
+                raise
+
+    def _after_finish(self) -> None:
+        """Whoever waits from now on waits for what `finish` has put into the current stream, too."""
 
     def result(self) -> list[torch.Tensor]:
         """The tensors of the call; waits for them."""
@@ -96,8 +112,15 @@ class Work(dist.Work):
             operation.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the tensors, completed by the group's own thread."""
-        if self._future is None:
+        """A future of the tensors, completed by the group's own thread.
+
+        On a device that torch knows it is complete at once: whoever waits for it makes his stream wait.
+        """
+        if self._future is None and self._future_device is not None:
+            self._future = torch.futures.Future(devices=[self._future_device])
+            with torch.cuda.stream(torch.cuda.Stream(self._future_device)):
+                self.settle()
+        elif self._future is None:
             self._future = torch.futures.Future()
             if self.is_completed():
                 self.settle()
@@ -108,12 +131,61 @@ class Work(dist.Work):
     def settle(self) -> None:
         """Waits and completes the future, with the error if there is one."""
         assert self._future is not None
+        if self._future_device is None:
+            self.settle_silently()
         try:
             self.wait()
         except Exception as error:  # noqa: BLE001  # handed to whoever waits for the future
             self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub is wrong
         else:
             self._future.set_result(self._result)
+
+
+class Joined(Work):
+    """Several works as one, and what to do at their end."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        works: list[Work],
+        result: list[torch.Tensor],
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        operations = [operation for work in works for operation in work._operations]
+        super().__init__(settler, operations, result, works, finish)
+        self._works = works
+        self._future_device = works[0]._future_device if works else None
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def _await(self, timeout: datetime.timedelta) -> None:
+        for work in self._works:
+            work.wait(timeout)
+
+    def _after_finish(self) -> None:
+        for work in self._works:
+            work._after_finish()
+
+    def settle_silently(self) -> None:
+        for work in self._works:
+            work.settle_silently()
+
+
+class SharedWork(Work):
+    """An allreduce whose result lies once a host. `result()` has it; the tensor of the call stays."""
+
+    def __init__(self, work: Work, like: torch.Tensor) -> None:
+        super().__init__(work._settler, work._operations, [], work)
+        self._like = like
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        super().wait(timeout)
+        with self._lock:
+            if not self._result:
+                block = torch.from_numpy(self._operations[0].shared())
+                self._result = [block.view(self._like.dtype).view(self._like.shape)]
+        return True
 
 
 class Message(Work):
@@ -135,3 +207,15 @@ class Message(Work):
         seconds = timeout.total_seconds() if timeout else 0.0
         self._post.wait(self._operations[0], seconds if seconds > 0 else -1.0)
         return super().wait(timeout)
+
+
+class _Nobody:
+    def settle_later(self, work: Work) -> None:
+        work.settle()
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+
+OVER = Work(_Nobody(), [], [])
+"""What a synchronous call gives back that was over before it returned."""

@@ -1,0 +1,66 @@
+"""The ratios that are asked of HFReduce, by case; None where nothing is asked.
+
+A time that must be at most x times the peer's is a ratio of at least 1/x.
+"""
+
+K, M = 1 << 10, 1 << 20
+SIZES = (64 * K, M, 16 * M, 128 * M)
+
+_FEW_RANKS = {"zero-copy": (40, 22, 9, 8), "staged": (30, 12, 6, 5.5)}
+_OVERSUBSCRIBED = {"zero-copy": (80, 28, 8, 8), "staged": (60, 14, 4.3, 4.3)}
+_MPI_TIMES = (1.1, 0.9, 0.4, 0.2)
+
+SYNC_CALL_US = 8.0
+ASYNC_CALL_US = 20.0
+NIC_BYTES = 1 / 1.02
+LINE_RATE = 1 / 1.06
+_WIRES = {"bf16": 1.9, "fp16": 1.9, "int8": 3.5}
+_FLAT_GLOO = {"contiguous": 1.65, "round-robin": 6.5}
+
+
+def _of_size(values: tuple[float, ...] | None, size: int) -> float | None:
+    return values[SIZES.index(size)] if values is not None and size in SIZES else None
+
+
+def against_gloo(collective: str, dtype: str, memory: str, ranks: int, size: int) -> float | None:
+    """Allreduce inside a host, wall and CPU time."""
+    if collective != "allreduce" or dtype not in ("float32", "bfloat16"):
+        return None
+    if ranks not in (2, 4, 8):
+        return None
+    table = _OVERSUBSCRIBED if ranks == 8 else _FEW_RANKS
+    return _of_size(table.get(memory), size)
+
+
+def against_mpi(collective: str, dtype: str, memory: str, ranks: int, size: int) -> float | None:
+    """Allreduce inside a host, wall time, zero-copy and staged alike."""
+    asked = collective == "allreduce" and dtype == "float32" and ranks in (2, 4)
+    if not asked or memory == "shared":
+        return None
+    return _of_size(tuple(1 / time for time in _MPI_TIMES), size)
+
+
+def of_add_limit(collective: str, memory: str, ranks: int, size: int) -> float | None:
+    """Bytes moved a second by a zero-copy allreduce out of cache."""
+    if collective != "allreduce" or memory != "zero-copy" or size < 128 * M:
+        return None
+    return {2: 0.9, 4: 0.9, 8: 0.75}.get(ranks)
+
+
+def bfloat16_against_float32(collective: str, size: int) -> float | None:
+    """The same bytes in bfloat16 and in float32, both ours."""
+    if collective != "allreduce" or size < M:
+        return None
+    return 1.0 if size >= 16 * M else 0.8
+
+
+def wire(codec: str, size: int) -> float | None:
+    """A wire codec against the float32 wire."""
+    return _WIRES.get(codec) if size in (16 * M, 64 * M) else None
+
+
+def flat_gloo(hosts: int, ranks_per_host: int, order: str, size: int) -> float | None:
+    """Ours against gloo's flat ring over the same hosts."""
+    if (hosts, ranks_per_host) != (2, 4) or size not in (16 * M, 64 * M):
+        return None
+    return _FLAT_GLOO[order]

@@ -1,0 +1,49 @@
+"""What the benchmarks' command line accepts. No torch here: a wrong command line is answered at once."""
+
+from collections.abc import Iterable
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *("int64", "int32", "uint8", "bool"),
+)
+OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+MEMORY = ("zero-copy", "staged", "shared")
+PEERS = ("gloo", "mpi")
+ORDERS = ("contiguous", "round-robin")
+WIRES = {"bf16": 2, "fp16": 2, "int8": 1}
+"""Bytes an element, without the scales of the blocks."""
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "64K", "16M" or "1000".
+
+    Raises:
+        ValueError: not a size.
+    """
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit() or int(digits) == 0:
+        raise ValueError(f"not a size: {text!r} (use 64K, 16M, 1G or bytes)")
+    return int(digits) * unit
+
+
+def parse_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The names of a comma-separated list, each once.
+
+    Raises:
+        ValueError: a name that is not known.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is none of {', '.join(known)}")
+    return names
+
+
+def size_text(size: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"

@@ -1,0 +1,52 @@
+"""The flight recorder's file: what this rank's group did last, written when the group breaks.
+
+One JSON object: rank, world, pid, error, and `operations`, oldest first, each with its number, its call as
+the error messages show it, its state (queued, running, done, failed) and its times in nanoseconds of the
+monotonic clock. Comparing the files of two ranks shows which of them called what.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from fireflyer._native import hfreduce as native
+from fireflyer.log import get_logger
+
+KEPT = 64
+"""Files kept in the folder; older ones are removed."""
+
+
+def folder() -> Path:
+    """FIREFLYER_FLIGHT_DIR, else a folder of this user among the temporary files."""
+    if named := os.environ.get("FIREFLYER_FLIGHT_DIR"):
+        return Path(named)
+    return Path(tempfile.gettempdir()) / f"fireflyer-flight-{os.getuid()}"
+
+
+def dump(engine: native.Group, rank: int, world: int, error: BaseException) -> Path | None:
+    """Writes the file and logs where it is; None where it cannot be written: that must not hide `error`."""
+    record = {
+        "rank": rank,
+        "world": world,
+        "pid": os.getpid(),
+        "error": f"{type(error).__name__}: {error}",
+        "operations": engine.records(),
+    }
+    target = folder()
+    log = get_logger("hfreduce")
+    try:
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if target.stat().st_uid != os.getuid():
+            raise PermissionError(f"{target} belongs to somebody else")
+        descriptor, name = tempfile.mkstemp(".json", f"rank{rank}-pid{os.getpid()}-", target)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(record, file, indent=1)
+        files = sorted(target.glob("rank*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError as problem:
+        log.warning("rank %d: the flight record could not be written: %s", rank, problem)
+        return None
+    log.error("rank %d: %s; its last operations are in %s", rank, record["error"], name)
+    return Path(name)

@@ -1,0 +1,391 @@
+"""Who is in the next epoch of a group: a state machine with no I/O, no thread and no clock.
+
+The members of one epoch agree on the view of the next, each running one `Membership`. This is Paxos
+for a single value (Lamport 2001) whose acceptors are the members of the old view:
+
+    coordinator                                members
+                                           <-  Here
+    Ask(ballot)                            ->
+                                           <-  Vote(ballot, what they accepted, newcomers they know)
+    Propose(ballot, view)                  ->
+                                           <-  Accept(ballot)
+    Decided(view)                          ->  to all old members, also those that are left out
+
+The lowest rank that is believed alive coordinates; when it falls silent the next one does, with a
+higher ballot, and must propose what a vote of its quorum shows to have been accepted. Two quorums
+share a member, so no two views of one epoch are ever both decided, whatever is lost, delayed or
+crashed. A rank that is wrongly believed dead learns of the view without it and is fenced.
+
+The quorum is more than half of the old members, so that of two halves of a cut network at most one
+carries on. A smaller one survives more deaths (one of two ranks, say) but then a cut network can
+leave two groups that both go on with the same name: only for those who can rule that out.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fireflyer.hfreduce.topology import Card
+
+Ballot = tuple[int, int]
+"""Round, and the rank that leads it."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A rank of a view; its place there is its rank.
+
+    Attributes:
+        previous: its rank in the view before; -1 for a newcomer.
+    """
+
+    card: Card
+    previous: int
+
+
+class View(msgspec.Struct, frozen=True):
+    """The members of one epoch: survivors in the order of their old ranks, then newcomers."""
+
+    epoch: int
+    members: tuple[Member, ...]
+
+    def rank_of(self, previous: int) -> int | None:
+        """The new rank of an old member; None if it was left out."""
+        for rank, member in enumerate(self.members):
+            if member.previous == previous:
+                return rank
+        return None
+
+
+class Here(msgspec.Struct, frozen=True, tag=True):
+    """I take part, and take you for the coordinator."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Who votes in this ballot?"""
+
+    ballot: Ballot
+
+
+class Vote(msgspec.Struct, frozen=True, tag=True):
+    """I do, and in none before it any more."""
+
+    ballot: Ballot
+    accepted_in: Ballot | None
+    accepted: View | None
+    newcomers: tuple[Card, ...]
+
+
+class Propose(msgspec.Struct, frozen=True, tag=True):
+    """This shall be the view."""
+
+    ballot: Ballot
+    view: View
+
+
+class Accept(msgspec.Struct, frozen=True, tag=True):
+    """Agreed."""
+
+    ballot: Ballot
+
+
+class Outdated(msgspec.Struct, frozen=True, tag=True):
+    """I have promised myself to a later ballot."""
+
+    ballot: Ballot
+    promised: Ballot
+
+
+class Decided(msgspec.Struct, frozen=True, tag=True):
+    """This is the view."""
+
+    view: View
+
+
+Message = Here | Ask | Vote | Propose | Accept | Outdated | Decided
+
+
+@dataclass(frozen=True)
+class Start:
+    """This rank takes part from now on; these are believed dead."""
+
+    suspects: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Received:
+    sender: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Lost:
+    """That rank cannot be reached."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Elapsed:
+    """The time of the last `Wait` is over."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A process wants to become a member."""
+
+    newcomer: Card
+
+
+Event = Start | Received | Lost | Elapsed | Arrived
+
+
+@dataclass(frozen=True)
+class Send:
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Bring `Elapsed` after a while, which replaces the wait before: as a coordinator for slow
+    members, or, longer, for a coordinator."""
+
+    leading: bool
+
+
+@dataclass(frozen=True)
+class Install:
+    """The view is decided, and this rank is in it."""
+
+    view: View
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The view is decided, and this rank is not in it."""
+
+    view: View
+
+
+Action = Send | Wait | Install | Fence
+
+
+@dataclass
+class _Round:
+    """What a coordinator knows about its ballot."""
+
+    ballot: Ballot
+    votes: dict[int, Vote] = field(default_factory=dict)
+    proposal: View | None = None
+    accepts: set[int] = field(default_factory=set)
+
+
+class Membership:
+    """One member's part in the agreement on one view.
+
+    Args:
+        rank: of this member in the old view.
+        members: cards of the old view, by rank.
+        epoch: of the view to agree on.
+        quorum: votes that decide; default more than half of `members`.
+
+    Raises:
+        ValueError: a quorum that is no number of members.
+    """
+
+    def __init__(
+        self, rank: int, members: Sequence[Card], epoch: int, quorum: int | None = None
+    ) -> None:
+        self.rank = rank
+        self.members = tuple(members)
+        self.epoch = epoch
+        self.quorum = len(members) // 2 + 1 if quorum is None else quorum
+        if not 1 <= self.quorum <= len(members):
+            raise ValueError(f"a quorum of {self.quorum} of {len(members)} members")
+        self.decided: View | None = None
+        self._suspects: set[int] = set()
+        self._coordinator = -1  # whom this rank takes for it, once it takes part
+        self._newcomers: list[Card] = []
+        self._promised: Ballot = (0, -1)
+        self._accepted_in: Ballot | None = None
+        self._accepted: View | None = None
+        self._round: _Round | None = None
+        self._own: deque[Message] = deque()  # messages to oneself
+        self._actions: list[Action] = []
+
+    @property
+    def voters(self) -> int:
+        """Votes in this rank's own ballot so far, for a message to the user."""
+        return len(self._round.votes) if self._round else 0
+
+    def step(self, event: Event) -> list[Action]:
+        """What is to be done about the event, in this order."""
+        match event:
+            case Start(suspects):
+                self._suspects |= suspects - {self.rank}
+                self._lead_if_lowest()
+            case Received(sender, message):
+                self._suspects.discard(sender)
+                self._receive(sender, message)
+            case Lost(rank):
+                if rank != self.rank:
+                    self._suspects.add(rank)
+                    self._suspicion_grew()
+            case Elapsed():
+                self._elapsed()
+            case Arrived(newcomer):
+                self._add_newcomers([newcomer])
+        while self._own:
+            self._receive(self.rank, self._own.popleft())
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _alive(self) -> set[int]:
+        return set(range(len(self.members))) - self._suspects
+
+    def _add_newcomers(self, cards: Iterable[Card]) -> None:
+        self._newcomers += [card for card in cards if card not in self._newcomers]
+
+    def _send(self, rank: int, message: Message) -> None:
+        if rank == self.rank:
+            self._own.append(message)
+        else:
+            self._actions.append(Send(rank, message))
+
+    def _send_all(self, message: Message) -> None:
+        for rank in range(len(self.members)):
+            self._send(rank, message)
+
+    def _lead_if_lowest(self) -> None:
+        lowest = min(self._alive())
+        if lowest == self.rank:
+            self._lead()
+            return
+        if lowest != self._coordinator:  # which may have decided already
+            self._coordinator = lowest
+            self._send(lowest, Here())
+        self._actions.append(Wait(leading=False))
+
+    def _lead(self) -> None:
+        self._coordinator = self.rank
+        self._round = _Round((self._promised[0] + 1, self.rank))
+        self._promised = self._round.ballot
+        self._send_all(Ask(self._round.ballot))  # suspects too: they may be alive
+        self._actions.append(Wait(leading=True))
+
+    def _suspicion_grew(self) -> None:
+        if self.decided is not None:
+            return
+        if self._round is None:
+            if min(self._alive()) != self._coordinator:
+                self._lead_if_lowest()
+        elif self._round.proposal is None:
+            self._propose_if_complete(self._round)
+        else:
+            self._decide_if_complete(self._round)
+
+    def _elapsed(self) -> None:
+        if self.decided is not None:
+            return
+        current = self._round
+        if current is None:
+            self._suspects.add(min(self._alive()))
+            self._suspects.discard(self.rank)
+            self._lead_if_lowest()
+            return
+        heard = set(current.votes) if current.proposal is None else current.accepts
+        if len(heard) < self.quorum:
+            self._lead()  # what was lost is sent again
+            return
+        self._suspects |= self._alive() - heard
+        self._suspicion_grew()
+
+    def _receive(self, sender: int, message: Message) -> None:
+        if isinstance(message, Decided):
+            self._learn(message.view)
+            return
+        if self.decided is not None:
+            if isinstance(message, Here | Ask | Propose):
+                self._send(sender, Decided(self.decided))
+            return
+        match message:
+            case Here():
+                current = self._round
+                if current is not None and current.proposal is None:
+                    self._send(sender, Ask(current.ballot))
+            case Ask(ballot):
+                if self._follow(sender, ballot):
+                    newcomers = tuple(self._newcomers)
+                    vote = Vote(ballot, self._accepted_in, self._accepted, newcomers)
+                    self._send(sender, vote)
+            case Propose(ballot, view):
+                if self._follow(sender, ballot):
+                    self._accepted_in, self._accepted = ballot, view
+                    self._send(sender, Accept(ballot))
+            case Vote(ballot):
+                current = self._round
+                if current is not None and current.ballot == ballot and current.proposal is None:
+                    current.votes[sender] = message
+                    self._propose_if_complete(current)
+            case Accept(ballot):
+                current = self._round
+                if current is not None and current.ballot == ballot:
+                    current.accepts.add(sender)
+                    self._decide_if_complete(current)
+            case Outdated(ballot, promised):
+                if self._round is not None and self._round.ballot == ballot:
+                    self._round = None
+                    self._promised = max(self._promised, promised)
+                    self._actions.append(Wait(leading=False))
+
+    def _follow(self, sender: int, ballot: Ballot) -> bool:
+        """Is this the latest ballot? Then nothing before it counts any more."""
+        if ballot < self._promised:
+            self._send(sender, Outdated(ballot, self._promised))
+            return False
+        self._promised = ballot
+        if sender != self.rank:
+            self._round = None
+            self._actions.append(Wait(leading=False))
+        return True
+
+    def _propose_if_complete(self, current: _Round) -> None:
+        votes = current.votes
+        if len(votes) < self.quorum or not self._alive() <= set(votes):
+            return
+        accepted = [
+            (vote.accepted_in, vote.accepted)
+            for vote in votes.values()
+            if vote.accepted_in is not None and vote.accepted is not None
+        ]
+        if accepted:
+            view = max(accepted, key=lambda pair: pair[0])[1]  # it may have been decided
+        else:
+            for rank in sorted(votes):
+                self._add_newcomers(votes[rank].newcomers)
+            survivors = [Member(self.members[rank], rank) for rank in sorted(votes)]
+            kept = {member.card for member in survivors}
+            new = [Member(card, -1) for card in self._newcomers if card not in kept]
+            view = View(self.epoch, (*survivors, *new))
+        current.proposal = view
+        for rank in votes:
+            self._send(rank, Propose(current.ballot, view))
+        self._actions.append(Wait(leading=True))
+
+    def _decide_if_complete(self, current: _Round) -> None:
+        assert current.proposal is not None
+        late = self._alive() & set(current.votes) - current.accepts
+        if len(current.accepts) >= self.quorum and not late:
+            self._learn(current.proposal)
+            for rank in range(len(self.members)):
+                if rank != self.rank:
+                    self._send(rank, Decided(current.proposal))
+
+    def _learn(self, view: View) -> None:
+        if self.decided is None:
+            self.decided = view
+            self._round = None
+            inside = view.rank_of(self.rank) is not None
+            self._actions.append(Install(view) if inside else Fence(view))

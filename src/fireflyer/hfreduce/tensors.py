@@ -1,0 +1,132 @@
+"""What the engine takes: dtypes, operations, and dense memory for a caller's tensors."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from fireflyer._native import hfreduce as native
+
+DTYPES = {
+    torch.float32: native.DType.FLOAT32,
+    torch.float64: native.DType.FLOAT64,
+    torch.float16: native.DType.FLOAT16,
+    torch.bfloat16: native.DType.BFLOAT16,
+    torch.float8_e4m3fn: native.DType.FLOAT8_E4M3FN,
+    torch.float8_e5m2: native.DType.FLOAT8_E5M2,
+    torch.int64: native.DType.INT64,
+    torch.int32: native.DType.INT32,
+    torch.int16: native.DType.INT16,
+    torch.int8: native.DType.INT8,
+    torch.uint8: native.DType.UINT8,
+    torch.bool: native.DType.BOOL,
+}
+OPS = {
+    ReduceOp.SUM: native.ReduceOp.SUM,
+    ReduceOp.AVG: native.ReduceOp.AVG,
+    ReduceOp.MIN: native.ReduceOp.MIN,
+    ReduceOp.MAX: native.ReduceOp.MAX,
+    ReduceOp.PRODUCT: native.ReduceOp.PRODUCT,
+    ReduceOp.BAND: native.ReduceOp.BAND,
+    ReduceOp.BOR: native.ReduceOp.BOR,
+    ReduceOp.BXOR: native.ReduceOp.BXOR,
+}
+_BITWISE = (native.ReduceOp.BAND, native.ReduceOp.BOR, native.ReduceOp.BXOR)
+Buffers = list[tuple[int, int]]
+
+
+def listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def will_wait(opts: Any) -> bool:
+    """Will the caller wait at once?"""
+    return opts is not None and not getattr(opts, "asyncOp", True)
+
+
+def op_of(opts: Any) -> native.ReduceOp:
+    if opts is None:
+        return native.ReduceOp.SUM
+    return op_named(opts.reduceOp)
+
+
+def op_named(op: Any) -> native.ReduceOp:
+    """The engine's operation for a `torch.distributed.ReduceOp`.
+
+    Raises:
+        ValueError: the operation is not supported.
+    """
+    found = OPS.get(getattr(op, "op", op))
+    if found is None:
+        raise ValueError(f"hfreduce does not have the reduction {op}")
+    return found
+
+
+def dtype_for(tensor: torch.Tensor, op: native.ReduceOp) -> native.DType:
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise TypeError(f"hfreduce cannot reduce {tensor.dtype}")
+    if not has_meaning(tensor.dtype, op):
+        raise TypeError(f"{op.name} has no meaning for {tensor.dtype}")
+    return dtype
+
+
+def has_meaning(dtype: torch.dtype, op: native.ReduceOp) -> bool:
+    return op not in _BITWISE if dtype.is_floating_point else op != native.ReduceOp.AVG
+
+
+def check_dtypes(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
+    for other in others:
+        if other.dtype != tensor.dtype:
+            raise TypeError(
+                f"tensors of one call differ in dtype: {tensor.dtype} and {other.dtype}"
+            )
+        if other.device != tensor.device:
+            raise ValueError(
+                f"tensors of one call lie on different devices: {tensor.device} and {other.device}"
+            )
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def buffers_of(tensors: Iterable[torch.Tensor]) -> Buffers:
+    return [(t.data_ptr(), t.nbytes) for t in tensors]
+
+
+def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """Contiguous memory with the tensor's values, and what brings results back to it if it is a copy."""
+    if tensor.is_contiguous():
+        return tensor, None
+    flat = tensor.contiguous()
+    return flat, lambda: _store(tensor, flat)
+
+
+def writable_on_host(
+    tensor: torch.Tensor,
+) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """The same in host memory, without the values of a tensor that lies elsewhere."""
+    if tensor.is_cpu:
+        return writable(tensor)
+    flat = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return flat, lambda: _store(tensor, flat)
+
+
+def _store(tensor: torch.Tensor, flat: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(flat)
+
+
+def all_writable(
+    tensors: list[torch.Tensor],
+) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+    pairs = [writable(t) for t in tensors]
+    finishes = [finish for _, finish in pairs if finish is not None]
+
+    def finish_all() -> None:
+        for finish in finishes:
+            finish()
+
+    return [flat for flat, _ in pairs], finish_all if finishes else None

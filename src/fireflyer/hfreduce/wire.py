@@ -1,0 +1,66 @@
+"""How sums travel between hosts."""
+
+from typing import Any
+
+import torch
+
+from fireflyer._native import hfreduce as native
+from fireflyer.errors import ConfigError
+
+_CODECS = {
+    "fp32": native.Codec.FP32,
+    "bf16": native.Codec.BF16,
+    "fp16": native.Codec.FP16,
+    "int8": native.Codec.INT8,
+}
+_SUMS = (native.ReduceOp.SUM, native.ReduceOp.AVG)
+
+
+class Wire:
+    """A codec for the leg between hosts; inside a host nothing changes. Error bounds: docs/hfreduce.md.
+
+    Args:
+        codec: "bf16", "fp16" (2 bytes an element), "int8" (blocks of 256 with one scale, 1.02 bytes),
+            or "fp32": partial sums of 16-bit and 8-bit types travel unrounded.
+        stochastic: round at random, so that errors cancel over many calls instead of adding up.
+        error_feedback: what a call rounds away is added to the next one (Seide et al., 2014). The object
+            then belongs to one tensor, whose size must stay the same.
+
+    Raises:
+        ConfigError: no such codec.
+    """
+
+    def __init__(
+        self, codec: str, *, stochastic: bool = False, error_feedback: bool = False
+    ) -> None:
+        if codec not in _CODECS:
+            raise ConfigError(f"no wire codec {codec!r}: use {', '.join(_CODECS)}")
+        self.codec = codec
+        self.stochastic = stochastic
+        self.error_feedback = error_feedback
+        self._calls = 0
+        self._residual: torch.Tensor | None = None
+
+    def options(self, tensor: torch.Tensor, op: native.ReduceOp, rank: int) -> dict[str, Any]:
+        """For the engine: what differs from the default for this call.
+
+        Raises:
+            ConfigError: error feedback for a tensor of another size.
+        """
+        narrow = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
+        if op not in _SUMS or not narrow:
+            return {}  # other reductions are exact, and so they stay
+        options: dict[str, Any] = {"wire": _CODECS[self.codec]}
+        self._calls += 1
+        if self.stochastic:
+            options["seed"] = (self._calls << 24) + (rank << 8) + 1
+        if self.error_feedback:
+            if self._residual is None:
+                self._residual = torch.zeros(tensor.numel())
+            if self._residual.numel() != tensor.numel():
+                raise ConfigError(
+                    f"this Wire keeps the error of a tensor of {self._residual.numel()} elements, not of "
+                    f"{tensor.numel()}: use one for each tensor"
+                )
+            options["residual"] = self._residual.data_ptr()
+        return options

@@ -1,0 +1,90 @@
+"""A torch process group is formed anew in place: survivors and newcomers go on with the same object."""
+
+import datetime
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import fireflyer.hfreduce as hfreduce
+from fireflyer.errors import CollectiveError, ConfigError
+
+MINUTE = datetime.timedelta(seconds=60)
+
+
+def reduce_for_ever(tensor: torch.Tensor) -> None:
+    while True:
+        dist.all_reduce(tensor)
+
+
+def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
+    start_gang: Callable[..., Any], store_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FIREFLYER_SECRET", "of this job")
+    doorplate = tmp_path / "address"
+
+    def newcomer() -> Any:
+        os.environ["FIREFLYER_NODE"] = "new"
+        store = dist.FileStore(str(tmp_path / "doors"), 4)
+        address = store.get("address").decode()
+        return hfreduce.ProcessGroupHFReduce.join([address], MINUTE)
+
+    def body(rank: int, world: int) -> Any:
+        if rank == 4:
+            group: Any = newcomer()
+        else:
+            store = dist.FileStore(store_path, 4)
+            dist.init_process_group(
+                "hfreduce", store=store, rank=rank, world_size=4, timeout=MINUTE
+            )
+            group = dist.group.WORLD
+            tensor = torch.ones(100_000)
+            dist.all_reduce(tensor)
+            assert tensor[0] == 4
+            if rank == 3:
+                dist.FileStore(str(tmp_path / "doors"), 4).set("address", group.join_address)
+            dist.barrier()
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with pytest.raises(CollectiveError):
+                reduce_for_ever(tensor)
+            assert isinstance(group.errored(), CollectiveError)
+            group.reform(MINUTE)
+            assert group.errored() is None
+        sizes = []
+        while group.size() < 4:  # the newcomer may have come too late for the first time
+            sizes.append(group.size())
+            group.reform(MINUTE)
+        value = torch.full((100_000,), float(group.rank()))
+        hfreduce.allreduce(value, group=group)
+        if rank != 4:
+            assert dist.get_world_size() == 4
+            dist.all_reduce(torch.ones(10))
+            dist.broadcast(value, src=3)
+        else:
+            hfreduce.allreduce(torch.ones(10), group=group)
+            group.broadcast([value], _from(3)).wait()
+        group.shutdown()
+        return group.rank(), float(value[0])
+
+    assert not doorplate.exists()
+    gang = start_gang(body, 5, nodes=5)
+    results = [gang.result(rank) for rank in (1, 2, 3, 4)]
+    assert results == [(0, 6.0), (1, 6.0), (2, 6.0), (3, 6.0)]
+
+
+def _from(root: int) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def test_joining_needs_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FIREFLYER_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="FIREFLYER_SECRET"):
+        hfreduce.ProcessGroupHFReduce.join(["127.0.0.1:1"], MINUTE)
