@@ -207,33 +207,11 @@ def _partition(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[n
 
 
 def copy_from_first(tensors: list[torch.Tensor], group: ProcessGroup) -> None:
-    """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective.
-
-    Sent as a sum to which the other ranks add zero: their bytes as small integers, which fp32 holds exactly.
-    """
-    for chunk in _by_bytes(tensors, 4 << 20):
-        raw = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in chunk]
-        flat = hfreduce.empty(sum(r.numel() for r in raw), dtype=torch.float32)
-        if group.rank() == 0:
-            flat.copy_(torch.cat(raw))
-        else:
-            flat.zero_()
-        dist.all_reduce(flat, group=group)
-        if group.rank() != 0:
-            pieces = flat.to(torch.uint8).split([r.numel() for r in raw])
-            with torch.no_grad():
-                for tensor, piece in zip(chunk, pieces, strict=True):
-                    tensor.copy_(piece.clone().view(tensor.dtype).view_as(tensor))
-
-
-def _by_bytes(tensors: list[torch.Tensor], limit: int) -> Iterator[list[torch.Tensor]]:
-    chunk: list[torch.Tensor] = []
-    for tensor in tensors:
-        if tensor.numel() == 0:
-            continue
-        if chunk and sum(t.nbytes for t in chunk) + tensor.nbytes > limit:
-            yield chunk
-            chunk = []
-        chunk.append(tensor)
-    if chunk:
-        yield chunk
+    """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
+    root = dist.get_global_rank(group, 0)
+    works = [
+        dist.broadcast(tensor.detach(), src=root, group=group, async_op=True) for tensor in tensors
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
