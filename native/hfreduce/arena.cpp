@@ -83,6 +83,11 @@ char* Arena::address(std::int32_t segment) const {
   return regions_.at(static_cast<std::size_t>(segment))->memory.data();
 }
 
+std::size_t Arena::bytes_of(std::int32_t segment) const {
+  const std::lock_guard lock(mutex_);
+  return regions_.at(static_cast<std::size_t>(segment))->memory.size();
+}
+
 int Arena::descriptor(std::int32_t segment) const {
   const std::lock_guard lock(mutex_);
   return regions_.at(static_cast<std::size_t>(segment))->memory.fd();

@@ -35,6 +35,7 @@ class Arena {
   // Where `bytes` from `data` lie, if wholly inside one segment.
   std::optional<Place> find(const void* data, std::size_t bytes) const;
   char* address(std::int32_t segment) const;  // where a segment begins
+  std::size_t bytes_of(std::int32_t segment) const;
   // The descriptor to pass to peers; owned by the arena.
   int descriptor(std::int32_t segment) const;
   std::size_t reserved_bytes() const;

@@ -17,6 +17,8 @@
 #include "hfreduce/group.hpp"
 #include "hfreduce/placement.hpp"
 #include "hfreduce/post.hpp"
+#include "hfreduce/stager_cuda.hpp"
+#include "hfreduce/stager_fake.hpp"
 #include "hfreduce/watch.hpp"
 
 namespace nb = nanobind;
@@ -221,7 +223,9 @@ void bind_rules(nb::module_ m) {
       .def_ro("bytes", &Rule::bytes)
       .def_ro("algorithm", &Rule::algorithm)
       .def_ro("lanes", &Rule::lanes)
-      .def("__eq__", [](const Rule& rule, const Rule& other) { return rule == other; })
+      .def(
+          "__eq__", [](const Rule& rule, const Rule& other) { return rule == other; },
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", [](const Rule& rule) {
         return nb::str("Rule({}, hosts={}, bytes={}, {}, lanes={})")
             .format(rule.kind, rule.hosts, rule.bytes, rule.algorithm, rule.lanes);
@@ -281,6 +285,72 @@ void bind_segments(nb::module_ m) {
       "Descriptor of a new zeroed and reserved shared segment; the caller closes it.");
 }
 // ---------------------------------------------------------------------------------------------------------
+
+// ---- Devices ------------------------------------------------------------------------------------------
+using Operations = std::vector<std::shared_ptr<Operation>>;
+
+std::pair<Operations, std::shared_ptr<Passage>> submit_staged(
+    Stager& stager, Group& group, Device::Stream stream, const std::vector<std::uint64_t>& counts,
+    Kind kind, const Buffers& in, const Buffers& out, std::uint64_t count, DType dtype, Op op, int root,
+    Codec wire, std::uintptr_t residual, std::uint64_t seed, int priority) {
+  Request request = make_request(kind, count, dtype, op, root, wire);
+  request.in = pieces_of(in);
+  request.out = pieces_of(out);
+  request.residual = reinterpret_cast<float*>(residual);
+  request.seed = seed;
+  request.priority = priority;
+  const nb::gil_scoped_release release;
+  auto staged = stager.stage(request, counts, stream);
+  Operations operations;
+  for (Request& part : staged.operations) operations.push_back(group.submit(std::move(part), false));
+  return {std::move(operations), std::move(staged.passage)};
+}
+
+char* address(std::uintptr_t data) { return reinterpret_cast<char*>(data); }
+
+// Devices are never destroyed: streams may still be at work when Python ends.
+void bind_devices(nb::module_ m) {
+  nb::class_<Device>(m, "Device", "A device's runtime; lives as long as the process.");
+  nb::class_<FakeDevice, Device>(m, "FakeDevice", "A device for tests: plain memory, streams that take their time.")
+      .def("make_stream", &FakeDevice::make_stream, GilReleased())
+      .def(
+          "copy",
+          [](FakeDevice& device, Device::Stream stream, std::uintptr_t to, std::uintptr_t from,
+             std::size_t bytes) { device.copy(stream, address(to), address(from), bytes); },
+          "stream"_a, "to"_a, "source"_a, "bytes"_a, GilReleased(), "Computation of the user: a copy.")
+      .def("stop", &FakeDevice::stop, "stream"_a, GilReleased(), "Stops a stream before its next command.")
+      .def("go_on", &FakeDevice::go_on, "stream"_a, GilReleased())
+      .def("synchronize", &FakeDevice::synchronize, "stream"_a, GilReleased())
+      .def("history", &FakeDevice::history, GilReleased(), "All that has run, in order: 'stream command'.")
+      .def_prop_ro("pinned_bytes", &FakeDevice::pinned_bytes)
+      .def_prop_ro("live_events", &FakeDevice::live_events);
+  m.def(
+      "fake_device",
+      [](std::int64_t delay_us) { return new FakeDevice(std::chrono::microseconds(delay_us)); },
+      "delay_us"_a = 0, nb::rv_policy::reference, "A new fake device; `delay_us` passes before each command.");
+  m.def(
+      "cuda_device", [](int index) -> Device* { return new CudaDevice(index); }, "index"_a,
+      nb::rv_policy::reference, GilReleased(), "A CUDA device, by the runtime of this process.");
+
+  nb::class_<Passage>(m, "Passage", "A call on device memory, until the device is through with it.")
+      .def("follow", &Passage::follow, "stream"_a, GilReleased(),
+           "The stream waits until the results are in the device's memory.")
+      .def("extend", &Passage::extend, "stream"_a, GilReleased(),
+           "Who follows from now on waits for what is in this stream, too.")
+      .def_prop_ro("finished", &Passage::finished, "Nothing touches the device's memory any more.")
+      .def("wait", &Passage::wait, "seconds"_a = -1.0, GilReleased(),
+           "True when finished, False when `seconds` passed before (< 0: no limit).");
+
+  nb::class_<Stager>(m, "Stager", "Stages the calls of one group on one device.")
+      .def(nb::init<Device&>(), "device"_a, GilReleased())
+      .def("submit", &submit_staged,
+           nb::kw_only(), "group"_a, "stream"_a, "counts"_a, "kind"_a, "inputs"_a, "outputs"_a, "count"_a,
+           "dtype"_a, "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0,
+           "seed"_a = 0, "priority"_a = 0,
+           "Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` "
+           "elements each, if there are several. Memory must stay alive until the passage is finished.");
+}
+// -------------------------------------------------------------------------------------------------------
 
 }  // namespace
 
@@ -402,6 +472,7 @@ void bind(nb::module_ m) {
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   bind_rules(m);
   bind_segments(m);
+  bind_devices(m);
   m.def("arena_block", &arena_block, "bytes"_a,
         "Zero-copy memory as a uint8 array; given back when the array dies.");
   m.def("arena_reserved_bytes", [] { return Arena::of_process().reserved_bytes(); },

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hfreduce/host.hpp"
+#include "hfreduce/stager.hpp"
 
 namespace ff::hfreduce {
 
@@ -115,6 +116,7 @@ void Group::run(Operation& operation) {
     }
   }
   recorder_.ended(operation.number, error.has_value());
+  if (const auto staging = std::move(operation.request.staging)) staging->finish(!error);
   operation.complete(std::move(error));
 }
 
@@ -133,9 +135,22 @@ void Group::execute(Operation& operation) {
   Request& request = operation.request;
   request.call.seq = seq_++;
   recorder_.started(operation.number, request.call);
+  if (request.staging) await_device(*request.staging);
   if (config_.world == 1) return run_alone(operation);
   if (hierarchy_) return hierarchy_->run(operation, deadline());
   run_on_host(*team_, operation, deadline());
+}
+
+// Until the input has come from the device.
+void Group::await_device(const Staging& staging) {
+  const auto look_around = [this] {
+    if (const auto error = failure()) throw Error(*error);
+  };
+  if (staging.await_input({0, deadline(), look_around})) return;
+  throw Error(Code::rank_failed,
+              "rank " + std::to_string(config_.rank) +
+                  ": the input did not come from its device within the timeout",
+              config_.rank);
 }
 
 std::optional<Error> Group::failure() {

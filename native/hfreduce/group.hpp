@@ -64,6 +64,7 @@ class Group {
   Clock::time_point deadline() const;
   void run(Operation& operation);
   void execute(Operation& operation);
+  void await_device(const Staging& staging);
   void break_with(const Error& error);
   Error cause_of(const Error& caught);
 

@@ -15,6 +15,8 @@
 
 namespace ff::hfreduce {
 
+class Staging;  // stager.hpp
+
 // What to do, on which memory. Pieces are by rank of the group:
 //   allreduce       in: the tensor                out: the same tensor; none where the result is shared
 //   reduce_scatter  in: a piece a rank            out: one piece
@@ -31,6 +33,7 @@ struct Request {
   int priority = 0;                // higher first; 0: in the order of submission
   float* residual = nullptr;       // error feedback of the wire codec: a float an element
   std::uint64_t seed = 0;          // of stochastic rounding on the wire; 0: to nearest
+  std::shared_ptr<Staging> staging = nullptr;  // of a call on device memory, whose pieces are mirrors
 };
 
 class Operation {

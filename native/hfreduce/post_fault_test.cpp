@@ -46,30 +46,38 @@ void a_payload_under_way_outlives_its_receive() {
   Bytes target(1000, 'x');
   int next = 0;
   const int value = 9;
-  const auto drained = [&](const std::function<void()>& rest) {
-    const auto late = hand.post.receive(0, 1, target.data(), target.size(), 0.05);
+  const auto drained = [&](std::uint64_t tag, const std::function<void()>& first,
+                           const std::function<void()>& rest) {
+    const auto late = hand.post.receive(0, tag, target.data(), target.size(), 0.05);
+    first();
     expect_error(hand.post, late, Code::deadline_exceeded);
     std::fill(target.begin(), target.end(), 'x');
     rest();
-    Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 1, .bytes = sizeof value});
+    Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 2, .bytes = sizeof value});
     Hand::put(hand.to, &value, sizeof value);
-    expect_ok(hand.post, hand.post.receive(0, 1, &next, sizeof next, 60));
+    expect_ok(hand.post, hand.post.receive(0, 2, &next, sizeof next, 60));
     CHECK(std::exchange(next, 0) == 9 && std::count(target.begin(), target.end(), 'x') == 1000);
   };
   const Bytes payload = pattern(1000, 5);
   const auto half = [&](std::size_t from) { Hand::put(hand.to, payload.data() + from, 500); };
-  // Eager, met by its receive, or waiting in memory for it.
-  Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 1, .bytes = 1000});
-  half(0);
-  drained([&] { half(500); });
-  // Announced: the receive has met it and its payload has begun, in two frames.
-  Hand::put(hand.to, {.kind = FrameKind::request, .tag = 1, .id = 1, .bytes = 1000});
+  const auto begin_eager = [&](std::uint64_t tag) {
+    Hand::put(hand.to, {.kind = FrameKind::eager, .tag = tag, .bytes = 1000});
+    half(0);
+  };
+  begin_eager(1);
+  Hand::settle(hand.to);  // it waits in memory for its receive
+  drained(1, [] {}, [&] { half(500); });
+  drained(5, [&] { begin_eager(5); }, [&] { half(500); });
+  // Announced: the receive meets it (what follows it has been read), its payload comes in two frames.
+  Hand::put(hand.to, {.kind = FrameKind::request, .tag = 3, .id = 1, .bytes = 1000});
+  Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 4});
+  expect_ok(hand.post, hand.post.receive(0, 4, nullptr, 0, 60));
   std::thread peer([&] {
     CHECK(Hand::get(hand.to).kind == FrameKind::clear);
     Hand::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 600});
     half(0);
   });
-  drained([&] {
+  drained(3, [] {}, [&] {
     peer.join();
     Hand::put(hand.to, payload.data() + 500, 100);
     Hand::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 400});
@@ -214,7 +222,7 @@ void garbage_ends_the_peer_and_nothing_else(std::uint64_t seed) {
   const bool forward = seed % 2 == 0;
   const int fd = forward ? hand.to : hand.from;
   for (int i = 0; i < 40; ++i) {
-    Header header{.kind = static_cast<Kind>(random() % 11), .tag = random() % 3, .id = random() % 8};
+    Header header{.kind = static_cast<FrameKind>(random() % 11), .tag = random() % 3, .id = random() % 8};
     const std::uint64_t sizes[] = {0, 100, 200'000, mail::kEagerBytes + 1, random(), random() % 1000};
     header.bytes = sizes[random() % 6];
     if (random() % 20 == 0) header.magic = 7;

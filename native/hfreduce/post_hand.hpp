@@ -1,10 +1,13 @@
 // For the tests of Post: a rank whose peer is played by hand, frame by frame.
 #pragma once
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "hfreduce/post_world.hpp"
@@ -53,6 +56,13 @@ struct Hand {
     }
   }
   static void put(int fd, const mail::Header& header) { put(fd, &header, sizeof header); }
+  // Until Post has read all that was put.
+  static void settle(int fd) {
+    for (int unread = 1; unread > 0;) {
+      CHECK(::ioctl(fd, SIOCOUTQ, &unread) == 0);
+      std::this_thread::yield();
+    }
+  }
   static Bytes get(int fd, std::size_t bytes) {
     Bytes data(bytes);
     CHECK(::recv(fd, data.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));

@@ -35,7 +35,7 @@ def register_backend() -> None:
     backend = getattr(distributed, "Backend", None)
     if backend is None or hasattr(backend, "HFREDUCE"):
         return  # a torch built without distributed, or registered already
-    backend.register_backend("hfreduce", _create_group, extended_api=True, devices=["cpu"])
+    backend.register_backend("hfreduce", _create_group, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create_group(options: Any, _backend_options: object) -> Any:

@@ -13,12 +13,12 @@ from torch.distributed import ProcessGroup
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError, FireflyerError
-from fireflyer.hfreduce import flight, rendezvous
+from fireflyer.hfreduce import devices, flight, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.reform import join, reform
-from fireflyer.hfreduce.tensors import DTYPES, Buffers, check_device, will_wait
+from fireflyer.hfreduce.tensors import DTYPES, Buffers, will_wait
 from fireflyer.hfreduce.wire import Wire
-from fireflyer.hfreduce.work import Message, Work
+from fireflyer.hfreduce.work import Joined, Message, Work
 
 
 class EngineGroup(ProcessGroup):
@@ -57,6 +57,8 @@ class EngineGroup(ProcessGroup):
     def _begin(self, connection: rendezvous.Connection, timeout: datetime.timedelta) -> None:
         ProcessGroup.__init__(self, connection.rank, connection.world)  # type: ignore[call-arg]
         self._use(connection)
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        self._devices = [torch.device(kind) for kind in kinds]
         self._group_name = ""
         self._group_description = ""
         self._timeout_s = timeout.total_seconds()
@@ -71,6 +73,7 @@ class EngineGroup(ProcessGroup):
         self._rank, self._size = connection.rank, connection.world
         self._between_hosts = len(connection.topology.hosts) > 1
         self._linked: set[tuple[Any, ...]] = set()
+        self._stagers: dict[native.Device, native.Stager] = {}
         self._recorded = False
 
     # What torch asks of a group and of its backend: this object is both.
@@ -109,7 +112,7 @@ class EngineGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return self._devices
 
     def _get_backend(self, device: torch.device) -> Any:
         return self
@@ -214,7 +217,6 @@ class EngineGroup(ProcessGroup):
         even: bool = True,
     ) -> Work:
         """A collective that only moves bytes: any dtype."""
-        check_device(like)
         dtype = DTYPES.get(like.dtype, native.DType.UINT8)
         uneven = not even or kind in (native.Kind.ALL_GATHER, native.Kind.GATHER)
         return self._submit(
@@ -227,6 +229,7 @@ class EngineGroup(ProcessGroup):
             result,
             held,
             finish,
+            like,
             root=root,
         )
 
@@ -241,22 +244,57 @@ class EngineGroup(ProcessGroup):
         result: list[torch.Tensor],
         held: object,
         finish: Callable[[], None] | None,
+        like: torch.Tensor | None = None,
         **options: Any,
     ) -> Work:
+        """`like`: one of the tensors whose memory the buffers are."""
+        call: dict[str, Any] = {
+            "kind": kind,
+            "inputs": inputs,
+            "outputs": outputs,
+            "count": count,
+            "dtype": dtype,
+        }
+        if like is not None and (seat := devices.seat_of(like)) is not None:
+            return self._submit_staged(seat, {**call, **options}, result, held, finish)
         if self._between_hosts:
             self._link(kind, count, dtype, options)
-        operation = self._engine.submit(
-            kind=kind,
-            inputs=inputs,
-            outputs=outputs,
-            count=count,
-            dtype=dtype,
-            run_here=inline,
-            **options,
-        )
+        operation = self._engine.submit(**call, run_here=inline, **options)
         work = Work(self, [operation], result, held, finish)
         if not operation.done():
             self._keep_alive(work)
+        return work
+
+    def _submit_staged(
+        self,
+        seat: devices.Seat,
+        call: dict[str, Any],
+        result: list[torch.Tensor],
+        held: object,
+        finish: Callable[[], None] | None,
+    ) -> Work:
+        self._engine.rethrow()  # the caller does not wait: here he hears of earlier failures
+        kind, count, dtype = call["kind"], call["count"], call["dtype"]
+        size = sum(bytes_ for _, bytes_ in call["inputs"] or call["outputs"])
+        counts = devices.parts_of(kind, count, size)
+        if self._between_hosts:
+            for part in dict.fromkeys(counts):
+                self._link(kind, part, dtype, call)
+        try:
+            if seat.device not in self._stagers:
+                self._stagers[seat.device] = native.Stager(seat.device)
+            stager = self._stagers[seat.device]
+            operations, passage = devices.stage(self._engine, stager, seat, counts, call)
+        except FireflyerError as error:
+            devices.keep_for_ever((result, held))  # some of it may be in the device's streams
+            self._connection.watch.announce(
+                f"rank {self._rank} could not stage a call on its device: {error}", self._rank
+            )
+            raise
+        work = devices.DeviceWork(
+            self, operations, result, held, finish, seat, passage, self._timeout_s
+        )
+        self._keep_alive(work)
         return work
 
     def _link(
@@ -273,15 +311,7 @@ class EngineGroup(ProcessGroup):
 
     def _over(self, works: list[Work], result: list[torch.Tensor]) -> Work:
         """One work for several."""
-        if len(works) == 1:
-            return works[0]
-
-        def finish() -> None:
-            for work in works:
-                work.wait()
-
-        operations = [operation for work in works for operation in work._operations]
-        return Work(self, operations, list(result), works, finish)
+        return works[0] if len(works) == 1 else Joined(self, works, list(result))
 
     def _finish_with(
         self, work: Work, result: list[torch.Tensor], finish: Callable[[], None] | None
@@ -290,12 +320,7 @@ class EngineGroup(ProcessGroup):
         if finish is None:
             work._result = result
             return work
-
-        def both() -> None:
-            work.wait()
-            finish()
-
-        return Work(self, work._operations, result, work, both)
+        return Joined(self, [work], result, finish)
 
     def _keep_alive(self, work: Work) -> None:
         """The engine has bare addresses: whoever drops his Work and tensors must not free them under it.
@@ -327,7 +352,6 @@ class EngineGroup(ProcessGroup):
         flat: torch.Tensor,
         finish: Callable[[], None] | None,
     ) -> Work:
-        check_device(tensor)
         work = Message(self, self._connection.post, operation, [tensor], flat, finish)
         self._messages = [m for m in self._messages if not m.is_completed()]
         self._messages.append(work)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError
+from fireflyer.hfreduce import devices
 from fireflyer.hfreduce.engine_group import EngineGroup
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.tensors import (
@@ -25,6 +26,7 @@ from fireflyer.hfreduce.tensors import (
     real,
     will_wait,
     writable,
+    writable_on_host,
 )
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.hfreduce.work import OVER, SharedWork, Work
@@ -33,8 +35,8 @@ from fireflyer.hfreduce.work import OVER, SharedWork, Work
 class ProcessGroupHFReduce(EngineGroup):
     """A torch process group over the native engine.
 
-    The engine takes dense CPU tensors. Tensors that are not contiguous pass through a copy. Inputs are never
-    modified where torch has a separate output.
+    The engine takes dense CPU tensors, and stages those on CUDA devices (`devices`). Tensors that are not
+    contiguous pass through a copy. Inputs are never modified where torch has a separate output.
 
     Args:
         store: a `torch.distributed` store for exactly this group.
@@ -61,8 +63,8 @@ class ProcessGroupHFReduce(EngineGroup):
     def _allreduce_now(self, tensor: torch.Tensor, opts: Any) -> bool:
         """What small operations are made of: one host, dense memory, a caller who waits. False: not so."""
         dtype = DTYPES.get(tensor.dtype)
-        plain = tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous()
-        if self._between_hosts or dtype is None or not plain:
+        plain = tensor.layout is torch.strided and tensor.is_contiguous()
+        if devices.seat_of(tensor) is not None or self._between_hosts or dtype is None or not plain:
             return False
         op = OPS.get(opts.reduceOp.op)
         if op is None or (op is not native.ReduceOp.SUM and not has_meaning(tensor.dtype, op)):
@@ -106,6 +108,7 @@ class ProcessGroupHFReduce(EngineGroup):
             [tensor],
             (flat, wire),
             None if shared else finish,
+            data,
             op=op,
             priority=priority,
             shared=shared,
@@ -159,6 +162,7 @@ class ProcessGroupHFReduce(EngineGroup):
             [tensor],
             flat,
             finish,
+            data,
             op=op,
             root=root,
         )
@@ -204,6 +208,7 @@ class ProcessGroupHFReduce(EngineGroup):
             [output],
             (flat, sources),
             finish,
+            target,
             op=op,
         )
 
@@ -363,7 +368,7 @@ class ProcessGroupHFReduce(EngineGroup):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         (tensor,) = listed(tensors)
-        flat = tensor.contiguous()
+        flat = tensor.contiguous().cpu()  # waits for a device that has it
         self._connection.links.ensure([dst], Purpose.POST)
         operation = self._connection.post.send(
             to=dst,
@@ -377,7 +382,7 @@ class ProcessGroupHFReduce(EngineGroup):
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         (tensor,) = listed(tensors)
-        flat, finish = writable(tensor)
+        flat, finish = writable_on_host(tensor)
         others = [src] if src >= 0 else [r for r in range(self._size) if r != self._rank]
         self._connection.links.ensure(others, Purpose.POST)
         operation = self._connection.post.receive(

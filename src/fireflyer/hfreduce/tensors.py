@@ -1,4 +1,4 @@
-"""What the engine takes: dtypes, operations, and dense CPU memory for a caller's tensors."""
+"""What the engine takes: dtypes, operations, and dense memory for a caller's tensors."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,6 @@ import torch
 from torch.distributed import ReduceOp
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import CollectiveError
 
 DTYPES = {
     torch.float32: native.DType.FLOAT32,
@@ -65,7 +64,6 @@ def op_named(op: Any) -> native.ReduceOp:
 
 
 def dtype_for(tensor: torch.Tensor, op: native.ReduceOp) -> native.DType:
-    check_device(tensor)
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"hfreduce cannot reduce {tensor.dtype}")
@@ -84,11 +82,10 @@ def check_dtypes(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
             raise TypeError(
                 f"tensors of one call differ in dtype: {tensor.dtype} and {other.dtype}"
             )
-
-
-def check_device(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise CollectiveError(f"hfreduce reduces on the CPU; the tensor is on {tensor.device}")
+        if other.device != tensor.device:
+            raise ValueError(
+                f"tensors of one call lie on different devices: {tensor.device} and {other.device}"
+            )
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,6 +101,16 @@ def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | N
     if tensor.is_contiguous():
         return tensor, None
     flat = tensor.contiguous()
+    return flat, lambda: _store(tensor, flat)
+
+
+def writable_on_host(
+    tensor: torch.Tensor,
+) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """The same in host memory, without the values of a tensor that lies elsewhere."""
+    if tensor.is_cpu:
+        return writable(tensor)
+    flat = torch.empty(tensor.shape, dtype=tensor.dtype)
     return flat, lambda: _store(tensor, flat)
 
 

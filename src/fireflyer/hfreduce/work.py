@@ -49,6 +49,7 @@ class Work(dist.Work):
         self._finish = finish
         self._lock = threading.Lock()
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._future_device: torch.device | None = None
 
     def is_completed(self) -> bool:
         return all(operation.done() for operation in self._operations)
@@ -73,6 +74,16 @@ class Work(dist.Work):
             DeadlineExceeded: after `timeout` (0: none beyond the group's own).
             RankFailed, CollectiveError: see `hfreduce.allreduce`.
         """
+        self._await(timeout)
+        if self._finish is not None:
+            with self._lock:
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
+                    self._after_finish()
+        return True
+
+    def _await(self, timeout: datetime.timedelta) -> None:
         seconds = timeout.total_seconds() if timeout else 0.0
         for operation in self._operations:
             if not operation.wait(seconds if seconds > 0 else -1.0):
@@ -82,12 +93,9 @@ class Work(dist.Work):
             except CollectiveError as error:
                 self._settler.failed(error)
                 raise
-        if self._finish is not None:
-            with self._lock:
-                if self._finish is not None:
-                    self._finish()
-                    self._finish = None
-        return True
+
+    def _after_finish(self) -> None:
+        """Whoever waits from now on waits for what `finish` has put into the current stream, too."""
 
     def result(self) -> list[torch.Tensor]:
         """The tensors of the call; waits for them."""
@@ -104,8 +112,15 @@ class Work(dist.Work):
             operation.wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the tensors, completed by the group's own thread."""
-        if self._future is None:
+        """A future of the tensors, completed by the group's own thread.
+
+        On a device that torch knows it is complete at once: whoever waits for it makes his stream wait.
+        """
+        if self._future is None and self._future_device is not None:
+            self._future = torch.futures.Future(devices=[self._future_device])
+            with torch.cuda.stream(torch.cuda.Stream(self._future_device)):
+                self.settle()
+        elif self._future is None:
             self._future = torch.futures.Future()
             if self.is_completed():
                 self.settle()
@@ -116,12 +131,45 @@ class Work(dist.Work):
     def settle(self) -> None:
         """Waits and completes the future, with the error if there is one."""
         assert self._future is not None
+        if self._future_device is None:
+            self.settle_silently()
         try:
             self.wait()
         except Exception as error:  # noqa: BLE001  # handed to whoever waits for the future
             self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub is wrong
         else:
             self._future.set_result(self._result)
+
+
+class Joined(Work):
+    """Several works as one, and what to do at their end."""
+
+    def __init__(
+        self,
+        settler: Settler,
+        works: list[Work],
+        result: list[torch.Tensor],
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        operations = [operation for work in works for operation in work._operations]
+        super().__init__(settler, operations, result, works, finish)
+        self._works = works
+        self._future_device = works[0]._future_device if works else None
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def _await(self, timeout: datetime.timedelta) -> None:
+        for work in self._works:
+            work.wait(timeout)
+
+    def _after_finish(self) -> None:
+        for work in self._works:
+            work._after_finish()
+
+    def settle_silently(self) -> None:
+        for work in self._works:
+            work.settle_silently()
 
 
 class SharedWork(Work):

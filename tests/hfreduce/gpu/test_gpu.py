@@ -1,0 +1,51 @@
+"""Collectives on a real GPU; several ranks share it. Skipped, and listed as such, where there is none.
+
+Ranks are fresh processes: CUDA does not survive a fork.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.hfreduce.gpu.ranks import CASES
+
+DEADLINE_S = 110
+
+
+def _has_gpu() -> bool:
+    """Asked in another process: here it would start CUDA, and ranks of other tests are forked from here."""
+    if not torch.backends.cuda.is_built():
+        return False
+    question = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", question], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu() -> None:
+    if not _has_gpu():
+        pytest.skip("no GPU here: torch.cuda.is_available() is false")
+
+
+@pytest.mark.parametrize("shape", ["A", "AA", "AB", "AABB"])
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu(tmp_path: Path, case: str, shape: str) -> None:
+    if case == "a_late_input_names_its_rank" and len(shape) == 1:
+        shape = "AAA"
+    command = [sys.executable, "-m", "tests.hfreduce.gpu.ranks", case, shape]
+    ranks = []
+    for rank in range(len(shape)):
+        output = open(tmp_path / f"rank-{rank}.log", "wb")  # noqa: SIM115  # the process has it
+        environment = os.environ | {"RANK": str(rank), "STORE": str(tmp_path / "store")}
+        ranks.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
+        output.close()
+    try:
+        codes = [process.wait(DEADLINE_S) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    logs = "\n".join((tmp_path / f"rank-{r}.log").read_text()[-2000:] for r in range(len(shape)))
+    assert codes == [0] * len(shape), logs
