@@ -264,7 +264,7 @@ class Rule:
     @property
     def lanes(self) -> int: ...
 
-    def __eq__(self, arg: Rule, /) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
 
     def __repr__(self) -> str: ...
 
@@ -307,6 +307,67 @@ def create_segment(name: str, bytes: int, placement: Sequence[Placed] = []) -> i
     """
     Descriptor of a new zeroed and reserved shared segment; the caller closes it.
     """
+
+class Device:
+    """A device's runtime; lives as long as the process."""
+
+class FakeDevice(Device):
+    """A device for tests: plain memory, streams that take their time."""
+
+    def make_stream(self) -> int: ...
+
+    def copy(self, stream: int, to: int, source: int, bytes: int) -> None:
+        """Computation of the user: a copy."""
+
+    def stop(self, stream: int) -> None:
+        """Stops a stream before its next command."""
+
+    def go_on(self, stream: int) -> None: ...
+
+    def synchronize(self, stream: int) -> None: ...
+
+    def history(self) -> list[str]:
+        """All that has run, in order: 'stream command'."""
+
+    @property
+    def pinned_bytes(self) -> int: ...
+
+    @property
+    def live_events(self) -> int: ...
+
+def fake_device(delay_us: int = 0) -> FakeDevice:
+    """A new fake device; `delay_us` passes before each command."""
+
+def cuda_device(index: int) -> Device:
+    """A CUDA device, by the runtime of this process."""
+
+class Passage:
+    """A call on device memory, until the device is through with it."""
+
+    def follow(self, stream: int) -> None:
+        """The stream waits until the results are in the device's memory."""
+
+    def extend(self, stream: int) -> None:
+        """Who follows from now on waits for what is in this stream, too."""
+
+    @property
+    def finished(self) -> bool:
+        """Nothing touches the device's memory any more."""
+
+    def wait(self, seconds: float = -1.0) -> bool:
+        """
+        True when finished, False when `seconds` passed before (< 0: no limit).
+        """
+
+class Stager:
+    """Stages the calls of one group on one device."""
+
+    def __init__(self, device: Device) -> None: ...
+
+    def submit(self, *, group: Group, stream: int, counts: Sequence[int], kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0) -> tuple[list[Operation], Passage]:
+        """
+        Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` elements each, if there are several. Memory must stay alive until the passage is finished.
+        """
 
 def arena_block(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """Zero-copy memory as a uint8 array; given back when the array dies."""
