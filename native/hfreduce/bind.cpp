@@ -1,4 +1,6 @@
 // Bindings of the collective engine. Whatever waits or moves tensor bytes releases the GIL.
+#include <sys/socket.h>
+
 #include <nanobind/nanobind.h>
 #include <mutex>
 #include <nanobind/ndarray.h>
@@ -202,6 +204,47 @@ void bind_watch(nb::module_ m) {
 }
 // -------------------------------------------------------------------------------------------------------
 
+// ---- Rules: which algorithm between hosts ---------------------------------------------------------------
+void bind_rules(nb::module_ m) {
+  nb::enum_<Algorithm>(m, "Algorithm")
+      .value("RING", Algorithm::ring)
+      .value("TREE", Algorithm::tree)
+      .value("DIRECT", Algorithm::direct)
+      .value("CHAIN", Algorithm::chain);
+  nb::class_<Rule>(m, "Rule", "Calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.")
+      .def(
+          "__init__",
+          [](Rule* self, Kind kind, std::size_t hosts, std::size_t bytes, Algorithm algorithm,
+             std::size_t lanes) { new (self) Rule{kind, hosts, bytes, algorithm, lanes}; },
+          nb::kw_only(), "kind"_a, "hosts"_a, "bytes"_a, "algorithm"_a, "lanes"_a,
+          "bytes: ANY_BYTES has no limit; lanes: at most, 0 for as many as there are.")
+      .def_ro("kind", &Rule::kind)
+      .def_ro("hosts", &Rule::hosts)
+      .def_ro("bytes", &Rule::bytes)
+      .def_ro("algorithm", &Rule::algorithm)
+      .def_ro("lanes", &Rule::lanes)
+      .def(
+          "__eq__", [](const Rule& rule, const Rule& other) { return rule == other; },
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__repr__", [](const Rule& rule) {
+        return nb::str("Rule({}, hosts={}, bytes={}, {}, lanes={})")
+            .format(rule.kind, rule.hosts, rule.bytes, rule.algorithm, rule.lanes);
+      });
+  m.attr("ANY_BYTES") = kAnyBytes;
+  m.def("default_rules", &default_rules, "What counts where no other rule applies.");
+  m.def(
+      "choose_rule",
+      [](const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes) {
+        if (kind != Kind::allreduce && kind != Kind::broadcast && kind != Kind::reduce) {
+          throw Error(Code::invalid, "there are no rules for this kind of call");
+        }
+        if (hosts < 2) throw Error(Code::invalid, "rules are for two hosts and more");
+        return choose_rule(rules, kind, hosts, bytes);
+      },
+      "rules"_a, "kind"_a, "hosts"_a, "bytes"_a, "The first of the rules that applies, or of the default ones.");
+}
+// ---------------------------------------------------------------------------------------------------------
+
 // ---- Segments and their memory nodes --------------------------------------------------------------------
 void bind_segments(nb::module_ m) {
   nb::enum_<numa::Mode>(m, "NumaMode").value("INTERLEAVE", numa::Mode::interleave).value("BIND", numa::Mode::bind);
@@ -382,14 +425,23 @@ void bind(nb::module_ m) {
       .def("rethrow", [](Group& group) { if (const auto error = group.failure()) throw Error(*error); },
            "Raises why the group is broken, if it is.")
       .def("records", &records, "The last operations, oldest first; times by the monotonic clock.")
+      .def("set_rules", &Group::set_rules, "rules"_a, GilReleased(),
+           "Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");
 
   nb::class_<Post>(m, "Post", "Point-to-point messages between the ranks of a group.")
       .def(nb::init<int, int>(), nb::kw_only(), "rank"_a, "world"_a)
-      .def("add_outgoing", &Post::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
-           "A connected socket to send to `rank`; owned from here on.")
+      .def(
+          "add_outgoing",
+          [](Post& post, int rank, int fd) {
+            int family = AF_INET;
+            socklen_t size = sizeof family;
+            ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
+            post.add_outgoing(rank, fd, family == AF_UNIX);  // Unix sockets join ranks of one host
+          },
+          "rank"_a, "fd"_a, GilReleased(), "A connected socket to send to `rank`; owned from here on.")
       .def("add_incoming", &Post::add_incoming, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to receive from `rank`; owned from here on.")
       .def(
@@ -418,6 +470,7 @@ void bind(nb::module_ m) {
           "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
 
   m.def("control_bytes", &Team::control_bytes, "members"_a);
+  bind_rules(m);
   bind_segments(m);
   bind_devices(m);
   m.def("arena_block", &arena_block, "bytes"_a,

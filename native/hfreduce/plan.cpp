@@ -6,7 +6,6 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr std::size_t kAny = SIZE_MAX;
 constexpr std::size_t kLaneBytes = 128u << 10;   // a lane is worth its messages from here
 constexpr std::size_t kChunk = 64u << 10;        // bytes of a message, of all lanes kChunkBytes at most
 constexpr std::size_t kPlans = 256;              // kept
@@ -16,17 +15,27 @@ constexpr std::size_t kPlans = 256;              // kept
 std::vector<Rule> default_rules() {
   const auto small = std::size_t{32} << 10;
   return {
-      {Kind::allreduce, 32, kAny, Algorithm::tree, 0},
+      {Kind::allreduce, 32, kAnyBytes, Algorithm::tree, 0},
       {Kind::allreduce, 9, small, Algorithm::tree, 1},
       {Kind::allreduce, 2, small, Algorithm::direct, 1},
-      {Kind::allreduce, 2, kAny, Algorithm::ring, 0},
+      {Kind::allreduce, 2, kAnyBytes, Algorithm::ring, 0},
       {Kind::broadcast, 2, small, Algorithm::direct, 1},
-      {Kind::broadcast, 16, kAny, Algorithm::tree, 0},
-      {Kind::broadcast, 2, kAny, Algorithm::chain, 0},
+      {Kind::broadcast, 16, kAnyBytes, Algorithm::tree, 0},
+      {Kind::broadcast, 2, kAnyBytes, Algorithm::chain, 0},
       {Kind::reduce, 4, small, Algorithm::tree, 1},
-      {Kind::reduce, 16, kAny, Algorithm::tree, 0},
-      {Kind::reduce, 2, kAny, Algorithm::chain, 0},
+      {Kind::reduce, 16, kAnyBytes, Algorithm::tree, 0},
+      {Kind::reduce, 2, kAnyBytes, Algorithm::chain, 0},
   };
+}
+
+Rule choose_rule(const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes) {
+  const auto applies = [&](const Rule& rule) {
+    return rule.kind == kind && hosts >= rule.hosts && bytes <= rule.bytes;
+  };
+  const auto found = std::find_if(rules.begin(), rules.end(), applies);
+  if (found != rules.end()) return *found;
+  const std::vector<Rule> defaults = default_rules();
+  return *std::find_if(defaults.begin(), defaults.end(), applies);
 }
 
 std::size_t Layout::lanes() const {
@@ -63,17 +72,6 @@ std::shared_ptr<const Plan> Planner::plan(const Call& call, std::size_t width) {
   return plans_[key] = make(call, width);
 }
 
-// The first of the user's rules that applies, then the first of ours: there is one for every size.
-Rule Planner::choose(const Call& call, std::size_t bytes) const {
-  const auto applies = [&](const Rule& rule) {
-    return rule.kind == call.kind && layout_.hosts.size() >= rule.hosts && bytes <= rule.bytes;
-  };
-  const auto found = std::find_if(rules_.begin(), rules_.end(), applies);
-  if (found != rules_.end()) return *found;
-  const std::vector<Rule> defaults = default_rules();
-  return *std::find_if(defaults.begin(), defaults.end(), applies);
-}
-
 Program Planner::program(const Call& call, Algorithm algorithm, const Cut& cut) const {
   const std::size_t me = layout_.host, members = layout_.hosts.size();
   const std::size_t root = call.root >= 0 ? layout_.find(call.root).first : 0;
@@ -94,7 +92,7 @@ Program Planner::program(const Call& call, Algorithm algorithm, const Cut& cut) 
 
 std::shared_ptr<const Plan> Planner::make(const Call& call, std::size_t width) const {
   const std::size_t bytes = call.count * width;
-  const Rule rule = choose(call, bytes);
+  const Rule rule = choose_rule(rules_, call.kind, layout_.hosts.size(), bytes);
   auto plan = std::make_shared<Plan>();
   plan->algorithm = rule.algorithm;
   const std::size_t most = rule.lanes == 0 ? layout_.lanes() : std::min(rule.lanes, layout_.lanes());

@@ -19,6 +19,8 @@ namespace ff::hfreduce {
 
 enum class Algorithm : std::uint32_t { ring = 1, tree, direct, chain };
 
+inline constexpr std::size_t kAnyBytes = SIZE_MAX;
+
 // A row of the selection table: applies to calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.
 struct Rule {
   Kind kind;
@@ -26,10 +28,14 @@ struct Rule {
   std::size_t bytes;
   Algorithm algorithm;
   std::size_t lanes;  // at most; 0: as many as there are
+
+  bool operator==(const Rule&) const = default;
 };
 
 // The first rule of a kind that applies counts; rules are tried in their order.
 std::vector<Rule> default_rules();
+// The first of `rules` that applies, then the first of the default ones. REQUIRES: there is one of the kind.
+Rule choose_rule(const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes);
 
 struct Plan {
   Algorithm algorithm;
@@ -66,7 +72,6 @@ class Planner {
  private:
   std::shared_ptr<const Plan> make(const Call& call, std::size_t width) const;
   Program program(const Call& call, Algorithm algorithm, const Cut& cut) const;
-  Rule choose(const Call& call, std::size_t bytes) const;
 
   const Layout layout_;
   std::mutex mutex_;

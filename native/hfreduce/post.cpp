@@ -55,12 +55,14 @@ class Post::Session {
     const auto ends = courier().ledger().take_ends();
     const Clock::time_point nearest = courier().ledger().nearest();
     const bool sooner = nearest < nearest_;
+    const bool busy = courier().busy();
     post_.nearest_ = nearest;
+    post_.busy_ = busy;
     post_.pending_ = courier().ledger().size();
     lock_.unlock();
     for (const auto& end : ends) end.operation->complete(end.error);
-    // The poller may sleep past the new deadline; a visitor may be waiting for what ended.
-    if (!poller_ && (sooner || (!ends.empty() && post_.visited_))) post_.kick();
+    // The poller may sleep past a new deadline or copy; a visitor may be waiting for what ended.
+    if (!poller_ && (sooner || busy || (!ends.empty() && post_.visited_))) post_.kick();
   }
 
   mail::Courier& courier() { return post_.courier_; }
@@ -104,9 +106,9 @@ Post::~Post() {
   fork_guard::close(kick_fd_);
 }
 
-void Post::add_outgoing(int rank, int fd) {
+void Post::add_outgoing(int rank, int fd, bool local) {
   start();
-  with_courier(false, [=](mail::Courier& courier) { courier.add_outgoing(rank, fd); });
+  with_courier(false, [=](mail::Courier& courier) { courier.add_outgoing(rank, fd, local); });
   rouse();
 }
 
@@ -189,8 +191,8 @@ void Post::turn(Clock::time_point until) {
   constexpr int kEvents = 16;
   epoll_event events[kEvents];
   const Clock::time_point nearest = nearest_;
-  const int n = ::epoll_wait(courier_.poll_fd(), events, kEvents,
-                             milliseconds_until(std::min(until, nearest)));
+  const int timeout = busy_ ? 0 : milliseconds_until(std::min(until, nearest));
+  const int n = ::epoll_wait(courier_.poll_fd(), events, kEvents, timeout);
   for (int i = 0; i < n; ++i) {
     if (events[i].data.u64 == kKick) {
       std::uint64_t count;
@@ -201,6 +203,7 @@ void Post::turn(Clock::time_point until) {
       });
     }
   }
+  if (busy_) with_courier(true, [](mail::Courier& courier) { courier.copy(); });
   if (Clock::now() >= nearest) {
     with_courier(true, [](mail::Courier& courier) { courier.expire(Clock::now()); });
   }

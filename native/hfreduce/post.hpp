@@ -14,6 +14,7 @@
 //     |            ...                | or waits in        | data {id, bytes} payload ---->| straight into it
 //     |<------------- credit {bytes}  | memory             | data ...  (chunks of 1 MiB)   |
 //
+// Between processes of one host long messages that lie in the arena are copied without the socket (post_shared.hpp).
 // Every frame begins with mail::Header {magic, kind, tag, id, bytes}, 32 bytes, little-endian. Credit bounds the eager
 // bytes that wait at a receiver to 8 MiB a sender. The receiver answers `refuse` where its receive has another size
 // (both ends fail), the sender says `cancel` where its deadline passed (the receive fails if they had met).
@@ -44,8 +45,9 @@ class Post {
   Post& operator=(const Post&) = delete;
 
   // A connected stream socket that this rank (outgoing) or `rank` (incoming) opened; owned from here on, also where they
-  // throw Code::invalid (one link a direction and peer, for good). Messages posted before wait for their link.
-  void add_outgoing(int rank, int fd);
+  // throw Code::invalid (one link a direction and peer, for good). Messages posted before wait for their link. `local`: a
+  // Unix socket to a process of this host; long messages from the arena are copied once, by the receiver.
+  void add_outgoing(int rank, int fd, bool local = false);
   void add_incoming(int rank, int fd);
 
   // `data` must stay valid until the operation is over. `seconds` <= 0: no deadline; else the operation ends with
@@ -100,6 +102,7 @@ class Post {
   std::thread thread_;
 
   std::atomic<bool> visited_{false};     // visitor_, for those who end operations
+  std::atomic<bool> busy_{false};        // the courier has copies to do
   std::atomic<std::size_t> pending_{0};  // messages that have not ended, and ...
   std::atomic<Clock::time_point> nearest_{Clock::time_point::max()};  // ... before which none ends late
 };

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/fork_guard.hpp"
 
@@ -37,10 +38,10 @@ Courier::Courier(int rank, int world) : rank_(rank), poll_fd_(new_epoll()) {
 
 Courier::~Courier() { fork_guard::close(poll_fd_); }
 
-void Courier::add_outgoing(int rank, int fd) { add(rank, fd, kOut); }
-void Courier::add_incoming(int rank, int fd) { add(rank, fd, kIn); }
+void Courier::add_outgoing(int rank, int fd, bool local) { add(rank, fd, kOut, local); }
+void Courier::add_incoming(int rank, int fd) { add(rank, fd, kIn, false); }
 
-void Courier::add(int rank, int fd, Direction direction) {
+void Courier::add(int rank, int fd, Direction direction, bool local) {
   const bool foreign = rank < 0 || rank == rank_ || rank >= static_cast<int>(peers_.size());
   if (foreign || broken_) {
     ::close(fd);
@@ -61,7 +62,7 @@ void Courier::add(int rank, int fd, Direction direction) {
     throw_errno("cannot watch the link to rank " + std::to_string(rank), error);
   }
   if (direction == kOut) {
-    p.out.attach(fd);
+    p.out.attach(fd, local);
   } else {
     p.in.attach(fd);
   }
@@ -82,6 +83,7 @@ void Courier::serve(int rank, Direction direction, bool readable) {
     } else {
       if (readable) p.in.read();
       p.in.write();
+      if (p.in.copying()) copying_.insert(rank);
     }
   } catch (const Malformed& error) {
     lose(rank, kIn, error);
@@ -131,7 +133,7 @@ void Courier::admit(const MessagePtr& message) {
 void Courier::end(const MessagePtr& message, const Error& error) {
   if (message->over) return;
   if (message->sending) {
-    peer(message->peer).out.withdraw(message);
+    if (!peer(message->peer).out.withdraw(message)) return ledger_.end(message);
   } else {
     matcher_.withdraw(message);
     if (message->peer >= 0) peer(message->peer).in.withdraw(message);
@@ -178,6 +180,13 @@ void Courier::expire(Clock::time_point now) {
     end(message, Error(Code::deadline_exceeded, to_string(*message) + " did not end within " +
                                                     decimals(message->seconds) + " s"));
     if (rank >= 0) serve(rank, kOut, false);
+  }
+}
+
+void Courier::copy() {
+  for (const int rank : std::exchange(copying_, {})) {
+    peer(rank).in.copy();
+    serve(rank, kIn, false);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "hfreduce/post_incoming.hpp"
@@ -24,11 +25,13 @@ class Courier {
   Courier& operator=(const Courier&) = delete;
 
   // Own `fd`, also where they throw: Code::invalid for a link that is or was there.
-  void add_outgoing(int rank, int fd);
+  void add_outgoing(int rank, int fd, bool local);
   void add_incoming(int rank, int fd);
   void admit(const MessagePtr& message);
   void ready(std::uint64_t token, std::uint32_t events);  // as epoll reports them
   void expire(Clock::time_point now);
+  bool busy() const { return !copying_.empty(); }  // copy() is due
+  void copy();                                     // a slice for each peer that offers something
   void fail(const Error& error);  // ends all messages, now and later, and closes all links
   // Ends all messages, then the links so that peers can still read what was sent to its end.
   void leave(const Error& error);
@@ -48,7 +51,7 @@ class Courier {
   };
 
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
-  void add(int rank, int fd, Direction direction);
+  void add(int rank, int fd, Direction direction, bool local);
   void serve(int rank, Direction direction, bool readable);
   void arm(int rank, Direction direction);
   void lose(int rank, Direction direction, const Error& error);
@@ -61,6 +64,7 @@ class Courier {
   Matcher matcher_;
   Ledger ledger_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; nullptr for this one
+  std::set<int> copying_;  // peers
   std::optional<Error> broken_;
 };
 

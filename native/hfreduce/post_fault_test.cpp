@@ -7,69 +7,16 @@
 #include <utility>
 #include <vector>
 
-#include "hfreduce/post_world.hpp"
+#include "hfreduce/post_hand.hpp"
 
 using namespace ff;
 using namespace ff::hfreduce;
 using namespace ff::hfreduce::test;
-using mail::Header;
-using mail::Kind;
 
 namespace {
 
-// Rank 1 of 2 with a peer, rank 0, that the test plays on raw sockets.
-struct Hand {
-  Post post{1, 2};
-  int to = -1;    // into post's incoming link
-  int from = -1;  // out of post's outgoing link ...
-  int own = -1;   // ... and Post's end of that
-
-  explicit Hand(bool incoming = true, bool outgoing = true) {
-    int ends[2];
-    if (incoming) {
-      socket_pair(false, ends);
-      to = ends[0];
-      post.add_incoming(0, ends[1]);
-    }
-    if (outgoing) {
-      socket_pair(false, ends);
-      from = ends[0];
-      own = ::dup(ends[1]);
-      post.add_outgoing(0, ends[1]);
-    }
-  }
-  ~Hand() { close(); }
-  // Less than a chunk fits into the outgoing link, so that it stops in the middle of one.
-  void narrow() const {
-    const int bytes = 64 << 10;
-    CHECK(::setsockopt(own, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0);
-  }
-  void close() {
-    for (int* fd : {&to, &from, &own}) {
-      if (*fd >= 0) ::close(std::exchange(*fd, -1));
-    }
-  }
-  // Post may end the link meanwhile.
-  static void put(int fd, const void* data, std::size_t bytes) {
-    const auto* p = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t n = ::send(fd, p, bytes, MSG_NOSIGNAL);
-      if (n <= 0) return;
-      p += n, bytes -= static_cast<std::size_t>(n);
-    }
-  }
-  static void put(int fd, const Header& header) { put(fd, &header, sizeof header); }
-  static Bytes get(int fd, std::size_t bytes) {
-    Bytes data(bytes);
-    CHECK(::recv(fd, data.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
-    return data;
-  }
-  static Header get(int fd) {
-    Header header;
-    std::memcpy(&header, get(fd, sizeof header).data(), sizeof header);
-    return header;
-  }
-};
+using mail::Header;
+using FrameKind = mail::Kind;
 
 void a_late_message_meets_the_next_receive() {
   auto posts = make_world(2);
@@ -99,33 +46,41 @@ void a_payload_under_way_outlives_its_receive() {
   Bytes target(1000, 'x');
   int next = 0;
   const int value = 9;
-  const auto drained = [&](const std::function<void()>& rest) {
-    const auto late = hand.post.receive(0, 1, target.data(), target.size(), 0.05);
+  const auto drained = [&](std::uint64_t tag, const std::function<void()>& first,
+                           const std::function<void()>& rest) {
+    const auto late = hand.post.receive(0, tag, target.data(), target.size(), 0.05);
+    first();
     expect_error(hand.post, late, Code::deadline_exceeded);
     std::fill(target.begin(), target.end(), 'x');
     rest();
-    Hand::put(hand.to, {.kind = Kind::eager, .tag = 1, .bytes = sizeof value});
+    Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 2, .bytes = sizeof value});
     Hand::put(hand.to, &value, sizeof value);
-    expect_ok(hand.post, hand.post.receive(0, 1, &next, sizeof next, 60));
+    expect_ok(hand.post, hand.post.receive(0, 2, &next, sizeof next, 60));
     CHECK(std::exchange(next, 0) == 9 && std::count(target.begin(), target.end(), 'x') == 1000);
   };
   const Bytes payload = pattern(1000, 5);
   const auto half = [&](std::size_t from) { Hand::put(hand.to, payload.data() + from, 500); };
-  // Eager, met by its receive, or waiting in memory for it.
-  Hand::put(hand.to, {.kind = Kind::eager, .tag = 1, .bytes = 1000});
-  half(0);
-  drained([&] { half(500); });
-  // Announced: the receive has met it and its payload has begun, in two frames.
-  Hand::put(hand.to, {.kind = Kind::request, .tag = 1, .id = 1, .bytes = 1000});
+  const auto begin_eager = [&](std::uint64_t tag) {
+    Hand::put(hand.to, {.kind = FrameKind::eager, .tag = tag, .bytes = 1000});
+    half(0);
+  };
+  begin_eager(1);
+  Hand::settle(hand.to);  // it waits in memory for its receive
+  drained(1, [] {}, [&] { half(500); });
+  drained(5, [&] { begin_eager(5); }, [&] { half(500); });
+  // Announced: the receive meets it (what follows it has been read), its payload comes in two frames.
+  Hand::put(hand.to, {.kind = FrameKind::request, .tag = 3, .id = 1, .bytes = 1000});
+  Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 4});
+  expect_ok(hand.post, hand.post.receive(0, 4, nullptr, 0, 60));
   std::thread peer([&] {
-    CHECK(Hand::get(hand.to).kind == Kind::clear);
-    Hand::put(hand.to, {.kind = Kind::data, .id = 1, .bytes = 600});
+    CHECK(Hand::get(hand.to).kind == FrameKind::clear);
+    Hand::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 600});
     half(0);
   });
-  drained([&] {
+  drained(3, [] {}, [&] {
     peer.join();
     Hand::put(hand.to, payload.data() + 500, 100);
-    Hand::put(hand.to, {.kind = Kind::data, .id = 1, .bytes = 400});
+    Hand::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 400});
     Hand::put(hand.to, payload.data() + 600, 400);
   });
 }
@@ -137,26 +92,26 @@ void a_send_that_ends_early_leaves_a_whole_stream() {
   Bytes data = original;
   const auto send = hand.post.send(0, 8, data.data(), data.size(), 0.1);
   const Header request = Hand::get(hand.from);
-  CHECK(request.kind == Kind::request && request.tag == 8 && request.bytes == data.size());
-  Hand::put(hand.from, {.kind = Kind::clear, .tag = 8, .id = request.id, .bytes = data.size()});
+  CHECK(request.kind == FrameKind::request && request.tag == 8 && request.bytes == data.size());
+  Hand::put(hand.from, {.kind = FrameKind::clear, .tag = 8, .id = request.id, .bytes = data.size()});
   expect_error(hand.post, send, Code::deadline_exceeded);
   std::fill(data.begin(), data.end(), 'z');  // the bytes are the caller's again
   std::size_t got = 0;
   Header header = Hand::get(hand.from);
-  for (; header.kind == Kind::data; header = Hand::get(hand.from)) {
+  for (; header.kind == FrameKind::data; header = Hand::get(hand.from)) {
     const Bytes chunk = Hand::get(hand.from, header.bytes);
     CHECK(std::equal(chunk.begin(), chunk.end(), original.begin() + static_cast<long>(got)));
     got += chunk.size();
   }
-  CHECK(header.kind == Kind::cancel && header.id == request.id && got < data.size());
+  CHECK(header.kind == FrameKind::cancel && header.id == request.id && got < data.size());
   // And the receiving side of a cancel: before the receive, and after it.
   Bytes target(100'000);
-  Hand::put(hand.to, {.kind = Kind::request, .tag = 1, .id = 1, .bytes = target.size()});
-  Hand::put(hand.to, {.kind = Kind::cancel, .tag = 1, .id = 1});
-  Hand::put(hand.to, {.kind = Kind::request, .tag = 1, .id = 2, .bytes = target.size()});
+  Hand::put(hand.to, {.kind = FrameKind::request, .tag = 1, .id = 1, .bytes = target.size()});
+  Hand::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 1});
+  Hand::put(hand.to, {.kind = FrameKind::request, .tag = 1, .id = 2, .bytes = target.size()});
   const auto receive = hand.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
   const Header clear = Hand::get(hand.to);
-  if (clear.id == 2) Hand::put(hand.to, {.kind = Kind::cancel, .tag = 1, .id = 2});
+  if (clear.id == 2) Hand::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 2});
   CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded), "gave up"));
 }
 
@@ -167,9 +122,9 @@ void a_dead_peer_ends_what_concerns_it() {
     const auto eager = hand.post.receive(0, 1, target.data(), 1000, kNoDeadline);
     const auto later = hand.post.receive(0, 2, target.data(), 8, kNoDeadline);
     const auto send = hand.post.send(0, 1, data.data(), data.size(), kNoDeadline);
-    Hand::put(hand.to, {.kind = Kind::eager, .tag = 1, .bytes = 1000});
+    Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 1, .bytes = 1000});
     Hand::put(hand.to, data.data(), 999);
-    Hand::put(hand.from, {.kind = Kind::clear, .id = Hand::get(hand.from).id});
+    Hand::put(hand.from, {.kind = FrameKind::clear, .id = Hand::get(hand.from).id});
     Hand::get(hand.from, 100);
     hand.close();
     for (const auto& operation : {eager, later, send}) {
@@ -267,7 +222,7 @@ void garbage_ends_the_peer_and_nothing_else(std::uint64_t seed) {
   const bool forward = seed % 2 == 0;
   const int fd = forward ? hand.to : hand.from;
   for (int i = 0; i < 40; ++i) {
-    Header header{.kind = static_cast<Kind>(random() % 9), .tag = random() % 3, .id = random() % 8};
+    Header header{.kind = static_cast<FrameKind>(random() % 11), .tag = random() % 3, .id = random() % 8};
     const std::uint64_t sizes[] = {0, 100, 200'000, mail::kEagerBytes + 1, random(), random() % 1000};
     header.bytes = sizes[random() % 6];
     if (random() % 20 == 0) header.magic = 7;
@@ -291,14 +246,14 @@ void malformed_frames_are_named() {
     const char* words;
   };
   const Case cases[] = {
-      {true, {.magic = 1, .kind = Kind::eager}, "not a frame"},
-      {true, {.kind = Kind::credit}, "unknown frame"},
-      {true, {.kind = Kind::eager, .bytes = mail::kEagerBytes + 1}, "too long"},
-      {true, {.kind = Kind::data, .id = 1, .bytes = 8}, "not asked for"},
-      {true, {.kind = Kind::request, .id = 0, .bytes = 8}, "out of order"},
-      {true, {.kind = Kind::cancel, .id = 0}, "without a number"},
-      {false, {.kind = Kind::credit, .bytes = 1}, "more credit"},
-      {false, {.kind = Kind::eager}, "unknown answer"},
+      {true, {.magic = 1, .kind = FrameKind::eager}, "not a frame"},
+      {true, {.kind = FrameKind::credit}, "unknown frame"},
+      {true, {.kind = FrameKind::eager, .bytes = mail::kEagerBytes + 1}, "too long"},
+      {true, {.kind = FrameKind::data, .id = 1, .bytes = 8}, "not asked for"},
+      {true, {.kind = FrameKind::request, .id = 0, .bytes = 8}, "out of order"},
+      {true, {.kind = FrameKind::cancel, .id = 0}, "without a number"},
+      {false, {.kind = FrameKind::credit, .bytes = 1}, "more credit"},
+      {false, {.kind = FrameKind::eager}, "unknown answer"},
   };
   for (const Case& one : cases) {
     Hand hand;
@@ -314,7 +269,7 @@ void malformed_frames_are_named() {
   char byte = 0;
   const auto receive = hand.post.receive(0, 1, &byte, 1, kNoDeadline);
   for (int i = 0; i < 129; ++i) {
-    Hand::put(hand.to, {.kind = Kind::eager, .tag = 2, .bytes = payload.size()});
+    Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 2, .bytes = payload.size()});
     Hand::put(hand.to, payload.data(), payload.size());
   }
   CHECK(contains(expect_error(hand.post, receive, Code::rank_failed, 0), "credit"));

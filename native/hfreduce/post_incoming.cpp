@@ -6,6 +6,15 @@
 
 namespace ff::hfreduce::mail {
 
+namespace {
+
+Error gave_up(const Message& receive) {
+  return Error(Code::deadline_exceeded,
+               to_string(receive) + ": the sender gave up when its timeout passed");
+}
+
+}  // namespace
+
 void Incoming::attach(int fd) {
   stream_.attach(fd);
   attached_ = true;
@@ -15,6 +24,7 @@ void Incoming::close() {
   stream_.close();
   payload_ = {};
   transfers_.clear();
+  copies_.clear();
   answers_.clear();
   answered_ = 0;
 }
@@ -51,7 +61,12 @@ void Incoming::parse() {
 void Incoming::begin(const Header& header) {
   switch (header.kind) {
     case Kind::eager: return begin_eager(header);
-    case Kind::request: return announce(header);
+    case Kind::request: return announce(header, std::nullopt);
+    case Kind::offer:
+      payload_.left = payload_.bytes = sizeof offer_;
+      payload_.target = reinterpret_cast<char*>(&offer_);
+      payload_.offer = header;
+      return;
     case Kind::data: return begin_data(header);
     case Kind::cancel: return cancel(header);
     default: throw Malformed(peer_, "unknown frame");
@@ -96,7 +111,7 @@ void Incoming::begin_data(const Header& header) {
   if (transfer.receive) payload_.target = transfer.receive->data + transfer.received;
 }
 
-void Incoming::announce(const Header& header) {
+void Incoming::announce(const Header& header, const std::optional<Offer>& offer) {
   if (header.id <= last_id_) throw Malformed(peer_, "an announcement out of order");
   if (announced_ == kAnnounced) throw Malformed(peer_, "too many announcements");
   last_id_ = header.id;
@@ -106,6 +121,11 @@ void Incoming::announce(const Header& header) {
   arrival->tag = header.tag;
   arrival->id = header.id;
   arrival->bytes = header.bytes;
+  if (offer) {
+    offered_.map(*offer, stream_.take_descriptors(Offered::descriptors(*offer)));
+    arrival->offer = offer;
+    arrival->shared = offered_.find(*offer, header.bytes);
+  }
   if (const MessagePtr receive = matcher_.take(peer_, header.tag)) {
     deliver(receive, arrival);
   } else {
@@ -124,12 +144,12 @@ void Incoming::cancel(const Header& header) {
   const MessagePtr receive = at->second.receive;
   transfers_.erase(at);
   if (!receive) return;
-  ledger_.end(receive, Error(Code::deadline_exceeded,
-                             to_string(*receive) + ": the sender gave up when its timeout passed"));
+  ledger_.end(receive, gave_up(*receive));
 }
 
 void Incoming::finish() {
   const Payload done = std::exchange(payload_, {});
+  if (done.offer) return announce(*done.offer, offer_);
   if (done.transfer != 0) {
     const auto at = transfers_.find(done.transfer);
     at->second.received += done.bytes;
@@ -163,6 +183,10 @@ void Incoming::deliver(const MessagePtr& receive, const ArrivalPtr& arrival) {
   }
   if (arrival->id != 0) {
     --announced_;
+    if (fits && arrival->shared != nullptr) {
+      copies_.push_back({arrival, receive});
+      return;
+    }
     answer({.kind = fits ? Kind::clear : Kind::refuse,
             .tag = arrival->tag,
             .id = arrival->id,
@@ -179,12 +203,34 @@ void Incoming::deliver(const MessagePtr& receive, const ArrivalPtr& arrival) {
   }
 }
 
+void Incoming::copy() {
+  if (copies_.empty()) return;
+  Copy& copy = copies_.front();
+  const Arrival& from = *copy.arrival;
+  if (copy.receive) {
+    const std::size_t n = std::min(kSlice, from.bytes - copy.copied);
+    std::memcpy(copy.receive->data + copy.copied, from.shared + copy.copied, n);
+    copy.copied += n;
+    if (copy.copied < from.bytes) return;
+    if (offered_.claim(from.id, *from.offer)) {
+      ledger_.end(copy.receive);
+    } else {
+      ledger_.end(copy.receive, gave_up(*copy.receive));
+    }
+  }
+  answer({.kind = Kind::done, .tag = from.tag, .id = from.id});
+  copies_.pop_front();
+}
+
 void Incoming::withdraw(const MessagePtr& receive) {
   if (payload_.receive == receive) {
     payload_.receive.reset();
     payload_.target = nullptr;
   }
   if (payload_.arrival && payload_.arrival->receive == receive) payload_.arrival->receive.reset();
+  for (auto& copy : copies_) {
+    if (copy.receive == receive) copy.receive.reset();
+  }
   for (auto& [id, transfer] : transfers_) {
     if (transfer.receive != receive) continue;
     transfer.receive.reset();

@@ -6,10 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "hfreduce/post_matching.hpp"
+#include "hfreduce/post_shared.hpp"
 #include "hfreduce/post_stream.hpp"
 
 namespace ff::hfreduce::mail {
@@ -32,11 +35,18 @@ class Incoming {
   void read();
   void write();
   bool wants_write() const { return !answers_.empty(); }
+  bool copying() const { return !copies_.empty(); }
+  void copy();  // a slice of what can be copied from shared memory
 
  private:
   struct Transfer {      // an announced message that was cleared
     MessagePtr receive;  // nullptr: withdrawn, the bytes are dropped
     std::size_t bytes = 0, received = 0;
+  };
+  struct Copy {
+    ArrivalPtr arrival;
+    MessagePtr receive;  // nullptr: withdrawn
+    std::size_t copied = 0;
   };
   struct Payload {  // of the frame being read
     std::size_t left = 0, bytes = 0;
@@ -44,13 +54,14 @@ class Incoming {
     MessagePtr receive;          // of an eager message that goes straight to its receive
     ArrivalPtr arrival;          // of an eager message that came before its receive
     std::uint64_t transfer = 0;  // of an announced message: its id
+    std::optional<Header> offer;  // what it is the body of
   };
 
   void parse();
   void begin(const Header& header);
   void begin_eager(const Header& header);
   void begin_data(const Header& header);
-  void announce(const Header& header);
+  void announce(const Header& header, const std::optional<Offer>& offer);
   void cancel(const Header& header);
   void finish();
   void fill(const MessagePtr& receive, const Arrival& arrival);
@@ -64,6 +75,9 @@ class Incoming {
   bool attached_ = false;
   Payload payload_;
   std::unordered_map<std::uint64_t, Transfer> transfers_;
+  Offer offer_;      // being read
+  Offered offered_;
+  std::deque<Copy> copies_;
   std::vector<char> answers_;
   std::size_t answered_ = 0;          // of answers_, written
   std::size_t held_ = 0, taken_ = 0;  // eager charges whose credit was not given back; of these, taken

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "hfreduce/operation.hpp"
+#include "hfreduce/post_shared.hpp"
 #include "hfreduce/waiting.hpp"
 
 namespace ff::hfreduce::mail {
@@ -49,6 +50,8 @@ struct Arrival {
   std::size_t bytes = 0;
   std::unique_ptr<char[]> payload;  // of an eager message
   bool whole = false;               // all of it has been read
+  std::optional<Offer> offer;       // of an announced message whose bytes can be copied from `shared`
+  const char* shared = nullptr;
   bool taken = false;               // no longer matched, though its payload is still being read ...
   MessagePtr receive;               // ... for this receive, if that has not ended meanwhile
   std::uint64_t number = 0;         // order of arrival over all peers

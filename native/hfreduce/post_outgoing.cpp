@@ -5,9 +5,10 @@
 
 namespace ff::hfreduce::mail {
 
-void Outgoing::attach(int fd) {
+void Outgoing::attach(int fd, bool local) {
   stream_.attach(fd);
   attached_ = true;
+  local_ = local && !stream_.tcp();
   admit();
 }
 
@@ -15,6 +16,9 @@ void Outgoing::close() {
   stream_.close();
   waiting_.clear();
   queue_.clear();
+  for (const auto& [id, announced] : announced_) {
+    if (announced.offer) offers_.withdraw(id, announced.offer->slot);
+  }
   announced_.clear();
   unanswered_ = 0;
 }
@@ -37,13 +41,38 @@ void Outgoing::admit() {
       frame.body = send->data;
       frame.body_bytes = send->bytes;
     } else {
-      frame.header.kind = Kind::request;
-      frame.header.id = send->number = ++ids_;
-      announced_.emplace(send->number, Announced{send});
-      ++unanswered_;
+      frame = announce(send);
     }
     queue_.push_back(std::move(frame));
   }
+}
+
+Outgoing::Frame Outgoing::announce(const MessagePtr& send) {
+  send->number = ++ids_;
+  ++unanswered_;
+  Frame frame;
+  frame.header = {
+      .kind = Kind::request, .tag = send->tag, .id = send->number, .bytes = send->bytes};
+  frame.message = send;
+  Announced& announced = announced_[send->number];
+  announced.message = send;
+  if (local_ && send->bytes > kEagerBytes) {
+    announced.offer = offers_.make(send->number, send->data, send->bytes, frame.descriptors);
+  }
+  if (announced.offer) {
+    frame.header.kind = Kind::offer;
+    frame.copy = std::make_unique<char[]>(sizeof(Offer));
+    std::memcpy(frame.copy.get(), &*announced.offer, sizeof(Offer));
+    frame.body = frame.copy.get();
+    frame.body_bytes = sizeof(Offer);
+  }
+  return frame;
+}
+
+void Outgoing::drop(Place at) {
+  if (!at->second.cleared) --unanswered_;
+  if (at->second.offer) offers_.free(at->second.offer->slot);
+  announced_.erase(at);
 }
 
 void Outgoing::push_chunk(std::uint64_t id, const Announced& announced) {
@@ -56,15 +85,20 @@ void Outgoing::push_chunk(std::uint64_t id, const Announced& announced) {
   queue_.push_back(std::move(frame));
 }
 
-void Outgoing::withdraw(const MessagePtr& send) {
-  if (std::erase(waiting_, send) > 0) return;
+bool Outgoing::withdraw(const MessagePtr& send) {
+  if (std::erase(waiting_, send) > 0) return true;
+  const auto at = announced_.find(send->number);
+  const bool announced = at != announced_.end();
+  const auto offer = announced ? at->second.offer : std::nullopt;
+  if (offer && !offers_.withdraw(send->number, offer->slot)) return false;  // `done` is on its way
   bool unsaid = false;  // the peer will never hear of the message
   for (auto frame = queue_.begin(); frame != queue_.end();) {
     if (frame->message != send) {
       ++frame;
     } else if (frame->written > 0) {
-      frame->copy = std::make_unique<char[]>(frame->body_bytes);
-      if (frame->body_bytes > 0) std::memcpy(frame->copy.get(), frame->body, frame->body_bytes);
+      auto copy = std::make_unique<char[]>(frame->body_bytes);
+      if (frame->body_bytes > 0) std::memcpy(copy.get(), frame->body, frame->body_bytes);
+      frame->copy = std::move(copy);
       frame->body = frame->copy.get();
       frame->message.reset();
       ++frame;
@@ -74,14 +108,14 @@ void Outgoing::withdraw(const MessagePtr& send) {
       frame = queue_.erase(frame);
     }
   }
-  const auto at = announced_.find(send->number);
-  if (at == announced_.end()) return;
-  if (!at->second.cleared) --unanswered_;
-  announced_.erase(at);
+  if (!announced) return true;
+  if (unsaid && offer) offers_.unsay(*offer);
+  drop(at);
   if (!unsaid) {
     queue_.emplace_back().header = {.kind = Kind::cancel, .tag = send->tag, .id = send->number};
   }
   admit();
+  return true;
 }
 
 void Outgoing::write() {
@@ -91,7 +125,8 @@ void Outgoing::write() {
     const std::size_t body = frame.written - head;
     const std::size_t n =
         stream_.write(reinterpret_cast<const char*>(&frame.header) + head, sizeof(Header) - head,
-                      frame.body + body, frame.body_bytes - body);
+                      frame.body + body, frame.body_bytes - body,
+                      frame.written == 0 ? frame.descriptors : std::vector<int>());
     if (n == 0) return;
     budget -= std::min(budget, n);
     frame.written += n;
@@ -103,12 +138,13 @@ void Outgoing::write() {
 }
 
 void Outgoing::finish(const Frame& frame) {
-  if (!frame.message || frame.header.kind == Kind::request) return;
+  if (!frame.message) return;
+  if (frame.header.kind == Kind::request || frame.header.kind == Kind::offer) return;
   if (frame.header.kind == Kind::eager) return ledger_.end(frame.message);
   const auto at = announced_.find(frame.header.id);
   at->second.sent += frame.body_bytes;
   if (at->second.sent < frame.message->bytes) return push_chunk(at->first, at->second);
-  announced_.erase(at);
+  drop(at);
   ledger_.end(frame.message);
 }
 
@@ -124,23 +160,28 @@ void Outgoing::answer(const Header& header) {
     credit_ += header.bytes;
     return admit();
   }
-  if (header.kind != Kind::clear && header.kind != Kind::refuse) {
+  if (header.kind != Kind::clear && header.kind != Kind::refuse && header.kind != Kind::done) {
     throw Malformed(peer_, "unknown answer");
   }
   const auto at = announced_.find(header.id);
   if (at == announced_.end()) return;  // withdrawn while the answer was on its way
-  if (at->second.cleared) throw Malformed(peer_, "a second answer");
-  const MessagePtr send = at->second.message;
-  at->second.cleared = true;
-  --unanswered_;
+  Announced& announced = at->second;
+  if (announced.cleared) throw Malformed(peer_, "a second answer");
+  if (header.kind == Kind::done && !announced.offer) throw Malformed(peer_, "nothing was offered");
+  const MessagePtr send = announced.message;
   if (header.kind == Kind::clear && send->bytes > 0) {
-    push_chunk(at->first, at->second);
+    // An offer too: the peer could not map it.
+    if (announced.offer) offers_.free(announced.offer->slot);
+    announced.offer.reset();
+    announced.cleared = true;
+    --unanswered_;
+    push_chunk(at->first, announced);
   } else {
-    announced_.erase(at);
-    if (header.kind == Kind::clear) {
-      ledger_.end(send);
-    } else {
+    drop(at);
+    if (header.kind == Kind::refuse) {
       ledger_.end(send, sizes_differ(send->tag, send->bytes, self_, header.bytes, peer_));
+    } else {
+      ledger_.end(send);
     }
   }
   admit();

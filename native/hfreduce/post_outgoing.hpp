@@ -8,9 +8,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "hfreduce/post_matching.hpp"
+#include "hfreduce/post_shared.hpp"
 #include "hfreduce/post_stream.hpp"
 
 namespace ff::hfreduce::mail {
@@ -21,13 +24,14 @@ class Outgoing {
       : self_(self), peer_(peer), ledger_(ledger), stream_(peer) {}
 
   Stream& stream() { return stream_; }
-  void attach(int fd);
+  void attach(int fd, bool local);  // local: the peer can map this process's arena
   bool open() const { return stream_.open(); }
   bool attached() const { return attached_; }  // once and for all
   void close();                                // forgets all messages; their ends are the caller's
 
   void post(const MessagePtr& send);
-  void withdraw(const MessagePtr& send);  // before the caller ends it early
+  // Before the caller ends it early; false: too late, the peer has it.
+  bool withdraw(const MessagePtr& send);
   // Both move what can be moved without blocking. Throw Error(rank_failed, peer).
   void read();
   void write();
@@ -41,14 +45,19 @@ class Outgoing {
     std::size_t body_bytes = 0;
     std::size_t written = 0;     // of header and body
     std::unique_ptr<char[]> copy;
+    std::vector<int> descriptors;  // go with the first byte; the arena's and the offers'
   };
   struct Announced {
     MessagePtr message;
+    std::optional<Offer> offer;
     bool cleared = false;
     std::size_t sent = 0;
   };
+  using Place = std::unordered_map<std::uint64_t, Announced>::iterator;
 
   void admit();
+  Frame announce(const MessagePtr& send);
+  void drop(Place at);
   void push_chunk(std::uint64_t id, const Announced& announced);
   void finish(const Frame& frame);
   void answer(const Header& header);
@@ -56,7 +65,8 @@ class Outgoing {
   const int self_, peer_;
   Ledger& ledger_;
   Stream stream_;
-  bool attached_ = false;
+  Offers offers_;
+  bool attached_ = false, local_ = false;
   std::deque<MessagePtr> waiting_;  // not admitted yet
   std::deque<Frame> queue_;
   std::unordered_map<std::uint64_t, Announced> announced_;

@@ -47,6 +47,8 @@ void Stream::close() {
 }
 
 int Stream::release() {
+  for (const int fd : descriptors_) ::close(fd);
+  descriptors_.clear();
   begin_ = end_ = 0;
   return std::exchange(fd_, -1);
 }
@@ -61,13 +63,39 @@ Stream::Read Stream::read(char* target, std::size_t wanted) {
   msghdr message{};
   message.msg_iov = wanted > 0 ? parts : parts + 1;
   message.msg_iovlen = wanted > 0 ? 2 : 1;
-  const ssize_t n = ::recvmsg(fd_, &message, MSG_DONTWAIT);
+  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptors * sizeof(int))];
+  if (!tcp_) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+  }
+  const ssize_t n = ::recvmsg(fd_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
   if (n <= 0) throw gone(peer_);
+  if (!tcp_) keep_descriptors(message);
   const auto got = static_cast<std::size_t>(n);
   const std::size_t direct = std::min(got, wanted);
   end_ += got - direct;
   return {got, direct, direct == wanted && end_ == kBuffer};
+}
+
+void Stream::keep_descriptors(msghdr& message) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    const std::size_t before = descriptors_.size();
+    descriptors_.resize(before + count);
+    std::memcpy(descriptors_.data() + before, CMSG_DATA(part), count * sizeof(int));
+  }
+  if (descriptors_.size() > kDescriptors) throw Malformed(peer_, "descriptors that nothing asks for");
+}
+
+std::vector<int> Stream::take_descriptors(std::size_t count) {
+  if (count > descriptors_.size()) throw Malformed(peer_, "an offer without its descriptors");
+  const auto end = descriptors_.begin() + static_cast<std::ptrdiff_t>(count);
+  std::vector<int> taken(descriptors_.begin(), end);
+  descriptors_.erase(descriptors_.begin(), end);
+  return taken;
 }
 
 std::size_t Stream::take(char* target, std::size_t wanted) {
@@ -85,11 +113,22 @@ bool Stream::next(Header& header) {
 }
 
 std::size_t Stream::write(const char* head, std::size_t head_bytes, const char* body,
-                          std::size_t body_bytes) {
+                          std::size_t body_bytes, const std::vector<int>& descriptors) {
   iovec parts[2] = {{const_cast<char*>(head), head_bytes}, {const_cast<char*>(body), body_bytes}};
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = 2;
+  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptors * sizeof(int))] = {};
+  if (!descriptors.empty()) {
+    const std::size_t bytes = descriptors.size() * sizeof(int);
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(bytes);
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(part), descriptors.data(), bytes);
+  }
   const ssize_t n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n >= 0) return static_cast<std::size_t>(n);
   if (errno == EAGAIN || errno == EINTR) return 0;

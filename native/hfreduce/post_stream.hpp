@@ -3,11 +3,14 @@
 // Thread contract: none of its own; Post's lock guards everything here.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -26,10 +29,12 @@ enum class Kind : std::uint32_t {
   request,    // announces `bytes`
   data,       // the next `bytes` of payload of message `id` follow
   cancel,     // message `id` will not come, or not to its end
+  offer,      // announces `bytes` that lie in shared memory; an Offer follows (post_shared.hpp)
   // acceptor -> dialler
   clear,      // message `id` may come
   refuse,     // message `id` met a receive of `bytes`, a different size
   credit,     // eager messages worth `bytes` were taken
+  done,       // message `id` was copied
 };
 
 struct Header {
@@ -76,18 +81,25 @@ class Stream {
   bool next(Header& header);  // takes a header if a whole one is there
   std::size_t buffered() const { return end_ - begin_; }
 
-  // One system call. Returns the bytes that went out, 0 where none can now.
+  // Those that came with the bytes up to here; the caller's from here on.
+  std::vector<int> take_descriptors(std::size_t count);
+
+  // One system call. Returns the bytes that went out, 0 where none can now; descriptors go with the first byte.
   std::size_t write(const char* head, std::size_t head_bytes, const char* body,
-                    std::size_t body_bytes);
+                    std::size_t body_bytes, const std::vector<int>& descriptors = {});
 
  private:
   static constexpr std::size_t kBuffer = 16u << 10;
+  static constexpr std::size_t kDescriptors = 8;  // of one message of the socket, and not taken yet
+
+  void keep_descriptors(msghdr& message);
 
   const int peer_;
   int fd_ = -1;
   bool tcp_ = false;
   std::unique_ptr<char[]> buffer_;
   std::size_t begin_ = 0, end_ = 0;
+  std::vector<int> descriptors_;
 };
 
 // "rank R died or left the group"

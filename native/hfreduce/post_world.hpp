@@ -41,19 +41,19 @@ inline void socket_pair(bool tcp, int ends[2]) {
   ::close(listener);
 }
 
-inline void link(Posts& posts, int from, int to, bool tcp) {
+inline void link(Posts& posts, int from, int to, bool tcp, bool local = false) {
   int ends[2];
   socket_pair(tcp, ends);
-  posts[static_cast<std::size_t>(from)]->add_outgoing(to, ends[0]);
+  posts[static_cast<std::size_t>(from)]->add_outgoing(to, ends[0], local);
   posts[static_cast<std::size_t>(to)]->add_incoming(from, ends[1]);
 }
 
-inline Posts make_world(int world, bool tcp = false, bool linked = true) {
+inline Posts make_world(int world, bool tcp = false, bool linked = true, bool local = false) {
   Posts posts;
   for (int r = 0; r < world; ++r) posts.push_back(std::make_unique<Post>(r, world));
   for (int from = 0; linked && from < world; ++from) {
     for (int to = 0; to < world; ++to) {
-      if (from != to) link(posts, from, to, tcp);
+      if (from != to) link(posts, from, to, tcp, local);
     }
   }
   return posts;

@@ -11,8 +11,8 @@
 //         signed byte each, value = scale * q
 // Stochastic rounding: twice that.
 //
-// int8: scale = absmax / 127. A block of zeros has scale 0. A block that holds an infinity or NaN has scale NaN, so that
-// all of it decodes to NaN: the receiver learns of it, at the price of the neighbours.
+// int8: scale = absmax / 127. A block of zeros has scale 0. A block that holds an infinity or NaN has scale NaN, so
+// that all of it decodes to NaN: the receiver learns of it, at the price of the neighbours.
 #pragma once
 
 #include <cstddef>

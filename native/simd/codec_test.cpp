@@ -212,6 +212,8 @@ void stochastic_bits() {
     const auto part = sent(codec, prefix, 5);
     CHECK(y == again && y != other);
     CHECK(std::equal(part.begin(), part.end(), y.begin()));
+    CHECK(!std::equal(y.begin(), y.begin() + 256, y.begin() + 256));
+    CHECK(!std::equal(y.begin(), y.begin() + 2048, y.begin() + 2048));
     const auto up = static_cast<double>(std::count_if(y.begin(), y.end(), [](float v) { return v > 1; }));
     const double p = codec == Codec::bf16 ? 0x1p-5 : 0x1p-2;
     CHECK(std::fabs(up / 6000 - p) < 5 * std::sqrt(p * (1 - p) / 6000));

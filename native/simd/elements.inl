@@ -68,8 +68,8 @@ inline U32 round_upper_half(F32 v) {
   return u + (((u >> 16) & 1u) + 0x7FFFu);
 }
 
-// Lanes are not natural: v[2j] has the even and v[2j + 1] the odd elements, so that a shift and a mask take them apart and
-// nothing crosses lanes.
+// Lanes are not natural: v[2j] has the even and v[2j + 1] the odd elements, so that a shift and a mask take them
+// apart and nothing crosses lanes.
 struct BFloat16 : Short<std::uint16_t> {
   static void read(const char* p, F32 (&v)[kVectors]) {
     for (std::size_t j = 0; j < kRaw; ++j) {
@@ -132,13 +132,13 @@ inline F32 round_mantissa(F32 a) {
   return (a + anchor) - anchor;
 }
 
-// What both f8 share. Half-way between storage and f32 their values are f16 on 16-bit lanes: Type::halves makes those of
-// bytes in the low halves of lanes, and Type::codes the reverse.
+// What both f8 share. Half-way between storage and f32 their values are f16 on 16-bit lanes: Type::halves makes those
+// of bytes in the low halves of lanes, and Type::codes the reverse.
 template <class Type>
 struct Float8 : Short<std::uint8_t> {
   static void read(const char* p, F32 (&v)[kVectors]) {
     for (std::size_t j = 0; j < kVectors; j += 2) {
-      const U16 h = Type::halves(wide(load<Half8>(p + j * sizeof(Quarter8))));
+      const U16 h = Type::halves(wide(load<Half8>(p + j * kLanes)));
       v[j] = half_to_float(low_half(h)) * Type::kUnit;
       v[j + 1] = half_to_float(high_half(h)) * Type::kUnit;
     }
@@ -155,8 +155,8 @@ struct Float8 : Short<std::uint8_t> {
   }
 };
 
-// e4m3fn: 4 exponent bits of bias 7, 3 mantissa bits, no infinity, NaN is S.1111.111. With one exponent bit more it is an
-// f16 of 2^-8 times the value. What is beyond 448, infinity too, becomes 448, as PyTorch converts.
+// e4m3fn: 4 exponent bits of bias 7, 3 mantissa bits, no infinity, NaN is S.1111.111. With one exponent bit more it
+// is an f16 of 2^-8 times the value. What is beyond 448, infinity too, becomes 448, as PyTorch 2.13 converts.
 struct Float8E4M3 : Float8<Float8E4M3> {
   static constexpr float kUnit = 0x1p8f, kLimit = 448;
   static constexpr int kMantissa = 3, kLeast = -6;

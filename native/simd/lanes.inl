@@ -34,8 +34,7 @@ using U16 = Vector<std::uint16_t>;
 using U8 = Vector<std::uint8_t>;
 using Half16 = Vector<std::uint16_t, kWidth / 2>;   // as many 16-bit lanes as F32 has
 using Half8 = Vector<std::uint8_t, kWidth / 2>;     // as many 8-bit lanes as U16 has
-using Quarter8 = Vector<std::uint8_t, kWidth / 4>;  // as many 8-bit lanes as F32 has
-using Quarter8s = Vector<std::int8_t, kWidth / 4>;
+using Quarter8s = Vector<std::int8_t, kWidth / 4>;  // as many signed ones as F32 has
 constexpr std::size_t kLanes = sizeof(F32) / sizeof(float);
 
 template <class V>
@@ -72,18 +71,15 @@ inline Half16 high_half(U16 v) {
   return load<Half16>(reinterpret_cast<const char*>(&v) + sizeof(Half16));
 }
 
-// Words of f32 lanes as raw bits, widened from storage.
-inline U32 wide(Half16 v) { return __builtin_convertvector(v, U32); }
-inline U16 wide(Half8 v) { return __builtin_convertvector(v, U16); }
-inline I32 wide(Quarter8s v) {
-  using Half16s = Vector<std::int16_t, kWidth / 2>;  // GCC has no one step over two sizes
-  return __builtin_convertvector(__builtin_convertvector(v, Half16s), I32);
-}
-
 #if defined(__AVX512BW__)
 
 // The zero-masked forms with all lanes on: the plain ones make GCC 12 warn of an uninitialized value.
 constexpr __mmask16 kAll = 0xFFFF;
+
+// Each lane widened.
+inline U32 wide(Half16 v) { return as<U32>(_mm512_maskz_cvtepu16_epi32(kAll, as<__m256i>(v))); }
+inline U16 wide(Half8 v) { return as<U16>(_mm512_maskz_cvtepu8_epi16(~0u, as<__m256i>(v))); }
+inline I32 wide(Quarter8s v) { return as<I32>(_mm512_maskz_cvtepi8_epi32(kAll, as<__m128i>(v))); }
 
 inline bool any_nan(F32 a, F32 b, F32 c, F32 d) {
   return !_mm512_kortestz(_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q),
@@ -114,6 +110,13 @@ inline Half16 float_to_half(F32 v) {
 
 #elif defined(__AVX2__)
 
+// Each lane widened.
+inline U32 wide(Half16 v) { return as<U32>(_mm256_cvtepu16_epi32(as<__m128i>(v))); }
+inline U16 wide(Half8 v) { return as<U16>(_mm256_cvtepu8_epi16(as<__m128i>(v))); }
+inline I32 wide(Quarter8s v) {
+  return as<I32>(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, load<std::int64_t>(&v))));
+}
+
 inline bool any_nan(F32 a, F32 b, F32 c, F32 d) {
   return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q),
                                          _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0;
@@ -141,6 +144,14 @@ inline Half16 float_to_half(F32 v) {
 }
 
 #else
+
+// Each lane widened.
+inline U32 wide(Half16 v) { return __builtin_convertvector(v, U32); }
+inline U16 wide(Half8 v) { return __builtin_convertvector(v, U16); }
+inline I32 wide(Quarter8s v) {
+  using Half16s = Vector<std::int16_t, kWidth / 2>;  // GCC has no one step over two sizes
+  return __builtin_convertvector(__builtin_convertvector(v, Half16s), I32);
+}
 
 inline bool any_nan(F32 a, F32 b, F32 c, F32 d) {
   return _mm_movemask_ps(_mm_or_ps(_mm_cmpunord_ps(a, b), _mm_cmpunord_ps(c, d))) != 0;

@@ -21,6 +21,14 @@ def connect(path: str, rank: int, world: int, timeout_s: float = 60.0) -> Connec
     return rendezvous.connect(dist.FileStore(path, world), rank, world, timeout_s)
 
 
+def all_up(path: str, rank: int, world: int) -> None:
+    """Waits until all ranks are connected: one that dies before takes the connecting ones with it."""
+    store = dist.FileStore(path + "-up", world)
+    store.set(str(rank), "up")
+    for other in range(world):
+        store.get(str(other))
+
+
 def failure(connection: Connection) -> BaseException | None:
     try:
         connection.watch.rethrow()
@@ -74,6 +82,7 @@ def test_everybody_hears_of_a_death_although_nobody_calls_anything(
 ) -> None:
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
+        all_up(store_path, rank, world)
         if rank == 4:
             os.kill(os.getpid(), signal.SIGKILL)
         assert connection.watch.wait(30)
@@ -96,6 +105,7 @@ def test_a_child_of_a_dead_rank_does_not_hide_its_death(
     def body(rank: int, world: int) -> Any:
         os.close(hold)
         connection = connect(store_path, rank, world)
+        all_up(store_path, rank, world)
         if rank == 1:
             if os.fork() == 0:  # as a worker of a data loader
                 connection.close()
@@ -137,6 +147,7 @@ def test_a_clean_end_raises_nothing_anywhere(
 ) -> None:
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
+        all_up(store_path, rank, world)
         if rank != 0:  # one after the other, as they come
             atexit._run_exitfuncs() if at_exit else connection.close()
         else:
@@ -156,6 +167,7 @@ def test_an_announced_error_is_raised_alike_on_every_rank(
 
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
+        all_up(store_path, rank, world)
         if rank == 2:
             connection.watch.announce(text)
         assert connection.watch.wait(30)

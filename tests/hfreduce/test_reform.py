@@ -203,6 +203,7 @@ def test_without_a_quorum_nobody_goes_on_unless_it_is_relaxed(
     def body(rank: int, world: int) -> Any:
         strict = connect(store_path, rank, world)
         relaxed = connect(store_path + "-relaxed", rank, world)
+        total(relaxed)
         if rank == 0:
             die()
         with pytest.raises(DeadlineExceeded, match="1 of 2 ranks voted, 2 are needed"):
@@ -272,6 +273,7 @@ def test_ranks_may_come_late_to_the_reform(
 
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
+        total(connection)
         if rank == 2:
             die()
         assert connection.watch.wait(30)

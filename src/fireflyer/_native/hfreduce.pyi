@@ -192,6 +192,11 @@ class Group:
     def records(self) -> list[dict[str, object]]:
         """The last operations, oldest first; times by the monotonic clock."""
 
+    def set_rules(self, rules: Sequence[Rule]) -> None:
+        """
+        Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.
+        """
+
     def set_timeout(self, seconds: float) -> None: ...
 
     @property
@@ -225,6 +230,52 @@ class Post:
 
 def control_bytes(members: int) -> int: ...
 
+class Algorithm(enum.Enum):
+    RING = 1
+
+    TREE = 2
+
+    DIRECT = 3
+
+    CHAIN = 4
+
+class Rule:
+    """
+    Calls of `kind` on at least `hosts` hosts and of at most `bytes` bytes.
+    """
+
+    def __init__(self, *, kind: Kind, hosts: int, bytes: int, algorithm: Algorithm, lanes: int) -> None:
+        """
+        bytes: ANY_BYTES has no limit; lanes: at most, 0 for as many as there are.
+        """
+
+    @property
+    def kind(self) -> Kind: ...
+
+    @property
+    def hosts(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def algorithm(self) -> Algorithm: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    def __eq__(self, arg: Rule, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+ANY_BYTES: int = 18446744073709551615
+
+def default_rules() -> list[Rule]:
+    """What counts where no other rule applies."""
+
+def choose_rule(rules: Sequence[Rule], kind: Kind, hosts: int, bytes: int) -> Rule:
+    """The first of the rules that applies, or of the default ones."""
+
 class NumaMode(enum.Enum):
     INTERLEAVE = 0
 
@@ -256,67 +307,6 @@ def create_segment(name: str, bytes: int, placement: Sequence[Placed] = []) -> i
     """
     Descriptor of a new zeroed and reserved shared segment; the caller closes it.
     """
-
-class Device:
-    """A device's runtime; lives as long as the process."""
-
-class FakeDevice(Device):
-    """A device for tests: plain memory, streams that take their time."""
-
-    def make_stream(self) -> int: ...
-
-    def copy(self, stream: int, to: int, source: int, bytes: int) -> None:
-        """Computation of the user: a copy."""
-
-    def stop(self, stream: int) -> None:
-        """Stops a stream before its next command."""
-
-    def go_on(self, stream: int) -> None: ...
-
-    def synchronize(self, stream: int) -> None: ...
-
-    def history(self) -> list[str]:
-        """All that has run, in order: 'stream command'."""
-
-    @property
-    def pinned_bytes(self) -> int: ...
-
-    @property
-    def live_events(self) -> int: ...
-
-def fake_device(delay_us: int = 0) -> FakeDevice:
-    """A new fake device; `delay_us` passes before each command."""
-
-def cuda_device(index: int) -> Device:
-    """A CUDA device, by the runtime of this process."""
-
-class Passage:
-    """A call on device memory, until the device is through with it."""
-
-    def follow(self, stream: int) -> None:
-        """The stream waits until the results are in the device's memory."""
-
-    def extend(self, stream: int) -> None:
-        """Who follows from now on waits for what is in this stream, too."""
-
-    @property
-    def finished(self) -> bool:
-        """Nothing touches the device's memory any more."""
-
-    def wait(self, seconds: float = -1.0) -> bool:
-        """
-        True when finished, False when `seconds` passed before (< 0: no limit).
-        """
-
-class Stager:
-    """Stages the calls of one group on one device."""
-
-    def __init__(self, device: Device) -> None: ...
-
-    def submit(self, *, group: Group, stream: int, counts: Sequence[int], kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0) -> tuple[list[Operation], Passage]:
-        """
-        Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` elements each, if there are several. Memory must stay alive until the passage is finished.
-        """
 
 def arena_block(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
     """Zero-copy memory as a uint8 array; given back when the array dies."""

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,6 +44,7 @@ Against = Annotated[str, typer.Option(help="peers: gloo, mpi (Open MPI, by mpicc
 
 SIZES = "64K,1M,16M"
 MEMORY = "zero-copy,staged"
+TABLE = "hfreduce-table.toml"
 
 
 @app.callback()
@@ -246,6 +248,65 @@ def network(
         rounds=rounds,
     )
     _report("network", machine, bench.run(spec), [], json_to)
+
+
+@app.command()
+def tune(
+    hosts: Annotated[
+        int | None, typer.Option(min=2, max=32, help="hosts of a lab; needs root")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="speed of each cable of the lab, e.g. 1gbit")
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=2, max=32, help="virtual nodes of this machine instead; default 3"),
+    ] = None,
+    ranks_per_host: Annotated[int, typer.Option(min=1, max=16, help="processes a host")] = 1,
+    kinds: Annotated[str, typer.Option(help="allreduce, broadcast, reduce")] = ",".join(
+        options.TUNED
+    ),
+    sizes: Sizes = "1K,16K,64K,256K,1M,4M,16M",
+    rounds: Rounds = 5,
+    out: Annotated[str, typer.Option(metavar="FILE", help="where the table goes")] = TABLE,
+    json_to: JsonTo = None,
+) -> None:
+    """Find the fastest algorithm between hosts for each size.
+
+    Writes a table for FIREFLYER_HFREDUCE_TABLE; shows it, and what it changes.
+
+    \b
+    fireflyer bench tune --hosts 4 --rate 1gbit --ranks-per-host 2
+    fireflyer bench tune --nodes 3 --sizes 64K,1M --out table.toml
+    """
+    machine = Machine.here()
+    if hosts is not None and nodes is not None:
+        raise typer.BadParameter("--hosts makes a lab, --nodes does without: choose one")
+    if hosts is None and rate is not None:
+        raise typer.BadParameter("--rate is of a lab's cables: add --hosts")
+    if not Path(out).absolute().parent.is_dir():
+        raise typer.BadParameter(f"--out: there is no folder for {out}")
+    wanted = tuple(sorted(set(_sizes(sizes))))
+    kinds_wanted = _names("--kinds", kinds, options.TUNED)
+    from fireflyer.bench import tune as bench
+    from fireflyer.hfreduce import rules
+
+    spec = bench.Spec(
+        hosts=hosts or nodes or 3,
+        ranks_per_host=ranks_per_host,
+        lab=hosts is not None,
+        rate=rate,
+        kinds=kinds_wanted,
+        sizes=wanted,
+        rounds=rounds,
+    )
+    tuned = bench.run(spec)
+    Path(out).write_text(rules.dump(tuned.table))
+    _report("tune", machine, tuned.rows, [], json_to)
+    if json_to != "-":
+        typer.echo("\n".join(bench.described(tuned.table.rules)))
+        typer.echo("\n".join(["changes:", *tuned.changes] if tuned.changes else ["no changes"]))
+        typer.echo(f"written to {out}; use it with {rules.VARIABLE}={out}")
 
 
 def _collective(

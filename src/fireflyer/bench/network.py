@@ -80,15 +80,21 @@ def run(spec: Spec) -> list[Row]:
     return rows
 
 
-def _rank(
-    spec: Spec, order: str, lab: Lab, secret: str, store: str, rank: int
-) -> dict[int, Measured]:
-    host = lab.hosts[spec.host_of(rank, order)]
+def enter(lab: Lab, index: int, secret: str) -> Host:
+    """Makes this process, a rank, one of a host of the lab."""
+    host = lab.hosts[index]
     host.enter()
     os.environ.setdefault("FIREFLYER_SECRET", secret)
     os.environ["FIREFLYER_NODE"] = ""  # the namespace alone tells the hosts apart
     os.environ["FIREFLYER_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = host.interface
     os.environ["MASTER_ADDR"] = lab.hosts[0].address
+    return host
+
+
+def _rank(
+    spec: Spec, order: str, lab: Lab, secret: str, store: str, rank: int
+) -> dict[int, Measured]:
+    host = enter(lab, spec.host_of(rank, order), secret)
     with Session(store, rank, spec.ranks) as session, _RawStream(session, spec, order, host) as raw:
         return {size: _measure(session, spec, lab.hosts, raw, size) for size in spec.sizes}
 

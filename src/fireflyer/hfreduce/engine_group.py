@@ -140,6 +140,14 @@ class EngineGroup(ProcessGroup):
 
     _set_default_timeout = set_timeout
 
+    def set_rules(self, rules: Sequence[native.Rule]) -> None:
+        """Chooses the algorithms between hosts; calls that no rule applies to follow the engine's own.
+
+        Every rank makes this call with the same rules, when it has nothing under way.
+        """
+        self._engine.set_rules(list(rules))
+        self._linked.clear()  # other algorithms send to others
+
     def abort(self) -> None:
         """Ends what runs here and on all peers with an error; the group is unusable afterwards."""
         self._recorded = True  # an end that was wanted needs no explanation

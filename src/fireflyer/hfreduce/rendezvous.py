@@ -29,6 +29,7 @@ from fireflyer.errors import (
     RankFailed,
     WireError,
 )
+from fireflyer.hfreduce import rules
 from fireflyer.hfreduce.door import Door
 from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.links import Links
@@ -167,6 +168,7 @@ def connect(
         RankFailed: a rank died meanwhile.
         ProtocolMismatch: a peer failed to prove the secret.
         NoSpace: shared memory was refused.
+        ConfigError: rank 0's FIREFLYER_HFREDUCE_TABLE names no table.
     """
     deadline = time.monotonic() + timeout_s
     address = interface_address(master)
@@ -175,7 +177,7 @@ def connect(
         undo.callback(board.release)
         card = board.card(address)
         if rank == 0:
-            card = msgspec.structs.replace(card, group=secrets.token_hex(16))
+            card = rules.publish(msgspec.structs.replace(card, group=secrets.token_hex(16)))
             name = card.group
         else:
             name = msgspec.json.decode(store.get("card/0"), type=Card).group
@@ -184,7 +186,8 @@ def connect(
         seat = Seat.take(board, lineage, 0, rank, card)
         undo.pop_all()
         undo.callback(seat.leave)
-        connection = establish(seat, 0, _exchange(store, rank, world, card), timeout_s, deadline)
+        cards = rules.agree(_exchange(store, rank, world, card))
+        connection = establish(seat, 0, cards, timeout_s, deadline)
         undo.pop_all()
         return connection
 
@@ -228,6 +231,7 @@ def establish(
             host=index,
             zones=connection.topology.zones,
         )
+        connection.group.set_rules(rules.rules_of(cards[0]))
         if len(connection.topology.hosts) > 1:
             connection.links.attach(Purpose.DATA, connection.group)
         connection.post = native.Post(rank=rank, world=connection.world)

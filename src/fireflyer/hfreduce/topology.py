@@ -26,6 +26,10 @@ class Card(msgspec.Struct, frozen=True):
     """FIREFLYER_ZONE: hosts of one label are near each other; trees cross between zones once."""
     group: str = ""
     """In the card of rank 0 at the rendezvous: the group's random number, in hexadecimal."""
+    rules: tuple[tuple[int, int, int, int, int], ...] = ()
+    """Choice of algorithms; those of rank 0's card count. See `rules`."""
+    refusal: str = ""
+    """Why rank 0 cannot take part, nor the others without it."""
 
 
 @dataclass(frozen=True)

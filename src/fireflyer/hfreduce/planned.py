@@ -1,0 +1,373 @@
+"""Allreduce along a tree of groups that the caller plans: pairs joined by NVLink first, then hosts.
+
+    pairs = PlannedHierarchy([[0, 1], [2, 3]])      # reduce inside the pairs first (paper section IV)
+    pairs.allreduce(gradients)
+
+A tree whose branches are alike at every level is reduced in slices. For [[0, 1], [2, 3]]:
+
+    reduce_scatter in {0, 1} and {2, 3}     ranks 0 and 2 get the first half of their pair's sum
+    allreduce      in {0, 2} and {1, 3}     of the halves
+    all_gather     in {0, 1} and {2, 3}
+
+Any other tree is reduced to the first rank of each branch, level by level, summed up at the root, and
+broadcast back down.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import datetime
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import ProcessGroup, ReduceOp
+
+from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
+from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
+from fireflyer.hfreduce.torch import empty
+
+Tree = Any  # a rank, or a list of trees: mypy has no finite name for it
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """Who works with whom. Pure: computed alike by every rank.
+
+    Attributes:
+        even: reduced in slices; else to leaders, and back by broadcasts.
+        levels: the groups of each level, from the leaves to the root; groups of one rank are left out.
+            In an even plan a rank is in one group of every level, else it leads all its groups but the
+            last, as their first rank. The last level of an uneven plan is one group.
+    """
+
+    even: bool
+    levels: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @classmethod
+    def of(cls, tree: Tree, world: int) -> "TreePlan":
+        """
+        Raises:
+            ValueError: not nested lists in which each of `world` ranks is once.
+        """
+        ranks = _leaves(tree)
+        _check(ranks, world)
+        arities = _arities(tree)
+        levels = _leader_levels(tree) if arities is None else _slice_levels(ranks, arities)
+        return cls(arities is not None, tuple(level for level in levels if level))
+
+
+def _leaves(tree: Tree) -> list[int]:
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        return [tree]
+    if not isinstance(tree, list | tuple):
+        raise ValueError(f"levels: {tree!r} is neither a rank nor a list")
+    if not tree:
+        raise ValueError("levels: there is a group without members")
+    return [rank for branch in tree for rank in _leaves(branch)]
+
+
+def _check(ranks: list[int], world: int) -> None:
+    if strange := sorted({rank for rank in ranks if not 0 <= rank < world}):
+        raise ValueError(f"levels: rank {strange[0]} is not in a group of {world} ranks")
+    if double := sorted((collections.Counter(ranks) - collections.Counter(range(world))).keys()):
+        raise ValueError(f"levels: rank {double[0]} is there more than once")
+    if missing := sorted(set(range(world)) - set(ranks)):
+        raise ValueError(f"levels: missing ranks: {', '.join(map(str, missing))}")
+
+
+def _arities(tree: Tree) -> tuple[int, ...] | None:
+    """Branches at each level from the root down, where they are the same on one level; else None."""
+    if isinstance(tree, int):
+        return ()
+    below = {_arities(branch) for branch in tree}
+    only = below.pop()
+    return None if below or only is None else (len(tree), *only)
+
+
+def _slice_levels(
+    ranks: Sequence[int], arities: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Groups of the ranks in the same place of neighbouring branches."""
+    stride = 1
+    for arity in reversed(arities):
+        if arity > 1:
+            yield tuple(
+                tuple(ranks[begin + place + stride * branch] for branch in range(arity))
+                for begin in range(0, len(ranks), stride * arity)
+                for place in range(stride)
+            )
+        stride *= arity
+
+
+def _leader_levels(tree: Tree) -> list[tuple[tuple[int, ...], ...]]:
+    """Groups of the first ranks of the branches of a node, by the node's height."""
+    levels: list[list[tuple[int, ...]]] = []
+
+    def climb(node: Tree) -> tuple[int, int]:
+        """(leader, height)"""
+        if isinstance(node, int):
+            return node, 0
+        branches = [climb(branch) for branch in node]
+        leaders = tuple(leader for leader, _ in branches)
+        height = max(height for _, height in branches) + (len(leaders) > 1)
+        if len(leaders) > 1:
+            levels.extend([] for _ in range(height - len(levels)))
+            levels[height - 1].append(leaders)
+        return leaders[0], height
+
+    climb(tree)
+    return [tuple(level) for level in levels]
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """This rank's group of one level."""
+
+    ranks: tuple[int, ...]  # in the planned group
+    group: ProcessGroupHFReduce
+    root: bool  # of the last level
+
+
+class PlannedWork(dist.Work):
+    """An allreduce along a tree that is under way."""
+
+    def __init__(self, done: "concurrent.futures.Future[None]", tensor: torch.Tensor) -> None:
+        super().__init__()
+        self._done = done
+        self._tensor = tensor
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+
+    def is_completed(self) -> bool:
+        return self._done.done()
+
+    def is_success(self) -> bool:
+        return self._done.done() and self._done.exception() is None
+
+    def exception(self) -> Any:
+        """The error of a work that is over, or None."""
+        return self._done.exception() if self._done.done() else None
+
+    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
+        """Blocks until the result is in the tensor.
+
+        Raises:
+            DeadlineExceeded: after `timeout` (0: none beyond the hierarchy's own).
+            RankFailed, CollectiveError: see `PlannedHierarchy.allreduce`.
+        """
+        seconds = timeout.total_seconds() if timeout else 0.0
+        concurrent.futures.wait([self._done], seconds if seconds > 0 else None)
+        if not self._done.done():
+            raise DeadlineExceeded(f"the collective did not finish within {seconds:g} s")
+        self._done.result()
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensor of the call; waits for it."""
+        self.wait()
+        return [self._tensor]
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the tensor, completed by the hierarchy's thread."""
+        if self._future is None:
+            future = self._future = torch.futures.Future()
+
+            def settle(done: "concurrent.futures.Future[None]") -> None:
+                if error := done.exception():
+                    future.set_exception(error)  # type: ignore[arg-type]  # torch's stub is wrong
+                else:
+                    future.set_result([self._tensor])
+
+            self._done.add_done_callback(settle)
+        return self._future
+
+
+class PlannedHierarchy:
+    """A tree over the ranks of a group, with a process group of backend hfreduce for each of its groups.
+
+    Making one is collective over `group`, and so is each call, in the same order on all ranks. One thread of
+    each rank makes the calls. Results are bit-identical on all ranks and from run to run.
+
+    With e the unit roundoff of the tensor's dtype, a that of the accumulation (float32, or float64 for
+    float64), n ranks, and H_l hosts in a group of level l, a sum is at most (n a + sum over l of (H_l + 1) e)
+    times the sum of the magnitudes off; AVG over a tree with uneven branches divides the sum by n, which
+    rounds once more, and overflows where the sum does.
+
+    Args:
+        levels: nested lists of the ranks of `group`, each once, e.g. [[0, 1], [2, 3]]; any depth.
+        group: of any backend; the default group when None.
+        timeout: for each step of a call; default that of `group`.
+
+    Raises:
+        ValueError: `levels` is no such tree, or not the same on all ranks.
+        DeadlineExceeded, ProtocolMismatch, NoSpace, CollectiveError: see `rendezvous.connect`.
+    """
+
+    def __init__(
+        self,
+        levels: Tree,
+        group: ProcessGroup | None = None,
+        timeout: datetime.timedelta | None = None,
+    ) -> None:
+        group = group or dist.group.WORLD
+        assert group is not None, "init_process_group comes first"
+        self._rank, self._size = group.rank(), group.size()
+        timeout = timeout or _timeout_of(group)
+        store = dist.distributed_c10d._get_process_group_store(group)
+        number = store.add(f"planned/{self._rank}", 1)
+        store = dist.PrefixStore(f"planned/{number}", store)
+        _compare(store, self._rank, self._size, levels)
+        self.plan = TreePlan.of(levels, self._size)
+        self._seats: list[_Seat] = []
+        for level, groups in enumerate(self.plan.levels):
+            for ranks in (ranks for ranks in groups if self._rank in ranks):
+                place = ranks.index(self._rank)
+                own = dist.PrefixStore(f"{level}/{ranks[0]}", store)
+                member = ProcessGroupHFReduce(own, place, len(ranks), timeout)
+                root = level == len(self.plan.levels) - 1
+                self._seats.append(_Seat(ranks, member, root))
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._last: concurrent.futures.Future[None] | None = None
+
+    @property
+    def network_bytes_sent(self) -> int:
+        """Bytes that this rank has sent to other hosts so far."""
+        return sum(seat.group.network_bytes_sent for seat in self._seats)
+
+    def allreduce(
+        self, tensor: torch.Tensor, op: Any = ReduceOp.SUM, async_op: bool = False
+    ) -> PlannedWork | None:
+        """Reduces in place along the tree.
+
+        Args:
+            tensor: dense, on the CPU, any shape; zero-copy if it came from `hfreduce.empty`.
+            op: a `torch.distributed.ReduceOp`.
+            async_op: return a Work at once; calls run in their order.
+
+        Raises:
+            RankFailed: a rank of `group` died or did not join within the timeout. The hierarchy is broken.
+            CollectiveError: another rank gave up, and says why; or the ranks do not call the same thing.
+            TypeError: a sparse tensor, or AVG of integers.
+        """
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"a planned hierarchy reduces dense tensors, not {tensor.layout}")
+        if op == ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise TypeError(f"AVG has no meaning for {tensor.dtype}")
+        if not async_op and (self._last is None or self._last.done()):
+            self._reduce(tensor, op)
+            return None
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "hfreduce-planned")
+        self._last = self._thread.submit(self._reduce, tensor, op)
+        work = PlannedWork(self._last, tensor)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def close(self) -> None:
+        """Waits for what is under way and leaves all groups. Also done when it is dropped."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        for seat in self._seats:
+            seat.group.shutdown()
+
+    @torch.no_grad()
+    def _reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        if not self.plan.levels or tensor.numel() == 0:
+            return
+        lower = [seat for seat in self._seats if not seat.root]
+        slices = math.prod(len(seat.ranks) for seat in lower) if self.plan.even else 1
+        flat, copied = _flattened(tensor, slices)
+        if self.plan.even:
+            self._reduce_slices(lower, flat, op)
+        else:
+            self._reduce_to_leaders(lower, flat, op)
+        if copied:
+            tensor.copy_(flat[: tensor.numel()].view(tensor.shape))
+
+    def _reduce_slices(self, lower: list[_Seat], flat: torch.Tensor, op: Any) -> None:
+        slices = [flat]
+        for seat in lower:
+            own = empty(slices[-1].numel() // len(seat.ranks), dtype=flat.dtype)
+            options = _options(dist.ReduceScatterOptions(), op)
+            self._step(seat, seat.group.reduce_scatter_tensor, own, slices[-1], options)
+            slices.append(own)
+        top = self._seats[-1]
+        self._step(top, top.group.allreduce, [slices[-1]], _options(dist.AllreduceOptions(), op))
+        for seat in reversed(lower):
+            own = slices.pop()
+            options = _options(AllgatherOptions())
+            self._step(seat, seat.group.all_gather_into_tensor, slices[-1], own, options)
+
+    def _reduce_to_leaders(self, lower: list[_Seat], flat: torch.Tensor, op: Any) -> None:
+        each = ReduceOp.SUM if op == ReduceOp.AVG else op
+        for seat in lower:
+            self._step(seat, seat.group.reduce, [flat], _options(dist.ReduceOptions(), each))
+        if self._seats[-1].root:
+            top = self._seats[-1]
+            self._step(top, top.group.allreduce, [flat], _options(dist.AllreduceOptions(), each))
+            if op == ReduceOp.AVG:
+                flat.div_(self._size)
+        for seat in reversed(lower):
+            self._step(seat, seat.group.broadcast, [flat], _options(dist.BroadcastOptions()))
+
+    def _step(self, seat: _Seat, call: Callable[..., dist.Work], *arguments: object) -> None:
+        try:
+            call(*arguments).wait()
+        except CollectiveError as error:
+            raise self._give_up(seat, error) from error
+
+    def _give_up(self, broken: _Seat, error: CollectiveError) -> CollectiveError:
+        """Tells the members of this rank's other groups, who have no link to the rank that failed."""
+        if isinstance(error, RankFailed):
+            rank = broken.ranks[error.rank]
+            found: CollectiveError = RankFailed(f"rank {rank} of the tree: {error}", rank)
+        else:
+            found = CollectiveError(str(error))
+        for seat in self._seats:
+            if seat is not broken:
+                with contextlib.suppress(CollectiveError):
+                    seat.group._connection.watch.announce(str(found))
+        return found
+
+
+def _timeout_of(group: ProcessGroup) -> datetime.timedelta:
+    if isinstance(group, ProcessGroupHFReduce):
+        return datetime.timedelta(seconds=group._timeout_s)
+    return dist.distributed_c10d.default_pg_timeout
+
+
+def _compare(store: dist.Store, rank: int, size: int, levels: Tree) -> None:
+    def words(tree: Tree) -> str:
+        if not isinstance(tree, list | tuple):
+            return repr(tree)
+        return f"[{', '.join(words(branch) for branch in tree)}]"
+
+    mine = words(levels)
+    store.set(f"tree/{rank}", mine)
+    for other in range(size):
+        if (theirs := store.get(f"tree/{other}").decode()) != mine:
+            raise ValueError(f"levels: rank {rank} has {mine}, rank {other} has {theirs}")
+
+
+def _flattened(tensor: torch.Tensor, slices: int) -> tuple[torch.Tensor, bool]:
+    """The elements in a row that divides into equal slices, and whether they had to be copied."""
+    missing = -tensor.numel() % slices
+    if missing == 0:
+        return tensor.contiguous().view(-1), not tensor.is_contiguous()
+    flat = empty(tensor.numel() + missing, dtype=tensor.dtype)
+    flat[: tensor.numel()].copy_(tensor.reshape(-1))
+    flat[tensor.numel() :].zero_()
+    return flat, True
+
+
+def _options(options: Any, op: Any = None) -> Any:
+    if op is not None:
+        options.reduceOp = op
+    options.asyncOp = False
+    return options

@@ -1,0 +1,204 @@
+"""The table of rules that choose the algorithm between hosts: its file, and how all ranks get the same.
+
+    # Written by `fireflyer bench tune`.
+    version = 1
+    machine = "2 cores, Linux 6.1, 1gbit"
+    hosts = 4
+
+    [[rules]]
+    kind = "allreduce"     # or "broadcast", "reduce"
+    hosts = 4              # at least
+    bytes = 65536          # at most; left out: any number
+    algorithm = "direct"   # see ALGORITHMS
+    lanes = 1              # at most; 0 or left out: as many as the smallest host has ranks
+
+The first rule that applies counts; a call that none applies to follows the engine's own. The rank 0 of a
+group reads the file that FIREFLYER_HFREDUCE_TABLE names, and its card carries the rules to the others.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from fireflyer._native import hfreduce as native
+from fireflyer.errors import ConfigError
+from fireflyer.hfreduce.topology import Card
+
+VARIABLE = "FIREFLYER_HFREDUCE_TABLE"
+VERSION = 1
+ALGORITHMS = {
+    "allreduce": ("ring", "tree", "direct"),
+    "broadcast": ("chain", "tree", "direct"),
+    "reduce": ("chain", "tree"),
+}
+_TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
+_PLACE = re.compile(r" - at `\$(?:\.rules\[(\d+)\])?(?:\.(\w+))?`$")
+_FIELD = re.compile(r"field `(\w+)`")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a file says.
+
+    Attributes:
+        machine: where it was measured, in words.
+        hosts: on how many.
+    """
+
+    machine: str
+    hosts: int
+    rules: tuple[native.Rule, ...]
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True):
+    kind: Literal["allreduce", "broadcast", "reduce"]
+    hosts: Annotated[int, msgspec.Meta(ge=2, le=1 << 20)]
+    algorithm: str
+    bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    lanes: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    machine: str
+    hosts: Annotated[int, msgspec.Meta(ge=2)]
+    rules: list[_Row]
+
+
+def load(path: str) -> Table:
+    """The table in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such table; names the file and the line.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot read this table: {reason}") from error
+    return parse(text, path)
+
+
+def parse(text: str, path: str) -> Table:
+    """The table in the text of the file at `path`.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _TOML_LINE.search(str(error))
+        line = int(found[1]) if found else text.count("\n") + 1
+        raise ConfigError(f"{path}:{line}: {_TOML_LINE.sub('', str(error))}") from error
+    if (version := values.get("version")) != VERSION:
+        said = "no version" if version is None else f"version {version!r}"
+        raise ConfigError(f"{path}:{_line(text, None, 'version')}: {said}, not {VERSION}")
+    try:
+        file = msgspec.convert(values, _File)
+    except msgspec.ValidationError as error:
+        place, field = _PLACE.search(str(error)), _FIELD.search(str(error))
+        rule = int(place[1]) if place and place[1] else None
+        key = field[1] if field else place[2] if place else None
+        line = _line(text, rule, key)
+        raise ConfigError(f"{path}:{line}: {_PLACE.sub('', str(error))}") from error
+    for number, row in enumerate(file.rules):
+        if row.algorithm not in ALGORITHMS[row.kind]:
+            line = _line(text, number, "algorithm")
+            known = ", ".join(ALGORITHMS[row.kind])
+            raise ConfigError(f"{path}:{line}: {row.kind} by {row.algorithm!r}: use {known}")
+    return Table(file.machine, file.hosts, tuple(_rule(row) for row in file.rules))
+
+
+def dump(table: Table) -> str:
+    """The text of a table's file; `parse` gives the table back."""
+    lines = [
+        "# Written by `fireflyer bench tune`.",
+        f"version = {VERSION}",
+        f"machine = {json.dumps(table.machine, ensure_ascii=False)}",
+        f"hosts = {table.hosts}",
+    ]
+    if not table.rules:
+        lines.append("rules = []")
+    for rule in table.rules:
+        lines += ["", "[[rules]]", f'kind = "{rule.kind.name.lower()}"', f"hosts = {rule.hosts}"]
+        if rule.bytes != native.ANY_BYTES:
+            lines.append(f"bytes = {rule.bytes}")
+        lines += [f'algorithm = "{rule.algorithm.name.lower()}"', f"lanes = {rule.lanes}"]
+    return "\n".join(lines) + "\n"
+
+
+def publish(card: Card) -> Card:
+    """The card of a rank 0, with the rules of the file that FIREFLYER_HFREDUCE_TABLE names, or with
+    why there are none."""
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return card
+    try:
+        rules = load(path).rules
+    except ConfigError as error:
+        return msgspec.structs.replace(card, refusal=f"{VARIABLE}={error}")
+    return msgspec.structs.replace(card, rules=tuple(_packed(rule) for rule in rules))
+
+
+def agree(cards: Sequence[Card]) -> list[Card]:
+    """The cards with rank 0's rules in all of them, so that any of them can pass the rules on when
+    the group is formed anew.
+
+    Raises:
+        ConfigError: rank 0 could not use its table; so on every rank.
+    """
+    if cards[0].refusal:
+        raise ConfigError(cards[0].refusal)
+    return [msgspec.structs.replace(card, rules=cards[0].rules) for card in cards]
+
+
+def rules_of(card: Card) -> list[native.Rule]:
+    """What a card carries."""
+    return [
+        native.Rule(
+            kind=native.Kind(kind),
+            hosts=hosts,
+            bytes=native.ANY_BYTES if size < 0 else size,
+            algorithm=native.Algorithm(algorithm),
+            lanes=lanes,
+        )
+        for kind, hosts, size, algorithm, lanes in card.rules
+    ]
+
+
+def _packed(rule: native.Rule) -> tuple[int, int, int, int, int]:
+    size = -1 if rule.bytes == native.ANY_BYTES else rule.bytes
+    return rule.kind.value, rule.hosts, size, rule.algorithm.value, rule.lanes
+
+
+def _rule(row: _Row) -> native.Rule:
+    return native.Rule(
+        kind=native.Kind[row.kind.upper()],
+        hosts=row.hosts,
+        bytes=native.ANY_BYTES if row.bytes is None else row.bytes,
+        algorithm=native.Algorithm[row.algorithm.upper()],
+        lanes=row.lanes,
+    )
+
+
+def _line(text: str, rule: int | None, key: str | None) -> int:
+    """The line of a key, of a rule where it is not there, or the first."""
+    found, section = 1, -1
+    wanted = -1 if rule is None else rule
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.replace(" ", "")
+        if words.startswith("[["):
+            section += 1
+            if section == wanted:
+                found = number
+        elif section == wanted and key is not None and words.startswith(f"{key}="):
+            return number
+    return found
