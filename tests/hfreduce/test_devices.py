@@ -201,6 +201,7 @@ def test_an_abort_frees_the_streams(play: Play) -> None:
             group.abort()
             with pytest.raises(CollectiveError):
                 work.wait(LONG)
+            assert not work.is_completed(), "the stream may still read the tensor"
             memory.go_on()
         memory.synchronize()
         assert _is_nan(seen)
