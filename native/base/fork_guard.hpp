@@ -6,6 +6,8 @@
 // closes nothing else. Nothing is done to the connection itself: the parent does not notice.
 #pragma once
 
+#include <new>
+
 namespace ff::fork_guard {
 
 // Guards `fd` from now on. Throws Code::no_space for a number beyond 2^20.
@@ -18,5 +20,12 @@ void close(int fd);
 // Grows by one in every forked child: an object that finds another number than at its construction is the copy in
 // a child, whose threads do not exist. Throws Code::storage if /dev/null cannot be opened, as add() does.
 unsigned generation();
+
+// In such a copy: makes a member new without destroying what it was, where that would wait for threads of the
+// parent, or end what the parent still uses.
+template <class T>
+void forget(T& member) {
+  new (&member) T();
+}
 
 }  // namespace ff::fork_guard

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 
+#include "base/fork_guard.hpp"
 #include "hfreduce/host.hpp"
 #include "hfreduce/stager.hpp"
 
 namespace ff::hfreduce {
 
 Group::Group(Config config, std::unique_ptr<Team> team)
-    : config_(std::move(config)), timeout_s_(config_.timeout_s), team_(std::move(team)) {
+    : config_(std::move(config)),
+      generation_(fork_guard::generation()),
+      timeout_s_(config_.timeout_s),
+      team_(std::move(team)) {
   if (config_.layout.hosts.size() > 1) {
     transport_ = std::make_unique<TcpTransport>();
     hierarchy_ = std::make_unique<Hierarchy>(config_.layout, team_.get(), *transport_);
@@ -16,6 +20,12 @@ Group::Group(Config config, std::unique_ptr<Team> team)
 }
 
 Group::~Group() {
+  if (fork_guard::generation() != generation_) {  // what waits and runs belongs to the parent
+    fork_guard::forget(thread_);
+    fork_guard::forget(changed_);
+    fork_guard::forget(queue_);
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
@@ -28,6 +38,9 @@ Group::~Group() {
 }
 
 std::shared_ptr<Operation> Group::submit(Request request, bool run_here) {
+  if (fork_guard::generation() != generation_) {
+    throw Error(Code::collective, "a forked child is no member of its parent's groups");
+  }
   auto operation = std::make_shared<Operation>(std::move(request));
   {
     const std::lock_guard lock(mutex_);
@@ -160,7 +173,7 @@ std::optional<Error> Group::failure() {
 
 // Tells the others, so that one error ends the group everywhere and not only here. REQUIRES: mutex_ held.
 void Group::break_with(const Error& error) {
-  if (broken_) return;
+  if (broken_ || fork_guard::generation() != generation_) return;
   broken_ = error;
   changed_.notify_all();
   if (team_) team_->abort(error.rank() >= 0 ? error.rank() : config_.rank);

@@ -69,6 +69,7 @@ class Group {
   Error cause_of(const Error& caught);
 
   const Config config_;
+  const unsigned generation_;                // of forks: a copy in a child must not touch what the parent shares
   std::atomic<double> timeout_s_;
   std::unique_ptr<Team> team_;
   std::unique_ptr<TcpTransport> transport_;  // null with one host, as is the next

@@ -85,7 +85,11 @@ void Post::with_courier(bool poller, const Act& act) {
 }
 
 Post::Post(int rank, int world)
-    : rank_(rank), world_(world), kick_fd_(new_eventfd()), courier_(rank, world) {
+    : rank_(rank),
+      world_(world),
+      generation_(fork_guard::generation()),
+      kick_fd_(new_eventfd()),
+      courier_(rank, world) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kKick;
@@ -93,6 +97,11 @@ Post::Post(int rank, int world)
 }
 
 Post::~Post() {
+  if (fork_guard::generation() != generation_) {  // what waits and runs belongs to the parent
+    fork_guard::forget(thread_);
+    fork_guard::forget(role_changed_);
+    return;
+  }
   {
     const std::lock_guard role(role_mutex_);
     closing_ = true;

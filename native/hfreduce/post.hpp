@@ -82,6 +82,7 @@ class Post {
   void work();
 
   const int rank_, world_;
+  const unsigned generation_;  // of forks
   const int kick_fd_;  // wakes the poller
 
   std::mutex box_mutex_;

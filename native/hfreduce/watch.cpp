@@ -95,7 +95,8 @@ Watch::Watch(int rank, int world)
 
 Watch::~Watch() {
   if (fork_guard::generation() != generation_) {  // a forked child's copy: its thread does not exist
-    thread_.detach();
+    fork_guard::forget(thread_);
+    fork_guard::forget(changed_);
   } else {
     {
       const std::lock_guard lock(mutex_);

@@ -1,6 +1,7 @@
 """The news of deaths, farewells and errors reach every rank, over real processes and virtual nodes."""
 
 import atexit
+import gc
 import itertools
 import os
 import signal
@@ -8,11 +9,14 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
+from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
 from fireflyer.hfreduce import rendezvous
+from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.rendezvous import Connection
 from fireflyer.hfreduce.topology import Card, Topology
 
@@ -121,23 +125,44 @@ def test_a_child_of_a_dead_rank_does_not_hide_its_death(
     os.close(alive)
 
 
-def test_a_child_may_leave_without_harm(start_gang: Callable[..., Any], store_path: str) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_child_may_end_a_copy_of_the_group_without_harm(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
+    """While an operation runs in the parent, in its engine's thread."""
+
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
-        meet = connect(store_path + "-meet", rank, world)
-        child = os.fork()
-        if child == 0:
-            connection.watch.announce("from a child")
-            connection.close()
-            del connection
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        meet.close()
-        harm = failure(connection)
+        data = np.ones(100_000, np.float32)
+        call: Any = {"kind": native.Kind.ALLREDUCE, "count": 100_000, "dtype": native.DType.FLOAT32}
+        if nodes > 1:
+            connection.links.ensure(connection.group.peers(**call), Purpose.DATA)
+        buffers = [(data.ctypes.data, data.nbytes)]
+        call |= {"inputs": buffers, "outputs": buffers}
+        if rank == 0:
+            running = connection.group.submit(**call)
+            child = os.fork()
+            if child == 0:
+                with pytest.raises(CollectiveError, match="forked child"):
+                    connection.group.submit(**call)
+                connection.group.abort()
+                connection.watch.announce("from a child")
+                connection.close()
+                del running, connection
+                gc.collect()
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            all_up(store_path, rank, world)
+        else:
+            all_up(store_path, rank, world)
+            running = connection.group.submit(**call)
+        running.wait()
+        running.rethrow()
+        assert (data == 2).all()
         connection.close()
-        return harm
+        return failure(connection)
 
-    assert start_gang(body, 2, 2).results() == [None, None]
+    assert start_gang(body, 2, nodes).results() == [None, None]
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -67,6 +67,8 @@ class Door:
 
     def close(self) -> None:
         """Sends everybody away. Idempotent."""
+        if not self._line.board.ours:
+            return
         self._line.close()
         with self._lock:
             visitors, self._visitors = self._visitors, []
