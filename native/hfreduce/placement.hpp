@@ -1,8 +1,8 @@
 // On which memory nodes the parts of a team's control segment lie.
 //
 // The paper's rules: memory that devices and ranks copy their inputs to is interleaved over the nodes, so that every
-// socket reads at the rate of all of them; memory of sums, which the network reads, is bound to the network card's
-// node. The gates and slots at the begin stay where they are first touched.
+// socket reads at the rate of all of them; memory of results is bound to the network card's node. The gates and slots
+// at the begin stay where they are first touched.
 //
 // Thread contract: pure functions, and one that sets policies before anybody has touched the memory.
 #pragma once

@@ -16,7 +16,8 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr std::uint64_t kKick = UINT64_MAX;  // token of kick_fd_
-// How long our thread leaves polling to visitors: one that waited comes back soon, and waking costs it a core.
+// How long our thread leaves polling to visitors: one that waited comes back soon, and waking costs
+// it a core.
 constexpr auto kGrace = std::chrono::milliseconds(1);
 
 int new_eventfd() {
@@ -41,7 +42,8 @@ int milliseconds_until(Clock::time_point time) {
 
 }  // namespace
 
-// The courier, locked; at the end the operations that ended meanwhile are completed, after the lock is gone.
+// The courier, locked; at the end the operations that ended meanwhile are completed, after the lock
+// is gone.
 class Post::Session {
  public:
   Session(Post& post, std::unique_lock<std::mutex> lock, bool poller)
@@ -195,7 +197,8 @@ bool Post::wait(Operation& operation, double seconds) {
   return operation.done();
 }
 
-// Waits until a link is ready, a deadline or `until` passes, or somebody kicks; then moves what can be moved.
+// Waits until a link is ready, a deadline or `until` passes, or somebody kicks; then moves what can
+// be moved.
 void Post::turn(Clock::time_point until) {
   constexpr int kEvents = 16;
   epoll_event events[kEvents];

@@ -1,9 +1,10 @@
-// Point-to-point messages between the ranks of a group: sends and receives with tags and any source, apart from the
-// queue of the collectives, so that crossing messages never wait for one another.
+// Point-to-point messages between the ranks of a group: sends and receives with tags and any
+// source, apart from the queue of the collectives, so that crossing messages never wait for one
+// another.
 //
-// Thread contract: every method may be called from any thread. Messages move in the thread that posts them as far as
-// nothing blocks, in a thread that waits for one (wait()), else in Post's own thread, which starts with the first link
-// or message and ends with the object.
+// Thread contract: every method may be called from any thread. Messages move in the thread that
+// posts them as far as nothing blocks, in a thread that waits for one (wait()), else in Post's own
+// thread, which starts with the first link or message and ends with the object.
 //
 // A link is one stream socket, opened by the sender; messages go forward on it, answers come back:
 //
@@ -14,14 +15,16 @@
 //     |            ...                | or waits in        | data {id, bytes} payload ---->| straight into it
 //     |<------------- credit {bytes}  | memory             | data ...  (chunks of 1 MiB)   |
 //
-// Between processes of one host long messages that lie in the arena are copied without the socket (post_shared.hpp).
-// Every frame begins with mail::Header {magic, kind, tag, id, bytes}, 32 bytes, little-endian. Credit bounds the eager
-// bytes that wait at a receiver to 8 MiB a sender. The receiver answers `refuse` where its receive has another size
-// (both ends fail), the sender says `cancel` where its deadline passed (the receive fails if they had met).
+// Between processes of one host long messages that lie in the arena are copied without the socket
+// (post_shared.hpp). Every frame begins with mail::Header {magic, kind, tag, id, bytes}, 32 bytes,
+// little-endian. Credit bounds the eager bytes that wait at a receiver to 8 MiB a sender. The
+// receiver answers `refuse` where its receive has another size (both ends fail), the sender says
+// `cancel` where its deadline passed (the receive fails if they had met).
 //
-// Messages of one sender and tag meet the receives for them in order. A send is over when its bytes may be reused.
-// The end of a peer (EOF) ends the sends to it and, once all that it sent has been read, the receives from it with
-// Error(rank_failed, rank); receives from any source end when no rank is left that could send.
+// Messages of one sender and tag meet the receives for them in order. A send is over when its bytes
+// may be reused. The end of a peer (EOF) ends the sends to it and, once all that it sent has been
+// read, the receives from it with Error(rank_failed, rank); receives from any source end when no
+// rank is left that could send.
 #pragma once
 
 #include <atomic>
@@ -44,16 +47,18 @@ class Post {
   Post(const Post&) = delete;
   Post& operator=(const Post&) = delete;
 
-  // A connected stream socket that this rank (outgoing) or `rank` (incoming) opened; owned from here on, also where they
-  // throw Code::invalid (one link a direction and peer, for good). Messages posted before wait for their link. `local`: a
-  // Unix socket to a process of this host; long messages from the arena are copied once, by the receiver.
+  // A connected stream socket that this rank (outgoing) or `rank` (incoming) opened; owned from
+  // here on, also where they throw Code::invalid (one link a direction and peer, for good).
+  // Messages posted before wait for their link. `local`: a Unix socket to a process of this host;
+  // long messages from the arena are copied once, by the receiver.
   void add_outgoing(int rank, int fd, bool local = false);
   void add_incoming(int rank, int fd);
 
-  // `data` must stay valid until the operation is over. `seconds` <= 0: no deadline; else the operation ends with
-  // Code::deadline_exceeded when they have passed, and no other is touched. A receive must have the size of its
-  // message, else Code::collective; from -1 it takes the earliest message of the tag, and Operation::source says whose.
-  // `attended`: the caller calls wait() next. Both throw Code::invalid for a rank that is none or their own.
+  // `data` must stay valid until the operation is over. `seconds` <= 0: no deadline; else the
+  // operation ends with Code::deadline_exceeded when they have passed, and no other is touched. A
+  // receive must have the size of its message, else Code::collective; from -1 it takes the earliest
+  // message of the tag, and Operation::source says whose. `attended`: the caller calls wait() next.
+  // Both throw Code::invalid for a rank that is none or their own.
   std::shared_ptr<Operation> send(int to, std::uint64_t tag, const void* data, std::size_t bytes,
                                   double seconds, bool attended = false);
   std::shared_ptr<Operation> receive(int from, std::uint64_t tag, void* data, std::size_t bytes,

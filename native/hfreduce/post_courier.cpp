@@ -202,8 +202,9 @@ void Courier::fail(const Error& error) {
   }
 }
 
-// A TCP socket that is closed with unread bytes resets the connection, and bytes under way to the peer are lost: so
-// the peers, who close their ends when they have read all, are waited for, for a moment.
+// A TCP socket that is closed with unread bytes resets the connection, and bytes under way to the
+// peer are lost: so the peers, who close their ends when they have read all, are waited for, for a
+// moment.
 void Courier::leave(const Error& error) {
   std::vector<pollfd> ends;
   for (const auto& p : peers_) {

@@ -1,8 +1,9 @@
-// All links of a rank: which message goes to which, what is ready, who has gone. Nonblocking I/O only.
+// All links of a rank: which message goes to which, what is ready, who has gone. Nonblocking I/O
+// only.
 //
-// Thread contract: Post's lock guards everything here but poll_fd().
-// Invariants: every message handed to admit() ends exactly once; once it has ended, its bytes are not touched. A peer
-// that has gone ends the sends to it at once, the receives from it when all that it sent has been read.
+// Thread contract: Post's lock guards everything here but poll_fd(). Invariants: every message
+// handed to admit() ends exactly once; once it has ended, its bytes are not touched. A peer that
+// has gone ends the sends to it at once, the receives from it when all that it sent has been read.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Point-to-point messages that go wrong: deadlines, deaths, garbage; many peers are played by hand on raw sockets.
+// Point-to-point messages that go wrong: deadlines, deaths, garbage; many peers are played by hand
+// on raw sockets.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -29,7 +30,8 @@ void a_late_message_meets_the_next_receive() {
   expect_ok(*posts[0], posts[0]->send(1, 3, &value, sizeof value, 60));
   expect_ok(*posts[1], posts[1]->receive(0, 3, &next, sizeof next, 60));
   CHECK(got == 0 && next == 7);
-  // A send that nobody asked for in time is as if it had never been (the small message follows its cancel).
+  // A send that nobody asked for in time is as if it had never been (the small message follows its
+  // cancel).
   Bytes large = pattern(100'000, 1), second = pattern(100'000, 2), target(100'000);
   expect_error(*posts[0], posts[0]->send(1, 4, large.data(), large.size(), 0.01),
                Code::deadline_exceeded);
@@ -68,7 +70,8 @@ void a_payload_under_way_outlives_its_receive() {
   Hand::settle(hand.to);  // it waits in memory for its receive
   drained(1, [] {}, [&] { half(500); });
   drained(5, [&] { begin_eager(5); }, [&] { half(500); });
-  // Announced: the receive meets it (what follows it has been read), its payload comes in two frames.
+  // Announced: the receive meets it (what follows it has been read), its payload comes in two
+  // frames.
   Hand::put(hand.to, {.kind = FrameKind::request, .tag = 3, .id = 1, .bytes = 1000});
   Hand::put(hand.to, {.kind = FrameKind::eager, .tag = 4});
   expect_ok(hand.post, hand.post.receive(0, 4, nullptr, 0, 60));
@@ -166,7 +169,8 @@ void what_was_sent_before_leaving_arrives(bool tcp) {
   CHECK(contains(expect_error(*posts[0], nobody, Code::collective), "every other rank"));
 }
 
-// Whoever sleeps on the links must hear of a nearer deadline, and of an end that another thread brought about.
+// Whoever sleeps on the links must hear of a nearer deadline, and of an end that another thread
+// brought about.
 void a_sleeping_poller_is_woken() {
   for (int round = 0; round < 50; ++round) {
     auto posts = make_world(2);

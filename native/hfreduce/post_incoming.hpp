@@ -1,8 +1,9 @@
-// The receiving half of the link from one peer: reads frames, puts payloads where they belong, answers.
+// The receiving half of the link from one peer: reads frames, puts payloads where they belong,
+// answers.
 //
-// Thread contract: none of its own; Post's lock guards everything here.
-// Invariants: a payload is read to its end whatever becomes of its receive, so the stream stays in order; at most
-// kWindow of eager bytes (with kRecordBytes a message) and kAnnounced announcements are held for the peer.
+// Thread contract: none of its own; Post's lock guards everything here. Invariants: a payload is
+// read to its end whatever becomes of its receive, so the stream stays in order; at most kWindow of
+// eager bytes (with kRecordBytes a message) and kAnnounced announcements are held for the peer.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Which message meets which receive, and which messages have not ended. No I/O, no thread, no clock.
+// Which message meets which receive, and which messages have not ended. No I/O, no thread, no
+// clock.
 //
 // Thread contract: none of its own; Post's lock guards everything here.
 #pragma once
@@ -58,8 +59,8 @@ struct Arrival {
 };
 using ArrivalPtr = std::shared_ptr<Arrival>;
 
-// Matches by (peer, tag), first come first served on both sides; a receive from any source is served by the earliest
-// arrival of its tag.
+// Matches by (peer, tag), first come first served on both sides; a receive from any source is
+// served by the earliest arrival of its tag.
 class Matcher {
  public:
   // The arrival that serves the receive; none: the receive is kept.

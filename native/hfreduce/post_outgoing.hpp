@@ -1,8 +1,8 @@
 // The sending half of the link to one peer: queue of frames, credit, announced messages.
 //
-// Thread contract: none of its own; Post's lock guards everything here.
-// Invariants: messages are admitted (as eager frame or announcement) in the order of posting; a frame once begun is
-// written to its end, if need be from a copy; at most one frame in the queue belongs to a message.
+// Thread contract: none of its own; Post's lock guards everything here. Invariants: messages are
+// admitted (as eager frame or announcement) in the order of posting; a frame once begun is written
+// to its end, if need be from a copy; at most one frame in the queue belongs to a message.
 #pragma once
 
 #include <cstdint>

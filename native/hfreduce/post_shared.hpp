@@ -1,12 +1,14 @@
-// Messages that need not cross the socket: sender and receiver are on one host and the bytes lie in the sender's arena.
+// Messages that need not cross the socket: sender and receiver are on one host and the bytes lie in
+// the sender's arena.
 //
 //   sender                                                receiver
 //     | offer {tag, id, bytes} Offer, new descriptors -->| meets its receive, copies from the mapped segment,
 //     |<-------------------------------------- done {id} | claims
 //
-// The receiver claims a message after it has copied it, the sender withdraws one before it gives its bytes back early:
-// both swap one word in shared memory, and who comes first is right. So a receive never succeeds with bytes that
-// changed under the copy, and a sender need not wait for a receiver that is frozen.
+// The receiver claims a message after it has copied it, the sender withdraws one before it gives
+// its bytes back early: both swap one word in shared memory, and who comes first is right. So a
+// receive never succeeds with bytes that changed under the copy, and a sender need not wait for a
+// receiver that is frozen.
 //
 // Thread contract: none of its own; Post's lock guards everything here.
 #pragma once
@@ -33,15 +35,16 @@ static_assert(sizeof(Offer) == 24);
 
 inline constexpr std::size_t kSlots = 256;  // messages on offer on one link; more go through the socket
 
-// A word a slot, swapped once by each side: (id << 2) + state. Ids of a link never come again, so a slot may.
+// A word a slot, swapped once by each side: (id << 2) + state. Ids of a link never come again, so a
+// slot may.
 using Claim = std::atomic<std::uint64_t>;
 static_assert(sizeof(Claim) == 8 && Claim::is_always_lock_free);
 
 // The sender's side of one link.
 class Offers {
  public:
-  // What to send for these bytes, unless they lie elsewhere or all slots are taken; `descriptors` get what the peer
-  // does not have yet, in the order in which it expects them.
+  // What to send for these bytes, unless they lie elsewhere or all slots are taken; `descriptors`
+  // get what the peer does not have yet, in the order in which it expects them.
   std::optional<Offer> make(std::uint64_t id, const char* data, std::size_t bytes,
                             std::vector<int>& descriptors);
   bool withdraw(std::uint64_t id, std::uint32_t slot);  // false: the receiver has claimed it

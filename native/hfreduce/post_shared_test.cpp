@@ -1,4 +1,5 @@
-// Messages that are copied out of the sender's arena: contents, order, and who wins when one side ends early.
+// Messages that are copied out of the sender's arena: contents, order, and who wins when one side
+// ends early.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -128,7 +129,8 @@ void different_sizes_fail_on_both_sides() {
   expect_ok(*posts[0], again);
 }
 
-// No rank visits its Post here: its own thread sleeps on the links, and is woken to copy what lies there.
+// No rank visits its Post here: its own thread sleeps on the links, and is woken to copy what lies
+// there.
 void a_sleeping_thread_is_woken_to_copy() {
   auto posts = make_world(2, false, true, true);
   Block sent(pattern(100'000, 6));

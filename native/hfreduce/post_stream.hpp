@@ -1,4 +1,5 @@
-// Frames of point-to-point messages (drawn in post.hpp) and the nonblocking socket that carries them.
+// Frames of point-to-point messages (drawn in post.hpp) and the nonblocking socket that carries
+// them.
 //
 // Thread contract: none of its own; Post's lock guards everything here.
 #pragma once
@@ -73,8 +74,8 @@ class Stream {
     std::size_t bytes = 0, direct = 0;  // in all (0: nothing is there now); of these, in the target
     bool full = false;                  // there may be more
   };
-  // One system call: first into `target`, what is beyond it into the buffer. REQUIRES: `wanted` is 0, or nothing is
-  // buffered.
+  // One system call: first into `target`, what is beyond it into the buffer. REQUIRES: `wanted` is
+  // 0, or nothing is buffered.
   Read read(char* target, std::size_t wanted);
   // From the buffer, at most what is there; nullptr drops them.
   std::size_t take(char* target, std::size_t wanted);
@@ -84,7 +85,8 @@ class Stream {
   // Those that came with the bytes up to here; the caller's from here on.
   std::vector<int> take_descriptors(std::size_t count);
 
-  // One system call. Returns the bytes that went out, 0 where none can now; descriptors go with the first byte.
+  // One system call. Returns the bytes that went out, 0 where none can now; descriptors go with the
+  // first byte.
   std::size_t write(const char* head, std::size_t head_bytes, const char* body,
                     std::size_t body_bytes, const std::vector<int>& descriptors = {});
 

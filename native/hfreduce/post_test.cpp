@@ -1,4 +1,5 @@
-// Point-to-point messages between ranks that are threads of this process: contents, order, matching, bounds.
+// Point-to-point messages between ranks that are threads of this process: contents, order,
+// matching, bounds.
 #include <functional>
 #include <memory>
 #include <random>
@@ -77,7 +78,8 @@ void any_source_takes_the_earliest_and_says_whose() {
   }
   for (const auto& receive : {exact, any, last}) expect_ok(*posts[0], receive);
   CHECK(got[3] == 1 && got[4] == 2 && got[5] == 3 && any->source == 1);
-  // Arrived before: the earliest of all, whoever sent it; each send is over only after it has arrived.
+  // Arrived before: the earliest of all, whoever sent it; each send is over only after it has
+  // arrived.
   Bytes large = pattern(200'000, 7), target(200'000);
   const auto announced = posts[3]->send(0, 4, large.data(), large.size(), 60);
   const auto taken = posts[0]->receive(-1, 4, target.data(), target.size(), 60);

@@ -1,4 +1,5 @@
-// What the tests of Post share: worlds of ranks that are threads of this process, and what operations must end with.
+// What the tests of Post share: worlds of ranks that are threads of this process, and what
+// operations must end with.
 #pragma once
 
 #include <netinet/in.h>
