@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
 
-.PHONY: help setup demo test lint bench native-test stubs clean
+.PHONY: help setup demo test lint bench soak native-test stubs clean
 help:
 	@grep -E '^[a-z-]+: .*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -22,6 +22,9 @@ lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings a
 
 bench: setup  ## the benchmark figures of the README
 	@.venv/bin/fireflyer bench allreduce $(ARGS)
+
+soak: setup  ## half an hour of random collectives and deaths; SECONDS=60 for less
+	@FIREFLYER_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest tests/hfreduce/test_soak.py
 
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)

@@ -95,6 +95,8 @@ class Gang:
             os.waitpid(pid, 0)
         for pipe in self._pipes:
             os.close(pipe)
+        self.pids.clear()
+        self._pipes.clear()
 
 
 StartGang = Callable[..., Gang]

@@ -222,3 +222,21 @@ def test_callers_inside_torch_find_what_they_need(
                 uneven(torch.ones(2, 300)).sum().backward()
 
     start_gang(body, 2).results()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_types_that_cannot_be_reduced_can_be_copied(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
+    def body(rank: int, world: int) -> None:
+        init(store_path, rank, world)
+        for dtype in (torch.uint16, torch.complex128, torch.uint64):
+            given = torch.arange(1000).to(dtype)
+            got = given.clone() if rank == 0 else torch.zeros_like(given)
+            dist.broadcast(got, src=0)
+            assert got.tolist() == given.tolist()
+            pieces = [torch.zeros_like(given) for _ in range(world)]
+            dist.all_gather(pieces, given)
+            assert all(piece.tolist() == given.tolist() for piece in pieces)
+
+    start_gang(body, 2, nodes).results()

@@ -223,7 +223,7 @@ class EngineGroup(ProcessGroup):
             kind,
             inputs,
             outputs,
-            0 if uneven else like.numel(),
+            0 if uneven else like.nbytes // (like.itemsize if like.dtype in DTYPES else 1),
             dtype,
             will_wait(opts),
             result,
