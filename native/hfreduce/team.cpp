@@ -282,7 +282,9 @@ void Team::wait_completed() {
   ++step_;
 }
 
-// Publishes, consumes and collects whatever can be, and sleeps only where nothing can. Where ranks outnumber cores a
+// Publishes, consumes and collects whatever can be, and sleeps only where nothing can. A gate may open between the look
+// that found it shut and the choice of what to wait for; so that choice names only gates this pass moves, and a wait for
+// an open gate returns at once. Where ranks outnumber cores a
 // rank runs as many steps as it can before it tells the others: every word costs a switch of context.
 // Sleeping for several steps cannot lock up: what a rank has published and taken lets all others get kAhead steps
 // further without it.
@@ -329,10 +331,10 @@ void Team::drive(Pass& pass, std::uint32_t published) {
       wait(Counter::reduced, base + std::min(consumed, collected + ahead) - 1);
     } else if (consumed == published) {
       wait(Counter::reduced, base + published - kDepth);
-    } else if (!gate(Counter::in).open(base + consumed)) {
-      wait(Counter::in, base + std::min(published, consumed + ahead) - 1);
-    } else {
+    } else if (pass.uses_result && gate(Counter::in).open(base + consumed)) {
       wait(Counter::out, result_base + consumed - kDepth);
+    } else {
+      wait(Counter::in, base + std::min(published, consumed + ahead) - 1);
     }
   }
   step_ += steps;
