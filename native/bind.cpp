@@ -24,6 +24,7 @@ const char* class_name(ff::Code code) {
     case ff::Code::peer_lost: return "PeerLost";
     case ff::Code::deadline_exceeded: return "DeadlineExceeded";
     case ff::Code::rank_failed: return "RankFailed";
+    case ff::Code::cancelled: return "Cancelled";
     default: return "CollectiveError";
   }
 }

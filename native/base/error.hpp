@@ -18,6 +18,7 @@ enum class Code {
   deadline_exceeded,  // errors.DeadlineExceeded
   collective,         // errors.CollectiveError
   rank_failed,        // errors.RankFailed(rank)
+  cancelled,          // errors.Cancelled
 };
 
 class Error : public std::runtime_error {

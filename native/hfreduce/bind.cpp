@@ -12,6 +12,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/fork_guard.hpp"
+#include "base/thread_cpus.hpp"
+#include "base/thread_cpus.hpp"
 #include "base/socket.hpp"
 #include "hfreduce/arena.hpp"
 #include "hfreduce/group.hpp"
@@ -121,7 +123,7 @@ std::vector<int> peers(Group& group, Kind kind, std::uint64_t count, DType dtype
 using Fields = nb::typed<nb::dict, nb::str, nb::object>;
 
 nb::typed<nb::list, Fields> records(const Group& group) {
-  static constexpr const char* kStates[] = {"?", "queued", "running", "done", "failed"};
+  static constexpr const char* kStates[] = {"?", "queued", "running", "done", "failed", "cancelled"};
   nb::typed<nb::list, Fields> all;
   for (const Record& record : group.records()) {
     nb::dict one;
@@ -171,7 +173,7 @@ void bind_watch(nb::module_ m) {
                             group.fail(error);
                             post.fail(error);
                           },
-                          nullptr});
+                          nullptr, [&group](std::uint64_t number) { group.withdraw(number); }});
           },
           "group"_a, "post"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), GilReleased(),
           "Fails both with the first failure, and announces what the group finds itself.")
@@ -183,6 +185,8 @@ void bind_watch(nb::module_ m) {
           },
           "message"_a, "rank"_a = -1, GilReleased(),
           "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
+      .def("withdraw", &BoundWatch::withdraw, "operation"_a, GilReleased(),
+           "Asks all ranks to cancel the operation of this number.")
       .def("leave", &BoundWatch::leave, "operations"_a, "seconds"_a = 1.0, GilReleased(),
            "Says goodbye; waits at most `seconds` until the neighbours know.")
       .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
@@ -197,6 +201,8 @@ void bind_watch(nb::module_ m) {
       .def("failed_ranks", &BoundWatch::failed_ranks, "Ranks known to be dead.")
       .def("left_ranks", &BoundWatch::left_ranks, "Ranks that said goodbye.");
 
+  m.def("set_thread_cpus", &thread_cpus::set, "cpus"_a,
+        "Cores for the threads that groups start from now on; none: wherever the process may run.");
   m.def("guard_descriptor", &fork_guard::add, "fd"_a,
         "Replaces the descriptor by one of /dev/null in every forked child, from now on.");
   m.def("unguard_descriptor", &fork_guard::remove, "fd"_a,
@@ -400,6 +406,8 @@ void bind(nb::module_ m) {
       .def("wait", &Operation::wait, "seconds"_a = -1.0, GilReleased(),
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
       .def("done", &Operation::done)
+      .def_ro("number", &Operation::number, "In the order of submission to its group: alike on all ranks.")
+      .def_prop_ro("priority", [](const Operation& operation) { return operation.request.priority; })
       .def_ro("source", &Operation::source, "Of a receive from any source: the sender's rank, once over.")
       .def("shared", &shared_block, "The block of a shared result as a uint8 array; REQUIRES: over, without error.")
       .def("rethrow", &Operation::rethrow, "Raises the error of a finished operation, if any.");
@@ -427,6 +435,8 @@ void bind(nb::module_ m) {
       .def("records", &records, "The last operations, oldest first; times by the monotonic clock.")
       .def("set_rules", &Group::set_rules, "rules"_a, GilReleased(),
            "Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.")
+      .def("withdrawals", &Group::withdrawals, GilReleased(),
+           "On rank 0: numbers of operations that will end as cancelled when their turn comes.")
       .def("set_timeout", &Group::set_timeout, "seconds"_a)
       .def_prop_ro("network_bytes_sent", &Group::network_bytes_sent,
                    "Bytes this rank has sent to other hosts.");

@@ -3,10 +3,17 @@
 #include <algorithm>
 
 #include "base/fork_guard.hpp"
+#include "base/thread_cpus.hpp"
 #include "hfreduce/host.hpp"
 #include "hfreduce/stager.hpp"
 
 namespace ff::hfreduce {
+namespace {
+
+// What rank 0 tells the others: whose turn it is, and whether it is withdrawn instead.
+std::uint64_t verdict(std::uint64_t number, bool withdrawn) { return number << 1 | (withdrawn ? 1 : 0); }
+
+}  // namespace
 
 Group::Group(Config config, std::unique_ptr<Team> team)
     : config_(std::move(config)),
@@ -62,6 +69,7 @@ std::shared_ptr<Operation> Group::submit(Request request, bool run_here) {
 }
 
 void Group::work() {
+  thread_cpus::enter();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return (closing_ || !queue_.empty()) && !running_; });
@@ -80,25 +88,48 @@ void Group::work() {
 std::shared_ptr<Operation> Group::next(std::unique_lock<std::mutex>& lock) {
   auto turn = queue_.begin();
   if ((*turn)->request.priority != 0 && !broken_) {
-    const auto fence = std::find_if(queue_.begin(), queue_.end(),
-                                    [](const auto& o) { return o->request.priority == 0; });
-    const auto highest = std::max_element(queue_.begin(), fence, [](const auto& a, const auto& b) {
-      return a->request.priority < b->request.priority;
-    });
-    std::uint64_t number = (*highest)->number;
+    const std::uint64_t chosen = choose_next();
     lock.unlock();
-    number = settle_next(number);
+    const std::uint64_t settled = settle_next(chosen), number = settled >> 1;
     lock.lock();
+    withdrawals_.erase(number);
     const auto is_next = [&](const auto& o) { return o->number == number; };
     changed_.wait(lock, [&] {  // other ranks may have submitted it before this one
       turn = std::find_if(queue_.begin(), queue_.end(), is_next);
       return turn != queue_.end() || closing_ || broken_;
     });
     if (turn == queue_.end()) turn = queue_.begin();  // it will end with the error of the group
+    (*turn)->withdrawn = settled == verdict(number, true);
   }
   const auto operation = *turn;
   queue_.erase(turn);
   return operation;
+}
+
+// The verdict of this rank. REQUIRES: mutex_ held, the front of the queue has a priority.
+std::uint64_t Group::choose_next() const {
+  const auto fence = std::find_if(queue_.begin(), queue_.end(),
+                                  [](const auto& o) { return o->request.priority == 0; });
+  const auto withdrawn = std::find_if(queue_.begin(), fence,
+                                      [this](const auto& o) { return withdrawals_.contains(o->number); });
+  if (withdrawn != fence) return verdict((*withdrawn)->number, true);
+  const auto highest = std::max_element(queue_.begin(), fence, [](const auto& a, const auto& b) {
+    return a->request.priority < b->request.priority;
+  });
+  return verdict((*highest)->number, false);
+}
+
+void Group::withdraw(std::uint64_t number) {
+  if (config_.rank != 0) return;
+  const std::lock_guard lock(mutex_);
+  const auto waits = [&](const auto& o) { return o->number == number && o->request.priority != 0; };
+  const bool to_come = number >= recorder_.submitted_so_far();
+  if (to_come || std::any_of(queue_.begin(), queue_.end(), waits)) withdrawals_.insert(number);
+}
+
+std::set<std::uint64_t> Group::withdrawals() {
+  const std::lock_guard lock(mutex_);
+  return withdrawals_;
 }
 
 std::uint64_t Group::settle_next(std::uint64_t chosen) {
@@ -120,7 +151,10 @@ Clock::time_point Group::deadline() const {
 
 void Group::run(Operation& operation) {
   std::optional<Error> error = failure();
-  if (!error) {
+  if (!error && operation.withdrawn) {
+    operation.request.call.seq = operation.number;
+    error = Error(Code::cancelled, to_string(operation.request.call) + " was cancelled before it began");
+  } else if (!error) {
     try {
       execute(operation);
     } catch (const Error& caught) {
@@ -128,7 +162,9 @@ void Group::run(Operation& operation) {
       error = failure();
     }
   }
-  recorder_.ended(operation.number, error.has_value());
+  using State = Record::State;
+  const bool cancelled = error && error->code() == Code::cancelled;
+  recorder_.ended(operation.number, cancelled ? State::cancelled : error ? State::failed : State::done);
   if (const auto staging = std::move(operation.request.staging)) staging->finish(!error);
   operation.complete(std::move(error));
 }

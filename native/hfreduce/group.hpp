@@ -4,7 +4,8 @@
 // submission: in the submitting thread where it waits at once and nothing is queued, else in the group's own
 // thread, which starts with the first queued operation and ends with the group. Of prioritised operations that wait
 // side by side the highest runs first: rank 0 settles it for all ranks, since they may see them come at different
-// times. Nothing overtakes, or is overtaken by, an operation without priority.
+// times. Nothing overtakes, or is overtaken by, an operation without priority. A prioritised operation can be withdrawn:
+// if rank 0 hears of it before it has settled its turn, it ends as cancelled on all ranks, and on none otherwise.
 #pragma once
 
 #include <condition_variable>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "hfreduce/hierarchy.hpp"
@@ -42,6 +44,9 @@ class Group {
   void abort();
   // Ends what runs and all that follows with this error, here and on the ranks that wait for this one.
   void fail(const Error& error);
+  // Somebody asks that the operation of this number be withdrawn. Without effect on other ranks than 0.
+  void withdraw(std::uint64_t number);
+  std::set<std::uint64_t> withdrawals();  // rank 0: what will end as cancelled when its turn comes
   std::optional<Error> failure();
   // How other hosts hear of a failure that was found here: returns the error that counts, which may be another's.
   using Announcer = std::function<Error(const Error&)>;
@@ -60,6 +65,7 @@ class Group {
  private:
   void work();
   std::shared_ptr<Operation> next(std::unique_lock<std::mutex>& lock);
+  std::uint64_t choose_next() const;
   std::uint64_t settle_next(std::uint64_t chosen);
   Clock::time_point deadline() const;
   void run(Operation& operation);
@@ -79,7 +85,8 @@ class Group {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next four
+  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next five
+  std::set<std::uint64_t> withdrawals_;           // rank 0: numbers whose turn is not settled yet
   bool running_ = false;
   bool closing_ = false;
   std::optional<Error> broken_;                   // why no further operation can run

@@ -49,6 +49,7 @@ class Operation {
 
   Request request;
   std::uint64_t number = 0;  // in the order of submission to its group
+  bool withdrawn = false;    // the engine's: it ends as cancelled instead of running
   std::shared_ptr<SharedResult> shared;  // of a call with a shared result, once it is over
   int source = -1;  // receives from any source: who sent, once it is over
 

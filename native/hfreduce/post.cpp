@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/fork_guard.hpp"
+#include "base/thread_cpus.hpp"
 
 namespace ff::hfreduce {
 namespace {
@@ -282,6 +283,7 @@ bool Post::take_over() {
 }
 
 void Post::work() {
+  thread_cpus::enter();
   while (take_over()) turn(Clock::time_point::max());
 }
 

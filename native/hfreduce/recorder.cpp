@@ -35,12 +35,17 @@ void Recorder::started(std::uint64_t number, const Call& call) {
   }
 }
 
-void Recorder::ended(std::uint64_t number, bool failed) {
+void Recorder::ended(std::uint64_t number, Record::State state) {
   const std::lock_guard lock(mutex_);
   if (Record* record = find(number)) {
-    record->state = failed ? Record::State::failed : Record::State::done;
+    record->state = state;
     record->ended_ns = now_ns();
   }
+}
+
+std::uint64_t Recorder::submitted_so_far() const {
+  const std::lock_guard lock(mutex_);
+  return next_;
 }
 
 std::vector<Record> Recorder::records() const {

@@ -13,7 +13,7 @@
 namespace ff::hfreduce {
 
 struct Record {
-  enum class State : std::uint32_t { queued = 1, running, done, failed };
+  enum class State : std::uint32_t { queued = 1, running, done, failed, cancelled };
   std::uint64_t number;  // in the order of submission, from 0
   Call call;             // its seq counts once it runs
   State state;
@@ -26,8 +26,9 @@ class Recorder {
 
   std::uint64_t submitted(const Call& call);  // returns its number
   void started(std::uint64_t number, const Call& call);
-  void ended(std::uint64_t number, bool failed);
+  void ended(std::uint64_t number, Record::State state);
   std::vector<Record> records() const;  // oldest first
+  std::uint64_t submitted_so_far() const;
 
  private:
   Record* find(std::uint64_t number);

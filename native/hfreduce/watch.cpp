@@ -11,14 +11,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "base/fork_guard.hpp"
+#include "base/thread_cpus.hpp"
 
 namespace ff::hfreduce {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x31776666;  // "ffw1"
 constexpr auto kVerdict = std::chrono::milliseconds(200);
+constexpr std::size_t kWithdrawals = 4096;  // remembered
 constexpr Code kLastCode = Code::rank_failed;
 
 // A host that vanishes without a word ends its links after some 15 s.
@@ -171,6 +174,15 @@ Error Watch::announce(const Error& error) {
   return failure_.value_or(error);
 }
 
+void Watch::withdraw(std::uint64_t operation) {
+  if (generation_ != fork_guard::generation()) return;
+  Notice notice = Notice::of(Kind::withdraw, Error(Code::collective, "", rank_));
+  notice.operations = operation;
+  const std::lock_guard lock(mutex_);
+  heed(notice, nullptr);
+  wake();
+}
+
 void Watch::leave(std::uint64_t operations, double seconds) {
   if (generation_ != fork_guard::generation()) return;
   std::unique_lock lock(mutex_);
@@ -221,6 +233,7 @@ bool Watch::wait(double seconds) const {
 }
 
 void Watch::run() {
+  thread_cpus::enter();
   epoll_event events[16];
   for (;;) {
     const int n = ::epoll_wait(epoll_, events, 16, -1);
@@ -254,6 +267,12 @@ void Watch::tell_listener() {
       listener_.left(rank, operations);
       lock.lock();
     }
+  }
+  if (listener_.withdraw) {
+    const auto untold = std::exchange(untold_, {});
+    lock.unlock();
+    for (const std::uint64_t operation : untold) listener_.withdraw(operation);
+    lock.lock();
   }
   if (!failure_ || told_failure_ || !listener_.failed) return;
   told_failure_ = true;
@@ -329,10 +348,16 @@ bool Watch::heed(const Notice& notice, const Link* source) {
       if (notice.rank < 0) return false;
       if (notice.rank == rank_ || !left_.emplace(notice.rank, notice.operations).second) return true;
       break;
+    case Kind::withdraw:
+      if (!withdrawn_.insert(notice.operations).second) return true;
+      if (withdrawn_.size() > kWithdrawals) withdrawn_.erase(withdrawn_.begin());
+      untold_.push_back(notice.operations);
+      break;
     default: return false;
   }
   if (leaving_) return true;
-  if (notice.kind != Kind::left && !failure_) failure_ = notice.error();
+  const bool fatal = notice.kind == Kind::failed || notice.kind == Kind::broken;
+  if (fatal && !failure_) failure_ = notice.error();
   flood(notice, source);
   return true;
 }

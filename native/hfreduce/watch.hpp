@@ -8,6 +8,7 @@
 //   failed   the process of `rank` ended, or its link broke       RankFailed(rank) everywhere
 //   broken   a rank gives the group up: timeout, desync, abort    the same error everywhere
 //   left     `rank` said goodbye after so many operations         nothing, until they wait for it
+//   withdraw `rank` asks that an operation be cancelled           rank 0 settles whether it is; nothing else
 //
 // Thread contract: every method may be called from any thread. One thread of its own sleeps in the kernel until
 // something happens; it alone calls the listener, with no lock held. A failure is sent to the neighbours before
@@ -35,8 +36,9 @@ class Watch {
   static constexpr std::size_t kTextBytes = 1024;  // of an error's message at most; longer ones are cut
 
   struct Listener {
-    std::function<void(const Error&)> failed;         // once: why no operation can succeed any more
-    std::function<void(int, std::uint64_t)> left;     // once a rank: it takes part in operations below the number
+    std::function<void(const Error&)> failed = nullptr;      // once: why no operation can succeed any more
+    std::function<void(int, std::uint64_t)> left = nullptr;  // once a rank: it takes part in operations below the number
+    std::function<void(std::uint64_t)> withdraw = nullptr;   // once an operation, by its number
   };
 
   Watch(int rank, int world);
@@ -56,6 +58,9 @@ class Watch {
   // comes first. The listener is told by the watch's own thread, also of this one.
   Error announce(const Error& error);
 
+  // Asks all ranks, this one too, to cancel an operation; see Group.
+  void withdraw(std::uint64_t operation);
+
   // Says goodbye after `operations` operations and waits until the neighbours know, for at most `seconds`. What
   // happens to the others afterwards is of no interest.
   void leave(std::uint64_t operations, double seconds = 1.0);
@@ -69,7 +74,7 @@ class Watch {
   bool wait(double seconds) const;
 
  private:
-  enum class Kind : std::uint8_t { failed = 1, broken = 2, left = 3 };
+  enum class Kind : std::uint8_t { failed = 1, broken = 2, left = 3, withdraw = 4 };
   struct Notice;
   struct Link;
 
@@ -101,6 +106,8 @@ class Watch {
   Listener listener_;
   bool told_failure_ = false, leaving_ = false, closing_ = false;
   std::set<int> told_left_;
+  std::set<std::uint64_t> withdrawn_;                      // the latest, to know them when they come round again
+  std::vector<std::uint64_t> untold_;                      // of them, what the listener has not heard yet
   std::thread thread_;
 };
 

@@ -84,6 +84,10 @@ class RankFailed(CollectiveError):
         return type(self), (str(self), self.rank)
 
 
+class Cancelled(FireflyerError):
+    """An operation was withdrawn before it began: nothing of it has happened."""
+
+
 class CheckpointError(FireflyerError):
     """No usable checkpoint exists, or a state cannot be saved."""
 

@@ -33,6 +33,9 @@ class Watch:
         Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.
         """
 
+    def withdraw(self, operation: int) -> None:
+        """Asks all ranks to cancel the operation of this number."""
+
     def leave(self, operations: int, seconds: float = 1.0) -> None:
         """Says goodbye; waits at most `seconds` until the neighbours know."""
 
@@ -52,6 +55,11 @@ class Watch:
 
     def left_ranks(self) -> set[int]:
         """Ranks that said goodbye."""
+
+def set_thread_cpus(cpus: Sequence[int]) -> None:
+    """
+    Cores for the threads that groups start from now on; none: wherever the process may run.
+    """
 
 def guard_descriptor(fd: int) -> None:
     """
@@ -146,6 +154,13 @@ class Operation:
     def done(self) -> bool: ...
 
     @property
+    def number(self) -> int:
+        """In the order of submission to its group: alike on all ranks."""
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
     def source(self) -> int:
         """Of a receive from any source: the sender's rank, once over."""
 
@@ -195,6 +210,11 @@ class Group:
     def set_rules(self, rules: Sequence[Rule]) -> None:
         """
         Chooses the algorithms between hosts, alike on all ranks, while nothing is under way.
+        """
+
+    def withdrawals(self) -> set[int]:
+        """
+        On rank 0: numbers of operations that will end as cancelled when their turn comes.
         """
 
     def set_timeout(self, seconds: float) -> None: ...

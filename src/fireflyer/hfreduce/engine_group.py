@@ -335,6 +335,10 @@ class EngineGroup(ProcessGroup):
             self._recorded = True
             flight.dump(self._engine, self._rank, self._size, error)
 
+    def withdraw(self, number: int) -> None:
+        """Asks that the operation of this number be cancelled on all ranks."""
+        self._connection.watch.withdraw(number)
+
     def settle_later(self, work: Work) -> None:
         """Completes the work's future from a thread of the group: operations end in order.
 

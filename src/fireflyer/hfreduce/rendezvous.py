@@ -29,7 +29,7 @@ from fireflyer.errors import (
     RankFailed,
     WireError,
 )
-from fireflyer.hfreduce import rules
+from fireflyer.hfreduce import cores, rules
 from fireflyer.hfreduce.door import Door
 from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.links import Links
@@ -203,6 +203,7 @@ def establish(
         RankFailed: a rank cannot be reached or died meanwhile.
         DeadlineExceeded, ProtocolMismatch, CollectiveError, NoSpace: see `connect`.
     """
+    native.set_thread_cpus(cores.chosen())
     connection = Connection(seat, epoch, cards, timeout_s)
     watch, rank = connection.watch, connection.rank
     sockets: dict[int, socket.socket] = {}
@@ -218,12 +219,12 @@ def establish(
             if (process := process_of(sock)) >= 0:
                 watch.add_process(peer, process)
         control = _share_control(team, rank, cards[rank].address, sockets, deadline)
-        here = sum(card.machine == seat.card.machine for card in cards)
+        machine = cards[rank].machine
         connection.group = native.Group(
             rank=rank,
             world=connection.world,
             timeout_s=timeout_s,
-            spin=here <= len(os.sched_getaffinity(0)),
+            spin=cores.may_spin([card for card in cards if card.machine == machine]),
             control=control,
             members=[_member(peer, sockets.get(peer)) for peer in team],
             me=me,

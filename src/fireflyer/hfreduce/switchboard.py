@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import DeadlineExceeded, PeerLost, ProtocolMismatch
-from fireflyer.hfreduce import handshake
+from fireflyer.hfreduce import cores, handshake
 from fireflyer.hfreduce.handshake import Hello, Purpose
 from fireflyer.hfreduce.topology import Card, boot_id, host_key
 from fireflyer.log import get_logger
@@ -321,8 +321,17 @@ class Switchboard:
             if address not in self._listeners:
                 self._listen(address, socket.AF_INET, (address, 0))
             port: int = self._listeners[address].getsockname()[1]
-        zone = os.environ.get("FIREFLYER_ZONE", "")
-        return Card(self.machine, self.host, self.unix, address, port, zone)
+        return Card(
+            self.machine,
+            self.host,
+            self.unix,
+            address,
+            port,
+            zone=os.environ.get("FIREFLYER_ZONE", ""),
+            cpus=cores.usable(),
+            quota=cores.quota(),
+            spin=cores.spin_wanted(),
+        )
 
     def line(self, number: bytes, rank: int, key: bytes) -> Line:
         """Plugs in a group. Those who called it before are heard now."""

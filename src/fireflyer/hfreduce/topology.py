@@ -24,6 +24,10 @@ class Card(msgspec.Struct, frozen=True):
     port: int
     zone: str = ""
     """FIREFLYER_ZONE: hosts of one label are near each other; trees cross between zones once."""
+    cpus: tuple[int, ...] = ()
+    """Cores that it may use, as this and the next two are meant in `cores`."""
+    quota: float = 0.0
+    spin: bool | None = None
     group: str = ""
     """In the card of rank 0 at the rendezvous: the group's random number, in hexadecimal."""
     rules: tuple[tuple[int, int, int, int, int], ...] = ()

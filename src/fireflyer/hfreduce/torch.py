@@ -62,7 +62,8 @@ def allreduce(
             read by all its ranks: (n+1)S bytes are moved instead of 2nS. It must not be written.
         wire: how sums travel between hosts: "bf16", "fp16", "int8", "fp32" (unrounded), or a `Wire`. Default:
             the group's `wire`, else the tensor's dtype.
-        priority: among asynchronous operations that wait, higher ones run first; alike on all ranks.
+        priority: among asynchronous operations that wait, higher ones run first; alike on all ranks. Such an
+            operation can be cancelled while it waits, by `cancel()` of its Work.
         async_op: return a Work at once instead of waiting.
 
     Returns:

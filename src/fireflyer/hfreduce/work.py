@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import CollectiveError, DeadlineExceeded
+from fireflyer.errors import CollectiveError, ConfigError, DeadlineExceeded
 
 
 class Settler(Protocol):
@@ -20,6 +20,9 @@ class Settler(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """Hears of an operation that ended with an error."""
+
+    def withdraw(self, number: int) -> None:
+        """Asks that the operation of this number be cancelled on all ranks."""
 
 
 class Work(dist.Work):
@@ -54,6 +57,21 @@ class Work(dist.Work):
     def is_completed(self) -> bool:
         return all(operation.done() for operation in self._operations)
 
+    def cancel(self) -> None:
+        """Asks that the operation be cancelled, on all ranks; returns at once, any rank may ask.
+
+        Rank 0 settles it: an operation whose turn has not come there ends as `Cancelled` everywhere, with its
+        tensors untouched; one whose turn has come runs to its end. The group goes on.
+
+        Raises:
+            ConfigError: the operation has no priority: nothing else is settled by rank 0 before it runs.
+        """
+        if any(operation.priority == 0 for operation in self._operations):
+            raise ConfigError("only an operation with a priority can be cancelled")
+        for operation in self._operations:
+            if not operation.done():
+                self._settler.withdraw(operation.number)
+
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
@@ -73,6 +91,7 @@ class Work(dist.Work):
         Raises:
             DeadlineExceeded: after `timeout` (0: none beyond the group's own).
             RankFailed, CollectiveError: see `hfreduce.allreduce`.
+            Cancelled: see `cancel`.
         """
         self._await(timeout)
         if self._finish is not None:
@@ -214,6 +233,9 @@ class _Nobody:
         work.settle()
 
     def failed(self, error: BaseException) -> None:
+        pass
+
+    def withdraw(self, number: int) -> None:
         pass
 
 
