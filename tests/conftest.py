@@ -68,21 +68,21 @@ class Gang:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], number)
 
-    def result(self, rank: int) -> Any:
+    def result(self, rank: int, limit_s: float = DEADLINE_S) -> Any:
         """What the rank returned, the exception it ended with, or None if it was killed."""
         data = b""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + limit_s
         while True:
             ready, _, _ = select.select([self._pipes[rank]], [], [], deadline - time.monotonic())
             if not ready:
-                raise TimeoutError(f"rank {rank} did not end within {DEADLINE_S:.0f} s")
+                raise TimeoutError(f"rank {rank} did not end within {limit_s:.0f} s")
             if not (more := os.read(self._pipes[rank], 1 << 16)):
                 return pickle.loads(data) if data else None
             data += more
 
-    def results(self) -> list[Any]:
+    def results(self, limit_s: float = DEADLINE_S) -> list[Any]:
         """Every rank's result; the first exception among them is raised."""
-        results = [self.result(rank) for rank in range(len(self.pids))]
+        results = [self.result(rank, limit_s) for rank in range(len(self.pids))]
         for result in results:
             if isinstance(result, BaseException):
                 raise result
