@@ -17,6 +17,55 @@ from fireflyer.errors import CollectiveError, ConfigError
 MINUTE = datetime.timedelta(seconds=60)
 
 
+def test_a_manager_forms_the_group_by_a_store(start_gang: Callable[..., Any]) -> None:
+    """The way of torchft: after each quorum all of its members call `configure`."""
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+    def count(call: Callable[[], Any]) -> int:
+        """How often `call` gives something."""
+        return sum(1 for _ in iter(call, None))
+
+    def total(group: Any) -> float:
+        tensor = torch.ones(1_000)
+        group.allreduce([tensor]).wait()
+        return float(tensor[0])
+
+    def body(rank: int, world: int) -> list[float]:
+        group = hfreduce.ProcessGroupHFReduce.alone(MINUTE)
+        totals = [total(group)]
+        address = f"127.0.0.1:{server.port}/"
+        group.configure(address + "quorum/1", f"replica{rank}", rank, world, quorum_id=1)
+        totals.append(total(group))
+        group.barrier().wait()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(CollectiveError):
+            count(lambda: total(group))
+        assert group.errored() is not None
+        group.configure(address + "quorum/2", f"replica{rank}", rank - 1, world - 1)
+        assert group.errored() is None
+        assert (group.rank(), group.size()) == (rank - 1, world - 1)
+        totals.append(total(group))
+        if rank == 1:  # the others wait for a call that never comes
+            late = group.allreduce([torch.ones(10)])
+        group.configure(address + "quorum/3", f"replica{rank}", rank - 1, world - 1)
+        if rank == 1:
+            with pytest.raises(CollectiveError):
+                late.wait()
+        totals.append(total(group))
+        return totals
+
+    assert start_gang(body, 3).results() == [None, [1, 3, 2, 2], [1, 3, 2, 2]]
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:1", "host:x/a", ":1/a", "/a"])
+def test_a_bad_address_of_a_store_is_refused(address: str) -> None:
+    group = hfreduce.ProcessGroupHFReduce.alone(MINUTE)
+    with pytest.raises(ConfigError, match="host:port/prefix"):
+        group.configure(address, "r", 0, 1)
+    group.shutdown()
+
+
 def reduce_for_ever(tensor: torch.Tensor) -> None:
     while True:
         dist.all_reduce(tensor)

@@ -19,6 +19,7 @@ from fireflyer.hfreduce.reform import join, reform
 from fireflyer.hfreduce.tensors import DTYPES, Buffers, will_wait
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.hfreduce.work import Joined, Message, Work
+from fireflyer.log import get_logger
 
 
 class EngineGroup(ProcessGroup):
@@ -52,6 +53,18 @@ class EngineGroup(ProcessGroup):
         group = cls.__new__(cls)
         seconds = timeout.total_seconds()
         group._begin(join(addresses, secret.encode(), seconds, master=_master()), timeout)
+        return group
+
+    @classmethod
+    def alone(cls, timeout: datetime.timedelta) -> Self:
+        """A group of this process only, which `configure` makes larger.
+
+        Args:
+            timeout: for the operations of the group, and for `configure`.
+        """
+        group = cls.__new__(cls)
+        store = dist.HashStore()
+        group._begin(rendezvous.connect(store, 0, 1, timeout.total_seconds()), timeout)
         return group
 
     def _begin(self, connection: rendezvous.Connection, timeout: datetime.timedelta) -> None:
@@ -162,6 +175,52 @@ class EngineGroup(ProcessGroup):
             return error
         return None
 
+    def configure(
+        self,
+        store_addr: str,
+        replica_id: str,
+        rank: int,
+        world_size: int,
+        quorum_id: int | None = None,
+        group_rank: int | None = None,
+        group_world_size: int | None = None,
+        global_ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Forms this group anew, in place, of the ranks that somebody else has agreed on.
+
+        The call that torchft's manager makes of a process group after each quorum, with its arguments. It
+        needs the store at `store_addr`; `reform` agrees among the members themselves and needs none. What is
+        under way ends with an error.
+
+        Args:
+            store_addr: "host:port/prefix" of a TCPStore; the prefix is for these ranks and this time only.
+            rank, world_size: of this process in the new group.
+            replica_id, quorum_id, group_rank, group_world_size, global_ranks: told to the log, not used.
+
+        Raises:
+            ConfigError: `store_addr` is no such address.
+            DeadlineExceeded, RankFailed, ProtocolMismatch, NoSpace, CollectiveError: see
+                `rendezvous.connect`.
+        """
+        address, _, prefix = store_addr.partition("/")
+        host, _, port = address.rpartition(":")
+        if not host or not prefix or not port.isdecimal():
+            raise ConfigError(f"store_addr={store_addr!r}: not host:port/prefix")
+        get_logger("hfreduce").debug(
+            "configure: replica %s is rank %d of %d, quorum %s, group rank %s of %s, global ranks %s",
+            *(replica_id, rank, world_size, quorum_id, group_rank, group_world_size, global_ranks),
+        )
+        if any(not work.is_completed() for work in (*self._under_way, *self._messages)):
+            self.abort()
+        self._let_go()
+        self._connection.close()
+        seconds = self._timeout_s
+        limit = datetime.timedelta(seconds=seconds)
+        store = dist.TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
+        prefixed = dist.PrefixStore(prefix, store)
+        self._use(rendezvous.connect(prefixed, rank, world_size, seconds, host))
+        self._tell_torch()
+
     @property
     def join_address(self) -> str:
         """What a newcomer passes to `hfreduce.join` to be let in at the next `reform`."""
@@ -185,8 +244,12 @@ class EngineGroup(ProcessGroup):
         self._let_go()
         self._use(reform(self._connection, timeout.total_seconds(), quorum=quorum))
         self._engine.set_timeout(self._timeout_s)
+        self._tell_torch()
+
+    def _tell_torch(self) -> None:
+        """Enters the new ranks into torch's book of who is who, if this group stands there."""
         ranks = dist.distributed_c10d._world.pg_group_ranks
-        if self in ranks:  # torch's own book of who is who
+        if self in ranks:
             ranks[self] = {rank: rank for rank in range(self._size)}
 
     def shutdown(self) -> None:
