@@ -169,6 +169,10 @@ void bind_watch(nb::module_ m) {
               const std::lock_guard lock(handle->mutex);
               return handle->watch != nullptr ? handle->watch->announce(error) : error;
             });
+            post.set_judge([handle = watch.handle](const Error& error) {
+              const std::lock_guard lock(handle->mutex);
+              return handle->watch != nullptr ? handle->watch->verdict(error) : error;
+            });
             watch.listen({[&group, &post](const Error& error) {
                             group.fail(error);
                             post.fail(error);

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <climits>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "base/fork_guard.hpp"
@@ -63,7 +64,14 @@ class Post::Session {
     post_.busy_ = busy;
     post_.pending_ = courier().ledger().size();
     lock_.unlock();
-    for (const auto& end : ends) end.operation->complete(end.error);
+    std::map<int, Error> verdicts;  // by the rank that is blamed: one is enough, it takes time
+    for (const auto& end : ends) {
+      const bool blames = post_.judge_ && end.error && end.error->code() == Code::rank_failed;
+      if (blames && !verdicts.contains(end.error->rank())) {
+        verdicts.emplace(end.error->rank(), post_.judge_(*end.error));
+      }
+      end.operation->complete(blames ? verdicts.at(end.error->rank()) : end.error);
+    }
     // The poller may sleep past a new deadline or copy; a visitor may be waiting for what ended.
     if (!poller_ && (sooner || busy || (!ends.empty() && post_.visited_))) post_.kick();
   }

@@ -30,9 +30,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hfreduce/operation.hpp"
@@ -66,6 +68,11 @@ class Post {
   // As Operation::wait(), but this thread moves the bytes meanwhile: no other needs to wake first.
   bool wait(Operation& operation, double seconds);
 
+  // Who says what counts where the end of a peer has ended messages: the reason may be another's end. It may block
+  // for a moment; called without a lock. Called once, before the first message.
+  using Judge = std::function<Error(const Error&)>;
+  void set_judge(Judge judge) { judge_ = std::move(judge); }
+
   // Ends every message, now and later, with this error, and closes the links.
   void fail(const Error& error);
 
@@ -89,6 +96,7 @@ class Post {
   const int rank_, world_;
   const unsigned generation_;  // of forks
   const int kick_fd_;  // wakes the poller
+  Judge judge_;
 
   std::mutex box_mutex_;
   std::vector<mail::MessagePtr> box_;  // posted, not yet with the courier; guarded by box_mutex_

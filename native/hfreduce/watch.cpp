@@ -152,17 +152,32 @@ void Watch::listen(Listener listener) {
   wake();
 }
 
-Error Watch::announce(const Error& error) {
-  if (generation_ != fork_guard::generation()) return error;
-  std::unique_lock lock(mutex_);
+// Hears what the others have to say of the rank that an error blames; returns that rank, -1 for none.
+int Watch::hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error) {
   std::vector<int> sockets;
   for (const auto& [socket, link] : links_) sockets.push_back(socket);
   for (const int socket : sockets) hear(*links_.at(socket));  // what lies there is older than this error
   const int blamed = error.code() == Code::rank_failed ? error.rank() : -1;
   if (blamed >= 0) {
-    // A rank whose connection ended may itself have given up because of another, the news of which are on their way.
+    // A rank whose connection ended may itself have given up because of another, the news of which are on their way:
+    // it sent them before its goodbye.
     changed_.wait_for(lock, kVerdict, [&] { return failure_ || left_.contains(blamed) || leaving_; });
   }
+  return blamed;
+}
+
+Error Watch::verdict(const Error& error) {
+  if (generation_ != fork_guard::generation()) return error;
+  std::unique_lock lock(mutex_);
+  hear_of_blamed(lock, error);
+  wake();  // what was heard here is told to the listener
+  return failure_.value_or(error);
+}
+
+Error Watch::announce(const Error& error) {
+  if (generation_ != fork_guard::generation()) return error;
+  std::unique_lock lock(mutex_);
+  const int blamed = hear_of_blamed(lock, error);
   if (!failure_ && !leaving_) {
     const bool said_goodbye = blamed >= 0 && left_.contains(blamed);
     const Error told = said_goodbye ? Error(error.code(), name(blamed) + " left the group", blamed) : error;

@@ -58,6 +58,10 @@ class Watch {
   // comes first. The listener is told by the watch's own thread, also of this one.
   Error announce(const Error& error);
 
+  // What counts where one call has failed because of a rank, and the group may go on: the error of the group, if
+  // there is one or news of it are under way (up to 0.2 s), else `error`.
+  Error verdict(const Error& error);
+
   // Asks all ranks, this one too, to cancel an operation; see Group.
   void withdraw(std::uint64_t operation);
 
@@ -80,6 +84,7 @@ class Watch {
 
   void run();
   void tell_listener();
+  int hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error);
   void hear(Link& link);                                   // REQUIRES mutex_, as all below
   void process_ended(int pidfd);
   void parse(Link& link);

@@ -112,6 +112,16 @@ void a_blame_gives_way_to_what_is_known_already() {
   CHECK(std::string(failure_of(other[2]).what()) == gone.what());
 }
 
+void one_call_fails_for_the_reason_of_the_group_or_its_own() {
+  Row row(3);
+  row.watches[0].reset();
+  CHECK(row[1].verdict(Error(Code::rank_failed, "rank 2 died or left the group", 2)).rank() == 0);
+  Row other(3);
+  other[0].leave(3);
+  const Error left = other[1].verdict(Error(Code::rank_failed, "rank 0 died or left the group", 0));
+  CHECK(left.rank() == 0 && !other[1].failure());  // the others go on
+}
+
 void the_listener_hears_one_failure_once() {
   Row row(3);
   std::atomic<int> calls = 0;
@@ -196,6 +206,7 @@ int main() {
   all_may_leave_at_once();
   an_announced_error_is_the_same_everywhere_and_the_first_counts();
   a_blame_gives_way_to_what_is_known_already();
+  one_call_fails_for_the_reason_of_the_group_or_its_own();
   the_listener_hears_one_failure_once();
   a_link_that_comes_late_learns_what_happened();
   garbage_fails_its_sender();

@@ -233,11 +233,11 @@ def establish(
             zones=connection.topology.zones,
         )
         connection.group.set_rules(rules.rules_of(cards[0]))
+        connection.post = native.Post(rank=rank, world=connection.world)
+        watch.attach(connection.group, connection.post)
         if len(connection.topology.hosts) > 1:
             connection.links.attach(Purpose.DATA, connection.group)
-        connection.post = native.Post(rank=rank, world=connection.world)
         connection.links.attach(Purpose.POST, connection.post)
-        watch.attach(connection.group, connection.post)
         return connection
     except BaseException as error:
         connection.give_up_seat()
