@@ -1,6 +1,5 @@
 """What a rank that dies, freezes, lies or is a stranger does to the others."""
 
-import datetime
 import os
 import signal
 import socket
@@ -11,21 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import die, init, meet
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, NoSpace, ProtocolMismatch, RankFailed
 from fireflyer.hfreduce import rendezvous
-
-
-def init(path: str, rank: int, world: int, timeout_s: float = 60.0) -> None:
-    store = dist.FileStore(path, world)
-    dist.init_process_group(
-        "hfreduce",
-        store=store,
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -36,8 +25,9 @@ def test_a_killed_rank_is_named_on_every_other_rank(
         init(store_path, rank, world)
         tensor = torch.ones(500_000)
         dist.all_reduce(tensor)
+        meet(store_path, rank, world)
         if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         with pytest.raises(RankFailed) as caught:
             dist.all_reduce(tensor)
         with pytest.raises(CollectiveError):  # the group stays broken
@@ -63,11 +53,12 @@ def test_a_killed_rank_is_seen_although_its_child_holds_its_sockets(
         init(store_path, rank, world)
         tensor = torch.ones(500_000)
         dist.all_reduce(tensor)
+        meet(store_path, rank, world)
         if rank == 1:
             if os.fork() == 0:
                 os.read(alive, 1)  # until the test is over
                 os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         with pytest.raises(RankFailed) as caught:
             dist.all_reduce(tensor)
         return caught.value.rank
@@ -85,6 +76,7 @@ def test_a_frozen_rank_ends_the_operation_at_its_timeout(
         init(store_path, rank, world, timeout_s=2.0)
         tensor = torch.ones(500_000)
         dist.all_reduce(tensor)
+        meet(store_path, rank, world)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         with pytest.raises(RankFailed) as caught:

@@ -1,7 +1,6 @@
 """Prioritised operations: the same order on all ranks, whatever each has seen when it decides."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,37 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 from fireflyer.errors import CollectiveError
-
-
-def init(path: str, rank: int, world: int) -> Any:
-    store = dist.FileStore(path, world)
-    dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
-    return dist.group.WORLD
 
 
 def order_of(group: Any) -> list[int]:
     """The numbers of the operations in the order in which they ran."""
     records = [r for r in group.flight_records() if r["started_ns"]]
     return [r["number"] for r in sorted(records, key=lambda r: r["started_ns"])]
+
+
+class Paces:
+    """Keeps the submissions of the ranks apart: rank 1 stays `BEHIND` of them behind rank 0, which stops
+    half-way until the last rank, where that is none of the two, has made them all."""
+
+    BEHIND = 4
+
+    def __init__(self, path: str, rank: int, world: int, count: int) -> None:
+        self._store = dist.FileStore(path + "-paces", world)
+        self._rank, self._last, self._count = rank, world - 1, count
+
+    def before(self, index: int) -> None:
+        """Waits until this rank may make that submission."""
+        if self._rank == 1:
+            self._store.get(f"0/{min(index + self.BEHIND, self._count - 1)}")
+        elif self._rank == 0 and self._last > 1 and index == self._count // 2:
+            self._store.get(f"{self._last}/{self._count - 1}")
+
+    def after(self, index: int) -> None:
+        self._store.set(f"{self._rank}/{index}", "made")
 
 
 @pytest.mark.parametrize(("world", "nodes"), [(1, 1), (3, 1), (2, 2), (4, 2)])
@@ -35,11 +50,12 @@ def test_higher_priorities_run_first_and_alike_everywhere(
         tensors = [torch.full((5_000 + i,), float(i)) for i in range(12)]
         first = dist.all_reduce(torch.ones(1_000_000), async_op=True)  # keeps the queue busy
         works = []
+        paces = Paces(store_path, rank, world, len(tensors))
         for index, tensor in enumerate(tensors):
-            if rank == 1:
-                time.sleep(0.002 * index)  # this rank submits late: no wait of the test is meant
+            paces.before(index)
             priority = 1 + index % 4 if index < 8 else 0
             works.append(hfreduce.allreduce(tensor, priority=priority, async_op=True))
+            paces.after(index)
         assert first is not None
         for work in [first, *works]:
             work.wait()
