@@ -5,6 +5,7 @@ A shape is a string with one letter a rank: ranks with the same letter share a (
 
 import os
 import signal
+import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -204,6 +205,20 @@ def meet(path: str, rank: int, world: int) -> None:
     store.set(str(rank), "here")
     for other in range(world):
         store.get(str(other))
+
+
+def comes_true(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Waits until it is so; False where it is not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        os.sched_yield()
+    return True
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def die() -> None:
