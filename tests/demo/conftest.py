@@ -4,9 +4,24 @@ from typing import Any
 
 import pytest
 
+from fireflyer.demo.dataset import Meta
 from fireflyer.demo.metrics import Line
 from fireflyer.demo.story import Kill, Story, Suspend
 from fireflyer.hai.model import Event
+
+META = Meta(
+    tokens="bpe",
+    vocabulary=1024,
+    context=128,
+    train_samples=900,
+    val_samples=100,
+    files=3,
+    text_bytes=123456,
+    source="/texts/<b>",
+    digest="",
+    sums={},
+)
+"""Of a data set; its source wants escaping in a page."""
 
 
 class Script:

@@ -6,26 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.demo.conftest import META
 
 from fireflyer.demo import chart, report
-from fireflyer.demo.dataset import Meta
 from fireflyer.demo.driver import Options
 from fireflyer.demo.figures import Figures, compute
 from fireflyer.errors import StorageError
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
-META = Meta(
-    tokens="bpe",
-    vocabulary=1024,
-    context=128,
-    train_samples=900,
-    val_samples=100,
-    files=3,
-    text_bytes=123456,
-    source="/texts/<b>",
-    digest="",
-    sums={},
-)
 
 
 class Page(HTMLParser):

@@ -10,25 +10,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 from rich.console import Console
+from tests.demo.conftest import META
 
 from fireflyer.demo import command as command_line
-from fireflyer.demo.dataset import Meta
 from fireflyer.demo.driver import Outcome
 from fireflyer.demo.figures import compute
 from fireflyer.demo.progress import TerminalScreen, plain, spark, summary, view
-
-META = Meta(
-    tokens="bytes",
-    vocabulary=256,
-    context=16,
-    train_samples=100,
-    val_samples=10,
-    files=1,
-    text_bytes=1000,
-    source="/texts",
-    digest="0" * 64,
-    sums={},
-)
 
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:

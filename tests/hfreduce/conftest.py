@@ -4,6 +4,8 @@ A shape is a string with one letter a rank: ranks with the same letter share a (
 """
 
 import os
+import signal
+import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import fireflyer.hfreduce as hfreduce
+from fireflyer.hfreduce import rendezvous
 
 TIMEOUT_S = 20.0
 SHAPES = ("A", "AA", "AB", "AAA", "ABC", "AAAA", "AABB", "ABAB", "AAABB", "ABBBB", "AABBC")
@@ -170,6 +173,56 @@ def difference(
         f"{int(wrong.sum())} of {wrong.numel()} wrong, first [{first}]: {got.flatten()[first].item()!r}"
         f" instead of {wanted.flatten()[first].item()!r}{allowed}"
     )
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def init(path: str, rank: int, world: int, timeout_s: float = 60.0) -> Any:
+    """The default group of torch, over hfreduce; `path` is of a FileStore for it alone."""
+    dist.init_process_group(
+        "hfreduce",
+        store=dist.FileStore(path, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    return dist.group.WORLD
+
+
+def connect(path: str, rank: int, world: int, timeout_s: float = 60.0) -> rendezvous.Connection:
+    """The same below torch."""
+    return rendezvous.connect(dist.FileStore(path, world), rank, world, timeout_s)
+
+
+def meet(path: str, rank: int, world: int) -> None:
+    """Waits until all ranks have come here, beside their group; once a path.
+
+    Whoever is to die or freeze comes here first: a call that has ended on one rank may be under way on the
+    others, and a connecting rank goes down with the one it connects to.
+    """
+    store = dist.FileStore(path + "-met", world)
+    store.set(str(rank), "here")
+    for other in range(world):
+        store.get(str(other))
+
+
+def comes_true(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Waits until it is so; False where it is not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        os.sched_yield()
+    return True
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # -- gangs -----------------------------------------------------------------------------------------

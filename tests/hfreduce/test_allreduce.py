@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 
 COUNTS = (0, 1, 7, 1000, 8192, 8193, 100_003, 700_001)
 EPSILON = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
-
-
-def init(path: str, rank: int, world: int) -> None:
-    store = dist.FileStore(path, world)
-    dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
 
 
 def inputs(world: int, count: int, dtype: torch.dtype) -> list[torch.Tensor]:

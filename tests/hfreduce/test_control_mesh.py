@@ -4,7 +4,6 @@ import atexit
 import gc
 import itertools
 import os
-import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
+from tests.hfreduce.conftest import connect, die, meet
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
@@ -19,18 +19,6 @@ from fireflyer.hfreduce import rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.rendezvous import Connection
 from fireflyer.hfreduce.topology import Card, Topology
-
-
-def connect(path: str, rank: int, world: int, timeout_s: float = 60.0) -> Connection:
-    return rendezvous.connect(dist.FileStore(path, world), rank, world, timeout_s)
-
-
-def all_up(path: str, rank: int, world: int) -> None:
-    """Waits until all ranks are connected: one that dies before takes the connecting ones with it."""
-    store = dist.FileStore(path + "-up", world)
-    store.set(str(rank), "up")
-    for other in range(world):
-        store.get(str(other))
 
 
 def failure(connection: Connection) -> BaseException | None:
@@ -86,9 +74,9 @@ def test_everybody_hears_of_a_death_although_nobody_calls_anything(
 ) -> None:
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
-        all_up(store_path, rank, world)
+        meet(store_path, rank, world)
         if rank == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         assert connection.watch.wait(30)
         error = failure(connection)
         assert isinstance(error, RankFailed)
@@ -109,13 +97,13 @@ def test_a_child_of_a_dead_rank_does_not_hide_its_death(
     def body(rank: int, world: int) -> Any:
         os.close(hold)
         connection = connect(store_path, rank, world)
-        all_up(store_path, rank, world)
+        meet(store_path, rank, world)
         if rank == 1:
             if os.fork() == 0:  # as a worker of a data loader
                 connection.close()
                 os.read(alive, 1)  # until the test is over
                 os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         assert connection.watch.wait(30)
         return type(failure(connection)), connection.watch.failed_ranks() >= {1}
 
@@ -152,9 +140,9 @@ def test_a_child_may_end_a_copy_of_the_group_without_harm(
                 gc.collect()
                 os._exit(7)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-            all_up(store_path, rank, world)
+            meet(store_path, rank, world)
         else:
-            all_up(store_path, rank, world)
+            meet(store_path, rank, world)
             running = connection.group.submit(**call)
         running.wait()
         running.rethrow()
@@ -172,7 +160,7 @@ def test_a_clean_end_raises_nothing_anywhere(
 ) -> None:
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
-        all_up(store_path, rank, world)
+        meet(store_path, rank, world)
         if rank != 0:  # one after the other, as they come
             atexit._run_exitfuncs() if at_exit else connection.close()
         else:
@@ -192,7 +180,7 @@ def test_an_announced_error_is_raised_alike_on_every_rank(
 
     def body(rank: int, world: int) -> Any:
         connection = connect(store_path, rank, world)
-        all_up(store_path, rank, world)
+        meet(store_path, rank, world)
         if rank == 2:
             connection.watch.announce(text)
         assert connection.watch.wait(30)

@@ -3,8 +3,6 @@
 import datetime
 import hashlib
 import itertools
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.hfreduce.conftest import die, init, meet
 
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
@@ -21,12 +20,6 @@ from fireflyer.hfreduce.planned import PlannedHierarchy, PlannedWork, TreePlan
 COUNTS = (0, 1, 7, 1000, 100_003)
 EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 PAIRS = [[0, 1], [2, 3]]
-
-
-def init(path: str, rank: int, world: int, seconds: float = 60) -> None:
-    store = dist.FileStore(path, world)
-    timeout = datetime.timedelta(seconds=seconds)
-    dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 def values(world: int, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -199,9 +192,9 @@ def test_a_death_ends_the_call_on_every_rank(
         tree = PlannedHierarchy(levels)
         tensor = torch.ones(100_000)
         tree.allreduce(tensor)
-        dist.barrier()
+        meet(store_path, rank, world)
         if rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         try:
             while True:
                 tree.allreduce(tensor, dist.ReduceOp.MAX)

@@ -1,7 +1,6 @@
 """Prioritised operations: the same order on all ranks, whatever each has seen when it decides."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 from fireflyer.errors import CollectiveError
-
-
-def init(path: str, rank: int, world: int) -> Any:
-    store = dist.FileStore(path, world)
-    dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
-    return dist.group.WORLD
 
 
 def order_of(group: Any) -> list[int]:
@@ -30,17 +24,26 @@ def order_of(group: Any) -> list[int]:
 def test_higher_priorities_run_first_and_alike_everywhere(
     start_gang: Callable[..., Any], store_path: str, world: int, nodes: int
 ) -> None:
+    """Rank 0, which chooses, has made six when it first does so, and rank 1 lacks the highest of them; then
+    rank 0 makes no more until the last rank has made all."""
+
     def body(rank: int, world: int) -> list[int]:
         group = init(store_path, rank, world)
+        made = dist.FileStore(store_path + "-made", world)
         tensors = [torch.full((5_000 + i,), float(i)) for i in range(12)]
-        first = dist.all_reduce(torch.ones(1_000_000), async_op=True)  # keeps the queue busy
+        if rank == 1:
+            made.get("5 by 0")
+        first = dist.all_reduce(torch.ones(1_000_000), async_op=True)  # ends once rank 1 is here
+        assert first is not None
         works = []
         for index, tensor in enumerate(tensors):
-            if rank == 1:
-                time.sleep(0.002 * index)  # this rank submits late: no wait of the test is meant
+            if rank == 1 and index == 2:
+                first.wait()
+            if rank == 0 and index == 6 and world > 2:
+                made.get(f"11 by {world - 1}")
             priority = 1 + index % 4 if index < 8 else 0
             works.append(hfreduce.allreduce(tensor, priority=priority, async_op=True))
-        assert first is not None
+            made.set(f"{index} by {rank}", "")
         for work in [first, *works]:
             work.wait()
         for index, tensor in enumerate(tensors):
@@ -51,6 +54,8 @@ def test_higher_priorities_run_first_and_alike_everywhere(
     assert all(order == first for order in others)
     assert sorted(first) == list(range(13))
     assert first[0] == 0
+    if world > 1:
+        assert first[1] == 4, "the first with the highest priority"
     assert first[9:] == [9, 10, 11, 12], "nothing passes what has no priority"
 
 

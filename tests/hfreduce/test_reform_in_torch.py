@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import die, init, meet
 
 import fireflyer.hfreduce as hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
@@ -75,7 +75,6 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
     start_gang: Callable[..., Any], store_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FIREFLYER_SECRET", "of this job")
-    doorplate = tmp_path / "address"
 
     def newcomer() -> Any:
         os.environ["FIREFLYER_NODE"] = "new"
@@ -87,19 +86,15 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
         if rank == 4:
             group: Any = newcomer()
         else:
-            store = dist.FileStore(store_path, 4)
-            dist.init_process_group(
-                "hfreduce", store=store, rank=rank, world_size=4, timeout=MINUTE
-            )
-            group = dist.group.WORLD
+            group = init(store_path, rank, 4)
             tensor = torch.ones(100_000)
             dist.all_reduce(tensor)
             assert tensor[0] == 4
             if rank == 3:
                 dist.FileStore(str(tmp_path / "doors"), 4).set("address", group.join_address)
-            dist.barrier()
+            meet(store_path, rank, 4)
             if rank == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             with pytest.raises(CollectiveError):
                 reduce_for_ever(tensor)
             assert isinstance(group.errored(), CollectiveError)
@@ -121,7 +116,6 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
         group.shutdown()
         return group.rank(), float(value[0])
 
-    assert not doorplate.exists()
     gang = start_gang(body, 5, nodes=5)
     results = [gang.result(rank) for rank in (1, 2, 3, 4)]
     assert results == [(0, 6.0), (1, 6.0), (2, 6.0), (3, 6.0)]

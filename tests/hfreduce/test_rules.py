@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.hfreduce.conftest import die, init, meet
 
 from fireflyer._native import hfreduce as native
 from fireflyer._native.hfreduce import ANY_BYTES, Algorithm, Kind, Rule
@@ -25,15 +25,6 @@ HEAD = 'version = 1\nmachine = "m"\nhosts = 3\n'
 
 def rule(kind: Kind, algorithm: Algorithm, hosts: int = 2, size: int = ANY_BYTES) -> Rule:
     return Rule(kind=kind, hosts=hosts, bytes=size, algorithm=algorithm, lanes=0)
-
-
-def init(path: str, rank: int, world: int) -> ProcessGroupHFReduce:
-    store = dist.FileStore(path, world)
-    timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world, timeout=timeout)
-    group = dist.group.WORLD
-    assert isinstance(group, ProcessGroupHFReduce)
-    return group
 
 
 def peers(group: ProcessGroupHFReduce, kind: Kind = Kind.ALLREDUCE) -> list[int]:
@@ -218,9 +209,9 @@ def test_the_rules_outlive_rank_0(
     def body(rank: int, world: int) -> list[int]:
         os.environ[rules.VARIABLE] = str(table)
         group = init(store_path, rank, world)
-        dist.barrier()
+        meet(store_path, rank, world)
         if rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         with pytest.raises(CollectiveError):
             reduce_for_ever()
         os.environ[rules.VARIABLE] = "/nobody/reads/this"

@@ -7,18 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError
 
 COUNT = 300_007
-
-
-def init(path: str, rank: int, world: int) -> Any:
-    store = dist.FileStore(path, world)
-    dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
-    return dist.group.WORLD
 
 
 def values(rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """`fireflyer bench`: the command line of the benchmarks."""
 
+import inspect
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +32,8 @@ JsonTo = Annotated[
     ),
 ]
 Ranks = Annotated[int, typer.Option(min=1, max=64, help="processes on this host")]
+SeveralRanks = Annotated[int, typer.Option(min=2, max=64, help="processes on this host")]
+RanksPerHost = Annotated[int, typer.Option(min=1, max=16, help="processes a host")]
 Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds; medians are shown")]
 Sizes = Annotated[str, typer.Option(help="bytes, e.g. 64K,1M,16M,128M")]
 Dtypes = Annotated[
@@ -42,8 +46,6 @@ AnyMemory = Annotated[
 ]
 Against = Annotated[str, typer.Option(help="peers: gloo, mpi (Open MPI, by mpicc and mpirun)")]
 
-SIZES = "64K,1M,16M"
-MEMORY = "zero-copy,staged"
 TABLE = "hfreduce-table.toml"
 
 
@@ -52,150 +54,143 @@ def main() -> None:
     """Measure ours against a peer and against the machine's limit, interleaved in one run."""
 
 
-@app.command()
-def allreduce(
-    ranks: Ranks = 2,
-    sizes: Sizes = SIZES,
-    dtype: Dtypes = "float32",
-    op: Op = "sum",
-    memory: AnyMemory = MEMORY,
-    against: Against = "gloo",
-    rounds: Rounds = 7,
-    json_to: JsonTo = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a command line says. Each field is declared as its option; a command has those that it names."""
+
+    ranks: Ranks = 2
+    sizes: Sizes = "64K,1M,16M"
+    dtype: Dtypes = "float32"
+    op: Op = "sum"
+    memory: Memory = "zero-copy,staged"
+    against: Against = "gloo"
+    rounds: Rounds = 7
+    json_to: JsonTo = None
+
+
+_DEFAULTS = Asked()
+_REDUCES = tuple(inspect.signature(Asked).parameters)
+_MOVES = tuple(field for field in _REDUCES if field != "op")
+
+_Act = Callable[[Asked], None]
+
+
+def _command(
+    *fields: str, defaults: Asked = _DEFAULTS, **declared: object
+) -> Callable[[_Act], _Act]:
+    """Makes a command of a function, under its name and with its docstring as help.
+
+    Args:
+        fields: of `Asked` that have an option here, in this order. defaults: for them and for the others.
+        declared: options that differ here from their declaration in `Asked`.
+    """
+    known = inspect.signature(Asked).parameters
+
+    def add(act: _Act) -> _Act:
+        def run(**given: Any) -> None:
+            act(replace(defaults, **given))
+
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
+            [
+                known[field].replace(
+                    default=getattr(defaults, field),
+                    annotation=declared.get(field, known[field].annotation),
+                )
+                for field in fields
+            ]
+        )
+        app.command(act.__name__, help=act.__doc__)(run)
+        return act
+
+    return add
+
+
+@_command(*_REDUCES, memory=AnyMemory)
+def allreduce(asked: Asked) -> None:
     """Allreduce inside a host.
 
     \b
     fireflyer bench allreduce --ranks 4 --sizes 64K,1M,16M,128M --against gloo,mpi
     fireflyer bench allreduce --dtype float32,bfloat16 --memory zero-copy,shared
     """
-    _collective("allreduce", ranks, sizes, dtype, op, memory, against, rounds, json_to)
+    _collective("allreduce", asked)
 
 
-@app.command()
-def allgather(
-    ranks: Ranks = 2,
-    sizes: Sizes = SIZES,
-    dtype: Dtypes = "float32",
-    memory: Memory = MEMORY,
-    against: Against = "gloo",
-    rounds: Rounds = 7,
-    json_to: JsonTo = None,
-) -> None:
+@_command(*_MOVES)
+def allgather(asked: Asked) -> None:
     """All-gather inside a host; size: the result.
 
     \b
     fireflyer bench allgather --ranks 4 --sizes 1M,16M --against gloo,mpi
     """
-    _collective("allgather", ranks, sizes, dtype, "sum", memory, against, rounds, json_to)
+    _collective("allgather", asked)
 
 
-@app.command("reduce_scatter")
-def reduce_scatter(
-    ranks: Ranks = 2,
-    sizes: Sizes = SIZES,
-    dtype: Dtypes = "float32",
-    op: Op = "sum",
-    memory: Memory = MEMORY,
-    against: Against = "gloo",
-    rounds: Rounds = 7,
-    json_to: JsonTo = None,
-) -> None:
+@_command(*_REDUCES)
+def reduce_scatter(asked: Asked) -> None:
     """Reduce-scatter inside a host; size: a rank's input.
 
     \b
     fireflyer bench reduce_scatter --ranks 4 --dtype bfloat16 --op avg
     """
-    _collective("reduce_scatter", ranks, sizes, dtype, op, memory, against, rounds, json_to)
+    _collective("reduce_scatter", asked)
 
 
-@app.command()
-def broadcast(
-    ranks: Ranks = 2,
-    sizes: Sizes = SIZES,
-    dtype: Dtypes = "float32",
-    memory: Memory = MEMORY,
-    against: Against = "gloo",
-    rounds: Rounds = 7,
-    json_to: JsonTo = None,
-) -> None:
+@_command(*_MOVES)
+def broadcast(asked: Asked) -> None:
     """Broadcast from rank 0 inside a host.
 
     \b
     fireflyer bench broadcast --ranks 4 --sizes 16M
     """
-    _collective("broadcast", ranks, sizes, dtype, "sum", memory, against, rounds, json_to)
+    _collective("broadcast", asked)
 
 
-@app.command()
-def reduce(
-    ranks: Ranks = 2,
-    sizes: Sizes = SIZES,
-    dtype: Dtypes = "float32",
-    op: Op = "sum",
-    memory: Memory = MEMORY,
-    against: Against = "gloo",
-    rounds: Rounds = 7,
-    json_to: JsonTo = None,
-) -> None:
+@_command(*_REDUCES)
+def reduce(asked: Asked) -> None:
     """Reduce to rank 0 inside a host.
 
     \b
     fireflyer bench reduce --ranks 4 --op max --dtype int64
     """
-    _collective("reduce", ranks, sizes, dtype, op, memory, against, rounds, json_to)
+    _collective("reduce", asked)
 
 
-@app.command()
-def alltoall(
-    ranks: Ranks = 2,
-    sizes: Sizes = SIZES,
-    dtype: Dtypes = "float32",
-    memory: Memory = MEMORY,
-    against: Against = "gloo",
-    rounds: Rounds = 7,
-    json_to: JsonTo = None,
-) -> None:
+@_command(*_MOVES)
+def alltoall(asked: Asked) -> None:
     """All-to-all with even splits inside a host.
 
     \b
     fireflyer bench alltoall --ranks 4 --sizes 64K,16M
     """
-    _collective("alltoall", ranks, sizes, dtype, "sum", memory, against, rounds, json_to)
+    _collective("alltoall", asked)
 
 
-@app.command()
-def sendrecv(
-    ranks: Annotated[int, typer.Option(min=2, max=64, help="processes on this host")] = 2,
-    sizes: Sizes = SIZES,
-    dtype: Dtypes = "float32",
-    memory: Memory = MEMORY,
-    against: Against = "gloo",
-    rounds: Rounds = 7,
-    json_to: JsonTo = None,
-) -> None:
+@_command(*_MOVES, ranks=SeveralRanks)
+def sendrecv(asked: Asked) -> None:
     """Each rank to the next, all at once, in a ring.
 
     \b
     fireflyer bench sendrecv --sizes 4K,1M --against gloo,mpi
     """
-    _collective("sendrecv", ranks, sizes, dtype, "sum", memory, against, rounds, json_to)
+    _collective("sendrecv", asked)
 
 
-@app.command()
-def barrier(
-    ranks: Ranks = 2, against: Against = "gloo", rounds: Rounds = 7, json_to: JsonTo = None
-) -> None:
+@_command(
+    *("ranks", "against", "rounds", "json_to"),
+    defaults=Asked(sizes="1", dtype="uint8", memory="staged"),
+)
+def barrier(asked: Asked) -> None:
     """Barrier inside a host.
 
     \b
     fireflyer bench barrier --ranks 8 --against gloo,mpi
     """
-    _collective("barrier", ranks, "1", "uint8", "sum", "staged", against, rounds, json_to)
+    _collective("barrier", asked)
 
 
-@app.command()
-def overhead(ranks: Ranks = 1, rounds: Rounds = 7, json_to: JsonTo = None) -> None:
+@_command("ranks", "rounds", "json_to", defaults=Asked(ranks=1))
+def overhead(asked: Asked) -> None:
     """What one call costs: an allreduce of one element.
 
     Synchronous, and asynchronous with its wait, against gloo.
@@ -206,13 +201,13 @@ def overhead(ranks: Ranks = 1, rounds: Rounds = 7, json_to: JsonTo = None) -> No
     machine = Machine.here()
     from fireflyer.bench import overhead as bench
 
-    _report("overhead", machine, bench.run(ranks, rounds), [], json_to)
+    _report("overhead", machine, bench.run(asked.ranks, asked.rounds), [], asked.json_to)
 
 
 @app.command()
 def network(
     hosts: Annotated[int, typer.Option(min=2, max=32, help="hosts of the lab")] = 2,
-    ranks_per_host: Annotated[int, typer.Option(min=1, max=16, help="processes a host")] = 4,
+    ranks_per_host: RanksPerHost = 4,
     rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
     sizes: Sizes = "16M,64M",
     wire: Annotated[
@@ -262,7 +257,7 @@ def tune(
         int | None,
         typer.Option(min=2, max=32, help="virtual nodes of this machine instead; default 3"),
     ] = None,
-    ranks_per_host: Annotated[int, typer.Option(min=1, max=16, help="processes a host")] = 1,
+    ranks_per_host: RanksPerHost = 1,
     kinds: Annotated[str, typer.Option(help="allreduce, broadcast, reduce")] = ",".join(
         options.TUNED
     ),
@@ -309,39 +304,29 @@ def tune(
         typer.echo(f"written to {out}; use it with {rules.VARIABLE}={out}")
 
 
-def _collective(
-    name: str,
-    ranks: int,
-    sizes: str,
-    dtypes: str,
-    op: str,
-    memory: str,
-    against: str,
-    rounds: int,
-    json_to: str | None,
-) -> None:
+def _collective(name: str, asked: Asked) -> None:
     machine = Machine.here()
     kinds = options.MEMORY if name == "allreduce" else options.MEMORY[:2]
-    wanted = _sizes(sizes)
-    types = _names("--dtype", dtypes, options.DTYPES)
-    memories = _names("--memory", memory, kinds)
-    peers = _names("--against", against, options.PEERS)
-    if op not in options.OPS:
-        raise typer.BadParameter(f"--op: {op!r} is none of {', '.join(options.OPS)}")
+    wanted = _sizes(asked.sizes)
+    types = _names("--dtype", asked.dtype, options.DTYPES)
+    memories = _names("--memory", asked.memory, kinds)
+    peers = _names("--against", asked.against, options.PEERS)
+    if asked.op not in options.OPS:
+        raise typer.BadParameter(f"--op: {asked.op!r} is none of {', '.join(options.OPS)}")
     from fireflyer.bench import collectives
 
     spec = collectives.Spec(
         collective=name,
-        ranks=ranks,
+        ranks=asked.ranks,
         sizes=wanted,
         dtypes=types,
-        op=op,
+        op=asked.op,
         memory=memories,
         against=peers,
-        rounds=rounds,
+        rounds=asked.rounds,
     )
     rows, nccl = collectives.run(spec)
-    _report(name, machine, rows, nccl, json_to)
+    _report(name, machine, rows, nccl, asked.json_to)
     if wrong := sum(row.wrong for row in nccl):
         raise CollectiveError(f"bench {name}: {wrong} elements came out wrong, see #wrong")
 

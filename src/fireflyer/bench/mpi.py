@@ -4,6 +4,7 @@ The program is benchmarks/mpi_collectives.c of the source tree, compiled when fi
 $XDG_CACHE_HOME/fireflyer (default ~/.cache/fireflyer) under the hash of its source and compiler.
 """
 
+import contextlib
 import hashlib
 import os
 import select
@@ -12,7 +13,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from fireflyer.bench.cases import ACCOUNTS
 from fireflyer.bench.engine import Timing
@@ -47,19 +47,13 @@ class Mpi:
 
     def __enter__(self) -> "Mpi":
         self._folder = tempfile.TemporaryDirectory(prefix="fireflyer-bench-")
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             self._start()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def refuses(self, collective: str, dtype: str, op: str) -> str | None:

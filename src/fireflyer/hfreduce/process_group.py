@@ -3,6 +3,7 @@
 # The stub of torch has overloads here that torch itself never calls on a group made in Python.
 # mypy: disable-error-code="override, assignment"
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,6 +31,11 @@ from fireflyer.hfreduce.tensors import (
 )
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.hfreduce.work import OVER, SharedWork, Work
+
+
+def _dense(tensor: torch.Tensor, written: bool) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """Contiguous memory with the tensor's values; where the call writes it, what brings the result back."""
+    return writable(tensor) if written else (tensor.contiguous(), None)
 
 
 class ProcessGroupHFReduce(EngineGroup):
@@ -145,17 +151,14 @@ class ProcessGroupHFReduce(EngineGroup):
         opts = opts or dist.ReduceOptions()
         (tensor,) = listed(tensors)
         op = op_of(opts)
-        root = opts.rootRank
-        if self._rank == root:
-            flat, finish = writable(tensor)
-        else:
-            flat, finish = tensor.contiguous(), None
+        at_root = self._rank == opts.rootRank
+        flat, finish = _dense(tensor, written=at_root)
         data = real(flat)
-        buffers = [(data.data_ptr(), data.nbytes)]
+        buffers = buffers_of([data])
         return self._submit(
             native.Kind.REDUCE,
             buffers,
-            buffers if self._rank == root else [],
+            buffers if at_root else [],
             data.numel(),
             dtype_for(data, op),
             will_wait(opts),
@@ -164,16 +167,12 @@ class ProcessGroupHFReduce(EngineGroup):
             finish,
             data,
             op=op,
-            root=root,
+            root=opts.rootRank,
         )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Lists of inputs by rank; one operation an output."""
-        works = [
-            self._reduce_scatter(output, list(pieces), opts)
-            for output, pieces in zip(listed(outputs), inputs, strict=True)
-        ]
-        return self._over(works, listed(outputs))
+        return self._each(self._reduce_scatter, listed(outputs), map(list, inputs), opts)
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
@@ -183,11 +182,7 @@ class ProcessGroupHFReduce(EngineGroup):
     reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        works = [
-            self._reduce_scatter_base(output, source, opts)
-            for output, source in zip(outputs, inputs, strict=True)
-        ]
-        return self._over(works, outputs)
+        return self._each(self._reduce_scatter_base, outputs, inputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -217,22 +212,19 @@ class ProcessGroupHFReduce(EngineGroup):
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         opts = opts or dist.BroadcastOptions()
         (tensor,) = listed(tensors)
-        root = opts.rootRank
-        if self._rank == root:
-            flat, finish = tensor.contiguous(), None
-        else:
-            flat, finish = writable(tensor)
+        at_root = self._rank == opts.rootRank
+        flat, finish = _dense(tensor, written=not at_root)
         buffers = buffers_of([flat])
         return self._copy(
             native.Kind.BROADCAST,
-            buffers if self._rank == root else [],
-            buffers if self._rank != root else [],
+            buffers if at_root else [],
+            [] if at_root else buffers,
             flat,
             opts,
             [tensor],
             flat,
             finish,
-            root=root,
+            root=opts.rootRank,
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -260,11 +252,7 @@ class ProcessGroupHFReduce(EngineGroup):
     all_gather_single = all_gather_into_tensor = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        works = [
-            self._allgather_base(output, source, opts)
-            for output, source in zip(outputs, inputs, strict=True)
-        ]
-        return self._over(works, outputs)
+        return self._each(self._allgather_base, outputs, inputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -398,7 +386,17 @@ class ProcessGroupHFReduce(EngineGroup):
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         return self.recv(tensors, -1, tag)
 
-    # Pieces.
+    # Several calls in one, and pieces.
+
+    def _each(
+        self,
+        call: Callable[[torch.Tensor, Any, Any], Work],
+        outputs: list[torch.Tensor],
+        inputs: Iterable[Any],
+        opts: Any,
+    ) -> Work:
+        works = [call(output, source, opts) for output, source in zip(outputs, inputs, strict=True)]
+        return self._over(works, outputs)
 
     def _split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Equal flat pieces, one a rank."""
