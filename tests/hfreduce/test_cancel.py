@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 from fireflyer.errors import Cancelled, ConfigError
-
-
-def init(path: str, rank: int, world: int) -> dist.FileStore:
-    store = dist.FileStore(path, world)
-    dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
-    return dist.FileStore(path + "-signals", world)
 
 
 def submit(tensors: list[torch.Tensor], priorities: list[int]) -> list[Any]:
@@ -38,8 +33,8 @@ def test_what_waits_is_cancelled_everywhere(
     """Rank 0 keeps the queue waiting until it has heard of the wish."""
 
     def body(rank: int, world: int) -> tuple[list[str], list[float], float, list[str]]:
-        signals = init(store_path, rank, world)
-        group: Any = dist.group.WORLD
+        group = init(store_path, rank, world)
+        signals = dist.FileStore(store_path + "-signals", world)
         tensors = [torch.full((1_000,), 1.0 + rank) for _ in range(3)]
         first = None
         if rank != 0:  # operation 0; the queue goes on when rank 0 comes

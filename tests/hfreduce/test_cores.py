@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import init
 
 from fireflyer.errors import ConfigError
 from fireflyer.hfreduce import cores
@@ -74,8 +75,7 @@ def test_ranks_with_other_cores_agree_how_to_wait(
     def body(rank: int, world: int) -> float:
         if rank == 0:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        store = dist.FileStore(store_path, world)
-        dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
+        init(store_path, rank, world)
         tensor = torch.ones(16)
         dist.all_reduce(tensor)
         return float(tensor[0])
@@ -96,8 +96,7 @@ def test_threads_of_the_engine_stay_on_the_chosen_cores(
 
     def body(rank: int, world: int) -> tuple[int, set[int]]:
         everywhere = os.sched_getaffinity(0)
-        store = dist.FileStore(store_path, world)
-        dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
+        init(store_path, rank, world)
         work: Any = dist.all_reduce(torch.ones(10), async_op=True)
         work.wait()
         pinned = [cpus for cpus in threads().values() if cpus == {core}]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 
@@ -48,9 +49,7 @@ def test_operations_leave_nothing_behind(
     start_gang: Callable[..., Any], store_path: str, world: int, nodes: int
 ) -> None:
     def body(rank: int, world: int) -> tuple[Any, Any, int]:
-        store = dist.FileStore(store_path, world)
-        dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
-        group: Any = dist.group.WORLD
+        group = init(store_path, rank, world)
         zero_copy, staged, large = hfreduce.empty(64), torch.ones(64), torch.ones(400_000)
         parts = [torch.empty(64) for _ in range(world)]
 

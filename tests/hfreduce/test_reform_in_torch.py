@@ -17,7 +17,9 @@ from fireflyer.errors import CollectiveError, ConfigError
 MINUTE = datetime.timedelta(seconds=60)
 
 
-def test_a_manager_forms_the_group_by_a_store(start_gang: Callable[..., Any]) -> None:
+def test_a_manager_forms_the_group_by_a_store(
+    start_gang: Callable[..., Any], tmp_path: Path
+) -> None:
     """The way of torchft: after each quorum all of its members call `configure`."""
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
@@ -36,9 +38,9 @@ def test_a_manager_forms_the_group_by_a_store(start_gang: Callable[..., Any]) ->
         address = f"127.0.0.1:{server.port}/"
         group.configure(address + "quorum/1", f"replica{rank}", rank, world, quorum_id=1)
         totals.append(total(group))
-        group.barrier().wait()
+        meet(str(tmp_path / "met"), rank, world)
         if rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         with pytest.raises(CollectiveError):
             count(lambda: total(group))
         assert group.errored() is not None

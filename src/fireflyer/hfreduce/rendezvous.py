@@ -267,7 +267,7 @@ def _meet(
         except PeerLost as error:
             raise RankFailed(f"no connection to rank {peer}: {error}", peer) from error
     missing = {peer for peer in peers if peer > line.rank}
-    check = _Check(connection, missing)
+    check = _Check(connection, purpose, missing)
     while missing:
         peer, sock = line.take(purpose, missing, deadline, check)
         missing.discard(peer)
@@ -277,8 +277,9 @@ def _meet(
 class _Check:
     """Raises when ranks that are waited for will not come."""
 
-    def __init__(self, connection: Connection, missing: set[int]) -> None:
+    def __init__(self, connection: Connection, purpose: Purpose, missing: set[int]) -> None:
         self._connection = connection
+        self._purpose = purpose
         self._missing = missing
         self._pings = 0
         self._next_ping = time.monotonic() + _PING_S
@@ -287,11 +288,14 @@ class _Check:
         connection = self._connection
         line = connection.seat.line
         connection.watch.rethrow()
-        if given_up := self._missing.intersection(line.callers(Purpose.REFORM)):
+        # In this order: whoever has connected may have gone on meanwhile, or left, and is not to blame.
+        given_up = self._missing.intersection(line.callers(Purpose.REFORM))
+        missing = self._missing.difference(line.callers(self._purpose))
+        if given_up := given_up & missing:
             raise CollectiveError(f"rank {min(given_up)} did not get into the group and gave it up")
-        if time.monotonic() < self._next_ping:
+        if not missing or time.monotonic() < self._next_ping:
             return
-        peer = sorted(self._missing)[self._pings % len(self._missing)]
+        peer = sorted(missing)[self._pings % len(missing)]
         self._pings += 1
         try:
             discard(line.dial(peer, connection.cards[peer], Purpose.PING, _PING_S))
