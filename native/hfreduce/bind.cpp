@@ -177,7 +177,7 @@ void bind_watch(nb::module_ m) {
                             group.fail(error);
                             post.fail(error);
                           },
-                          nullptr, [&group](std::uint64_t number) { group.withdraw(number); }});
+                          [&group](std::uint64_t number) { group.withdraw(number); }});
           },
           "group"_a, "post"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), GilReleased(),
           "Fails both with the first failure, and announces what the group finds itself.")
@@ -191,7 +191,7 @@ void bind_watch(nb::module_ m) {
           "Gives the group up on all ranks: because of `rank`, or for a reason of no single rank.")
       .def("withdraw", &BoundWatch::withdraw, "operation"_a, GilReleased(),
            "Asks all ranks to cancel the operation of this number.")
-      .def("leave", &BoundWatch::leave, "operations"_a, "seconds"_a = 1.0, GilReleased(),
+      .def("leave", &BoundWatch::leave, "seconds"_a = 1.0, GilReleased(),
            "Says goodbye; waits at most `seconds` until the neighbours know.")
       .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Ends without a goodbye, as a death does.")
       .def("wait", &BoundWatch::wait, "seconds"_a = -1.0, GilReleased(),

@@ -54,7 +54,7 @@ struct Watch::Notice {
   std::uint16_t bytes = 0;
   std::int32_t rank = -1;
   std::uint32_t reserved = 0;
-  std::uint64_t operations = 0;
+  std::uint64_t operation = 0;  // of a withdrawal
   char text[kTextBytes] = {};
 
   static Notice of(Kind kind, const Error& error) {
@@ -192,20 +192,18 @@ Error Watch::announce(const Error& error) {
 void Watch::withdraw(std::uint64_t operation) {
   if (generation_ != fork_guard::generation()) return;
   Notice notice = Notice::of(Kind::withdraw, Error(Code::collective, "", rank_));
-  notice.operations = operation;
+  notice.operation = operation;
   const std::lock_guard lock(mutex_);
   heed(notice, nullptr);
   wake();
 }
 
-void Watch::leave(std::uint64_t operations, double seconds) {
+void Watch::leave(double seconds) {
   if (generation_ != fork_guard::generation()) return;
   std::unique_lock lock(mutex_);
   if (!leaving_) {
     leaving_ = true;
-    Notice notice = Notice::of(Kind::left, Error(Code::collective, "", rank_));
-    notice.operations = operations;
-    flood(notice, nullptr);
+    flood(Notice::of(Kind::left, Error(Code::collective, "", rank_)), nullptr);
     for (const auto& [socket, link] : links_) {
       link->said_all = true;
       flush(*link);
@@ -234,9 +232,7 @@ std::set<int> Watch::failed_ranks() const {
 
 std::set<int> Watch::left_ranks() const {
   const std::lock_guard lock(mutex_);
-  std::set<int> ranks;
-  for (const auto& [rank, operations] : left_) ranks.insert(rank);
-  return ranks;
+  return left_;
 }
 
 bool Watch::wait(double seconds) const {
@@ -275,14 +271,6 @@ void Watch::run() {
 void Watch::tell_listener() {
   std::unique_lock lock(mutex_);
   changed_.notify_all();
-  if (listener_.left) {
-    for (const auto& [rank, operations] : std::map(left_)) {
-      if (!told_left_.insert(rank).second) continue;
-      lock.unlock();
-      listener_.left(rank, operations);
-      lock.lock();
-    }
-  }
   if (listener_.withdraw) {
     const auto untold = std::exchange(untold_, {});
     lock.unlock();
@@ -361,12 +349,12 @@ bool Watch::heed(const Notice& notice, const Link* source) {
       break;
     case Kind::left:
       if (notice.rank < 0) return false;
-      if (notice.rank == rank_ || !left_.emplace(notice.rank, notice.operations).second) return true;
+      if (notice.rank == rank_ || !left_.insert(notice.rank).second) return true;
       break;
     case Kind::withdraw:
-      if (!withdrawn_.insert(notice.operations).second) return true;
+      if (!withdrawn_.insert(notice.operation).second) return true;
       if (withdrawn_.size() > kWithdrawals) withdrawn_.erase(withdrawn_.begin());
-      untold_.push_back(notice.operations);
+      untold_.push_back(notice.operation);
       break;
     default: return false;
   }

@@ -7,7 +7,7 @@
 //   notice   meaning                                              what the others do
 //   failed   the process of `rank` ended, or its link broke       RankFailed(rank) everywhere
 //   broken   a rank gives the group up: timeout, desync, abort    the same error everywhere
-//   left     `rank` said goodbye after so many operations         nothing, until they wait for it
+//   left     `rank` said goodbye                                  nothing, until they wait for it
 //   withdraw `rank` asks that an operation be cancelled           rank 0 settles whether it is; nothing else
 //
 // Thread contract: every method may be called from any thread. One thread of its own sleeps in the kernel until
@@ -36,9 +36,8 @@ class Watch {
   static constexpr std::size_t kTextBytes = 1024;  // of an error's message at most; longer ones are cut
 
   struct Listener {
-    std::function<void(const Error&)> failed = nullptr;      // once: why no operation can succeed any more
-    std::function<void(int, std::uint64_t)> left = nullptr;  // once a rank: it takes part in operations below the number
-    std::function<void(std::uint64_t)> withdraw = nullptr;   // once an operation, by its number
+    std::function<void(const Error&)> failed = nullptr;     // once: why no operation can succeed any more
+    std::function<void(std::uint64_t)> withdraw = nullptr;  // once an operation, by its number
   };
 
   Watch(int rank, int world);
@@ -65,9 +64,9 @@ class Watch {
   // Asks all ranks, this one too, to cancel an operation; see Group.
   void withdraw(std::uint64_t operation);
 
-  // Says goodbye after `operations` operations and waits until the neighbours know, for at most `seconds`. What
+  // Says goodbye and waits until the neighbours know, for at most `seconds`. What
   // happens to the others afterwards is of no interest.
-  void leave(std::uint64_t operations, double seconds = 1.0);
+  void leave(double seconds = 1.0);
   // Ends all links without a goodbye: the neighbours take it for a death.
   void drop_links();
 
@@ -106,11 +105,10 @@ class Watch {
   std::map<int, std::unique_ptr<Link>> links_;             // by socket
   std::map<int, int> processes_;                           // pidfd -> rank
   std::set<int> failed_;
-  std::map<int, std::uint64_t> left_;                      // rank -> operations it took part in
+  std::set<int> left_;
   std::optional<Error> failure_;
   Listener listener_;
   bool told_failure_ = false, leaving_ = false, closing_ = false;
-  std::set<int> told_left_;
   std::set<std::uint64_t> withdrawn_;                      // the latest, to know them when they come round again
   std::vector<std::uint64_t> untold_;                      // of them, what the listener has not heard yet
   std::thread thread_;

@@ -54,22 +54,33 @@ void a_death_is_told_to_all() {
   }
 }
 
-void a_goodbye_is_no_failure_and_is_told_with_its_count() {
+void a_goodbye_is_no_failure() {
   Row row(3);
-  std::atomic<int> told = -1;
-  row[2].listen({nullptr, [&](int rank, std::uint64_t operations) {
-                   CHECK(rank == 1 || (rank == 0 && operations == 7));
-                   told = rank;
-                   told.notify_all();
-                 }});
-  row[0].leave(7);
+  row[0].leave();
   row.watches[0].reset();
-  told.wait(-1);
-  CHECK(row[2].left_ranks() == std::set<int>{0});
-  row[1].leave(8);
+  while (row[2].left_ranks() != std::set<int>{0}) std::this_thread::yield();
+  row[1].leave();
   row.watches[1].reset();
-  row[2].leave(8);
+  row[2].leave();
   CHECK(!row[2].failure() && row[2].failed_ranks().empty());
+}
+
+void everybody_hears_once_of_a_withdrawal() {
+  Row row(4);
+  std::atomic<int> heard = 0;
+  for (int r = 0; r < 4; ++r) {
+    row[r].listen({nullptr, [&](std::uint64_t operation) {
+                     CHECK(operation == 7);
+                     ++heard;
+                     heard.notify_all();
+                   }});
+  }
+  row[3].withdraw(7);
+  row[0].withdraw(7);
+  for (int seen = heard; seen < 4; seen = heard) heard.wait(seen);
+  for (int r = 0; r < 4; ++r) row[r].leave();
+  row.watches[0].reset();
+  CHECK(heard == 4);
 }
 
 void all_may_leave_at_once() {
@@ -77,7 +88,7 @@ void all_may_leave_at_once() {
   std::vector<std::thread> threads;
   for (int r = 0; r < 4; ++r) {
     threads.emplace_back([&row, r] {
-      row[r].leave(1);
+      row[r].leave();
       CHECK(!row[r].failure());
     });
   }
@@ -106,7 +117,7 @@ void a_blame_gives_way_to_what_is_known_already() {
   const Error dead = row[1].announce(Error(Code::rank_failed, "rank 2 died or left the group", 2));
   CHECK(dead.rank() == 0);
   Row other(3);
-  other[0].leave(3);
+  other[0].leave();
   const Error gone = other[1].announce(Error(Code::rank_failed, "rank 0 died or left the group", 0));
   CHECK(gone.rank() == 0 && std::string(gone.what()) == "rank 0 left the group");
   CHECK(std::string(failure_of(other[2]).what()) == gone.what());
@@ -117,7 +128,7 @@ void one_call_fails_for_the_reason_of_the_group_or_its_own() {
   row.watches[0].reset();
   CHECK(row[1].verdict(Error(Code::rank_failed, "rank 2 died or left the group", 2)).rank() == 0);
   Row other(3);
-  other[0].leave(3);
+  other[0].leave();
   const Error left = other[1].verdict(Error(Code::rank_failed, "rank 0 died or left the group", 0));
   CHECK(left.rank() == 0 && !other[1].failure());  // the others go on
 }
@@ -131,8 +142,7 @@ void the_listener_hears_one_failure_once() {
                    CHECK(error.rank() == 0);
                    ++calls;
                    calls.notify_all();
-                 },
-                 nullptr});
+                 }});
   calls.wait(0);
   row.watches[2].reset();
   while (row[1].failed_ranks().size() < 2) std::this_thread::yield();
@@ -202,7 +212,8 @@ void a_rank_outside_the_group_is_refused() {
 int main() {
   a_process_is_watched();
   a_death_is_told_to_all();
-  a_goodbye_is_no_failure_and_is_told_with_its_count();
+  a_goodbye_is_no_failure();
+  everybody_hears_once_of_a_withdrawal();
   all_may_leave_at_once();
   an_announced_error_is_the_same_everywhere_and_the_first_counts();
   a_blame_gives_way_to_what_is_known_already();

@@ -186,7 +186,7 @@ def test_an_announced_error_is_raised_alike_on_every_rank(
         assert connection.watch.wait(30)
         error = failure(connection)
         # nobody is gone before all have heard
-        connection.watch.leave(0)
+        connection.watch.leave()
         return type(error), str(error)
 
     assert start_gang(body, 6, nodes).results() == [(CollectiveError, text)] * 6

@@ -36,7 +36,7 @@ class Watch:
     def withdraw(self, operation: int) -> None:
         """Asks all ranks to cancel the operation of this number."""
 
-    def leave(self, operations: int, seconds: float = 1.0) -> None:
+    def leave(self, seconds: float = 1.0) -> None:
         """Says goodbye; waits at most `seconds` until the neighbours know."""
 
     def drop_links(self) -> None:

@@ -68,10 +68,10 @@ def reform(
         except FireflyerError:
             old.group.abort()  # what still waits need not wait any longer
         view = _agree(seat, old.cards, old.epoch + 1, old.watch.failed_ranks, terms)
-        old.watch.leave(0, 0.0)
+        old.watch.leave(0.0)
         return _settle(seat, view, old.timeout_s, terms)
     except BaseException:
-        old.watch.leave(0, 0.0)
+        old.watch.leave(0.0)
         seat.leave()
         raise
 

@@ -148,7 +148,7 @@ class Connection:
 
 
 def _leave(watch: native.Watch, seat: Seat) -> None:
-    watch.leave(0)
+    watch.leave()
     seat.leave()
 
 
@@ -250,7 +250,7 @@ def establish(
             # The others fail for the same reason, and not because this rank is gone.
             named = error.rank if isinstance(error, RankFailed) else -1
             watch.announce(f"rank {rank} did not get into the group: {error}", named)
-            watch.leave(0, 0.0)
+            watch.leave(0.0)
             watch.drop_links()
         raise
 
