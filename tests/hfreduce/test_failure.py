@@ -68,6 +68,32 @@ def test_a_killed_rank_is_seen_although_its_child_holds_its_sockets(
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
+def test_a_forked_child_lets_go_of_its_parents_group(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
+    """While calls of the parent are under way: the child has none of the threads that could end them."""
+
+    def body(rank: int, world: int) -> float:
+        init(store_path, rank, world)
+        tensor = torch.ones(100_000)
+        if rank == 0:
+            work: Any = dist.all_reduce(tensor, async_op=True)
+            future = work.get_future()
+            child = os.fork()
+            if child == 0:
+                dist.destroy_process_group()
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            meet(store_path, rank, world)
+            return float(future.wait()[0][0])
+        meet(store_path, rank, world)
+        dist.all_reduce(tensor)
+        return float(tensor[0])
+
+    assert start_gang(body, 2, nodes).results() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_a_frozen_rank_ends_the_operation_at_its_timeout(
     start_gang: Callable[..., Any], store_path: str, nodes: int
 ) -> None:

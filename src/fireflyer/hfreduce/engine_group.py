@@ -72,6 +72,7 @@ class EngineGroup(ProcessGroup):
         self._use(connection)
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         self._devices = [torch.device(kind) for kind in kinds]
+        self._process = os.getpid()
         self._group_name = ""
         self._group_description = ""
         self._timeout_s = timeout.total_seconds()
@@ -254,6 +255,8 @@ class EngineGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """Waits for what is under way, then lets go of the threads and says goodbye."""
+        if os.getpid() != self._process:  # a forked child: all of it is the parent's
+            return
         self._let_go()
         if self._settler is not None:
             self._settler.shutdown()
