@@ -12,8 +12,8 @@ import torch
 import torch.utils.data as td
 
 from fireflyer.errors import ConfigError, Corrupted
-from fireflyer.ffrecord.reader import FileReader, Sample
-from fireflyer.ffrecord.torch import ConcatDataset, DataLoader, Dataset
+from fireflyer.ffrecord.reader import FileReader
+from fireflyer.ffrecord.torch import ConcatDataset, DataLoader, Dataset, Samples
 
 N = 23
 Store = Callable[..., Path]
@@ -26,7 +26,7 @@ class Numbers(Dataset):
         super().__init__(path)
         self.asked: list[list[int]] = []
 
-    def process(self, indices: Sequence[int], data: list[Sample]) -> list[torch.Tensor]:
+    def process(self, indices: Sequence[int], data: Samples) -> list[torch.Tensor]:
         self.asked.append(list(indices))
         return [torch.from_numpy(d.view(np.int64)) for d in data]
 
@@ -77,6 +77,53 @@ def test_without_process_samples_are_their_bytes(store: Store) -> None:
     plain = Dataset(store([b"ab", b"c"]))
     assert [s.tobytes() for s in plain[[1, 0]]] == [b"c", b"ab"]
     assert len(plain) == 2
+
+
+def test_a_batch_is_one_block_of_memory(store: Store) -> None:
+    content = [b"abc", b"", b"de", b"f" * 1000]
+    batch = Dataset(store(content))[[3, 1, 0, 0]]
+    assert isinstance(batch, Samples)
+    expected = [content[i] for i in (3, 1, 0, 0)]
+    assert [s.tobytes() for s in batch] == expected
+    assert [batch[j].tobytes() for j in range(4)] == expected
+    assert batch[-1].tobytes() == b"abc"
+    assert [s.tobytes() for s in batch[1:3]] == expected[1:3]
+    assert batch.arena.numel() == 1006
+    assert batch.offsets.tolist() == [0, 1000, 1000, 1003, 1006]
+    with pytest.raises(IndexError):
+        batch[4]
+    assert "4 samples, 1006 bytes" in repr(batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_samples_of_any_length_cross_as_one_block(store: Store, workers: int, method: str) -> None:
+    content = [bytes([i]) * (i * 37 % 101) for i in range(40)]
+    context = method if workers else None
+    loader = DataLoader(
+        Dataset(store(content)), 16, num_workers=workers, multiprocessing_context=context
+    )
+    batches = list(loader)
+    assert all(isinstance(batch, Samples) for batch in batches)
+    assert [s.tobytes() for batch in batches for s in batch] == content
+    assert all(batch.arena.is_shared() == bool(workers) for batch in batches)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_batches_made_ahead_are_the_same_and_not_counted_before_they_are_given(
+    numbers: Numbers, prefetch: int
+) -> None:
+    loader = DataLoader(numbers, 4, shuffle=True, generator=seeded(5), prefetch=prefetch)
+    plain = values(td.DataLoader(numbers, 4, shuffle=True, generator=seeded(5)))
+    batches = iter(loader)
+    assert values([next(batches), next(batches)]) == plain[:2]
+    assert loader.state_dict()["step"] == 2
+    assert values(batches) == plain[2:]
+
+
+def test_a_negative_prefetch_is_refused(numbers: Numbers) -> None:
+    with pytest.raises(ConfigError, match="prefetch"):
+        DataLoader(numbers, prefetch=-1)
 
 
 def test_a_damaged_sample_reaches_the_training_loop_as_such(store: Store) -> None:

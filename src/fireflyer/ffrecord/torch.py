@@ -1,21 +1,78 @@
 """PyTorch's view of record files: batches read in one call, and loaders that can continue an epoch.
 
-`Dataset` answers a whole batch of indices at once (`__getitems__`), which every DataLoader of torch uses.
-`DataLoader` adds `set_step` and `state_dict` without touching torch's private parts: it only wraps the
-sampler of batches.
+`Dataset` answers a whole batch of indices at once (`__getitems__`), which every DataLoader of torch uses; as
+it is, with `Samples`: one block of memory, which is also all that a worker process hands over. `DataLoader`
+adds `set_step`, `state_dict` and batches made ahead by a thread, without touching torch's private parts: it
+wraps the sampler of batches and the iterator.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Self, cast, overload
 
 import torch
 import torch.utils.data as td
 
 from fireflyer.errors import ConfigError
+from fireflyer.ffrecord.ahead import Ahead
 from fireflyer.ffrecord.paths import PathName
 from fireflyer.ffrecord.reader import FileReader, Sample
+
+
+class Samples(Sequence[Sample]):
+    """The samples of a batch as uint8 arrays of any length: views on one block of memory.
+
+    A worker process hands over two tensors, however many samples there are.
+
+    Attributes:
+        arena: uint8 tensor of all bytes, one sample after the other.
+        offsets: int64 tensor of k + 1 values: sample j is `arena[offsets[j]:offsets[j + 1]]`.
+    """
+
+    def __init__(self, arena: torch.Tensor, offsets: torch.Tensor) -> None:
+        self.arena = arena
+        self.offsets = offsets
+        self._bytes = arena.numpy()
+        self._ends: list[int] = offsets.tolist()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Sample]: ...
+
+    def __getitem__(self, place: int | slice) -> Sample | list[Sample]:
+        if isinstance(place, slice):
+            return [self[j] for j in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"sample {place} of a batch of {len(self)}")
+        place %= len(self)
+        return self._bytes[self._ends[place] : self._ends[place + 1]]
+
+    def __iter__(self) -> Iterator[Sample]:
+        start = 0
+        for end in self._ends[1:]:
+            yield self._bytes[start:end]
+            start = end
+
+    def pin_memory(self) -> Self:
+        """What torch's loaders call for `pin_memory=True`."""
+        return type(self)(self.arena.pin_memory(), self.offsets)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[torch.Tensor, torch.Tensor]]:
+        return type(self), (self.arena, self.offsets)
+
+    def __repr__(self) -> str:
+        return f"Samples({len(self)} samples, {self.arena.numel()} bytes)"
+
+
+def collate(batch: Sequence[Any]) -> Any:
+    """What `DataLoader` does by default: `Samples` stay, all else goes to torch's own `default_collate`."""
+    return batch if isinstance(batch, Samples) else td.default_collate(cast(list[Any], batch))
 
 
 class Dataset(td.Dataset[Any]):
@@ -34,12 +91,13 @@ class Dataset(td.Dataset[Any]):
     def __len__(self) -> int:
         return self.reader.n
 
-    def process(self, indices: Sequence[int], data: list[Sample]) -> Sequence[Any]:
+    def process(self, indices: Sequence[int], data: Samples) -> Sequence[Any]:
         """One sample for each of `data`, the uint8 arrays read at `indices`; as it is, the arrays."""
         return data
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        return self.process(indices, self.reader.read(indices))
+        arena, offsets = self.reader.read_batch(indices)
+        return self.process(indices, Samples(torch.from_numpy(arena), torch.from_numpy(offsets)))
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
         """One sample, or a list of samples for a list of indices.
@@ -124,7 +182,12 @@ class DataLoader(td.DataLoader[Any]):
     generator it makes one of its own from torch's default generator, so that the order can be saved.
     With a sampler of your own, restoring that sampler's order (seed, epoch) is yours to do.
 
-    Takes the arguments of `torch.utils.data.DataLoader` for map-style datasets with automatic batching.
+    Takes the arguments of `torch.utils.data.DataLoader` for map-style datasets with automatic batching, and:
+
+    Args:
+        collate_fn: default `collate`.
+        prefetch: batches that a thread of this process makes ahead; 0 makes them in the caller. With worker
+            processes (`num_workers`) it is theirs to work ahead: see `prefetch_factor`.
 
     Raises:
         ConfigError: an iterable-style dataset, or no batches (`batch_size=None`).
@@ -142,6 +205,7 @@ class DataLoader(td.DataLoader[Any]):
         pin_memory: bool = False,
         drop_last: bool = False,
         *,
+        prefetch: int = 1,
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
@@ -170,6 +234,9 @@ class DataLoader(td.DataLoader[Any]):
             raise ConfigError(
                 "a batch_sampler excludes batch_size, shuffle, sampler and drop_last: pass it alone"
             )
+        if prefetch < 0:
+            raise ConfigError(f"prefetch={prefetch}: a number of batches, or 0")
+        self._prefetch = 0 if num_workers else prefetch
         self._batches = _Batches(batch_sampler)
         self._generator = generator
         self._skip = 0  # batches that the next epoch leaves out
@@ -178,7 +245,7 @@ class DataLoader(td.DataLoader[Any]):
             dataset,
             batch_sampler=self._batches,
             num_workers=num_workers,
-            collate_fn=collate_fn,
+            collate_fn=collate if collate_fn is None else collate_fn,
             pin_memory=pin_memory,
             generator=generator,
             **options,
@@ -188,7 +255,8 @@ class DataLoader(td.DataLoader[Any]):
         start = None if self._generator is None else self._generator.get_state()
         self._epoch = _Epoch(self._skip, start)
         self._batches.skip, self._skip = self._skip, 0
-        return self._epoch.run(super().__iter__())
+        batches = super().__iter__()
+        return self._epoch.run(Ahead(batches, self._prefetch) if self._prefetch else batches)
 
     def set_step(self, step: int) -> None:
         """The next epoch leaves out its first `step` batches, unread; later epochs are whole.
