@@ -5,6 +5,8 @@
 #include "base/fork_guard.hpp"
 #include "hfreduce/host.hpp"
 #include "hfreduce/stager.hpp"
+#include "hfreduce/tcp.hpp"
+#include "hfreduce/ucx.hpp"
 
 namespace ff::hfreduce {
 
@@ -14,7 +16,11 @@ Group::Group(Config config, std::unique_ptr<Team> team)
       timeout_s_(config_.timeout_s),
       team_(std::move(team)) {
   if (config_.layout.hosts.size() > 1) {
-    transport_ = std::make_unique<TcpTransport>();
+    if (config_.transport == TransportKind::ucx) {
+      transport_ = std::make_unique<UcxTransport>();
+    } else {
+      transport_ = std::make_unique<TcpTransport>();
+    }
     hierarchy_ = std::make_unique<Hierarchy>(config_.layout, team_.get(), *transport_);
   }
 }
