@@ -108,7 +108,9 @@ inline void talk(Transport& transport, int me, std::uint64_t seed) {
 inline void reduce(Transport& transport, std::size_t me, std::size_t members) {
   std::vector<int> ranks;
   for (std::size_t m = 0; m < members; ++m) ranks.push_back(static_cast<int>(m));
-  const std::vector<std::uint32_t> zones = {0, 1, 0, 1, 1};
+  std::vector<std::uint32_t> zones = {0, 1, 0, 1, 1};
+  CHECK(members <= zones.size());
+  zones.resize(members);
   Scratch scratch;
   for (std::size_t call = 0; call < 24; ++call) {
     const Cut cut{call * call * 400 + 1, call % 2 == 0 ? 5000u : 300u, 16};

@@ -96,6 +96,7 @@ void UcxTransport::tear_down() noexcept {
     if (link->endpoint != nullptr) engine_->close(link->endpoint);
     link->endpoint = nullptr;
   }
+  settle_down();
   for (const Links* links : {&incoming_, &outgoing_}) {
     for (const auto& [rank, link] : *links) {
       for (Message& message : link->messages) {
@@ -105,6 +106,20 @@ void UcxTransport::tear_down() noexcept {
     }
   }
   engine_.reset();
+}
+
+// Until UCX is through with the sends of closed endpoints, for half a second at most: what is left then ends with
+// the worker.
+void UcxTransport::settle_down() noexcept {
+  const auto limit = Clock::now() + std::chrono::milliseconds(500);
+  const auto under_way = [](const auto& entry) {
+    const auto& messages = entry.second->messages;
+    return std::any_of(messages.begin(), messages.end(),
+                       [](const Message& m) { return m.state == State::under_way; });
+  };
+  while (std::any_of(outgoing_.begin(), outgoing_.end(), under_way) && Clock::now() < limit) {
+    engine_->progress();
+  }
 }
 
 void UcxTransport::check() {
@@ -210,8 +225,9 @@ void UcxTransport::greeted(Link& link, const ucx::Line::Greeting& greeting) {
   params.on_error = on_error;
   params.argument = &link;
   const Status status = engine_->api().endpoint_create(engine_->worker(), &params, &link.endpoint);
-  if (status != Status::ok) {
-    fail(engine_->error("no way to rank " + std::to_string(link.rank) + " (see UCX_TLS, UCX_NET_DEVICES)", status));
+  if (status != Status::ok) {  // no way, or the peer's worker is gone already
+    link.endpoint = nullptr;
+    return break_link(link, status);
   }
   link.tag = greeting.tag;
   for (Message& message : link.messages) hand_over(message);
@@ -270,7 +286,7 @@ void UcxTransport::post(Link& link, Transfer& transfer) {
   link.messages.push_back({&link, &transfer});
   ++pending_;
   ++posted_;
-  if (link.incoming || link.endpoint != nullptr) hand_over(link.messages.back());
+  if (link.incoming || link.endpoint != nullptr) hand_over(link.messages.back());  // else when greeted
   settle();
 }
 
@@ -409,7 +425,9 @@ void UcxTransport::look_after(Link& link) {
   if (link.line.ended()) fail(left(link.rank));
   if (Clock::now() - *link.broken < kPatience) return;
   fail(Error(Code::rank_failed,
-             "the UCX connection with rank " + std::to_string(link.rank) + " failed: " + link.why, link.rank));
+             "the UCX connection with rank " + std::to_string(link.rank) + " failed: " + link.why +
+                 (link.incoming || link.endpoint ? "" : " (see UCX_TLS and UCX_NET_DEVICES)"),
+             link.rank));
 }
 
 // Is there a message that will not be done? What the other side has done when it left is done here, too, or comes.

@@ -101,6 +101,7 @@ class UcxTransport final : public LinkedTransport {
   void check();
   [[noreturn]] void fail(Error error);
   void tear_down() noexcept;
+  void settle_down() noexcept;
   std::uint64_t new_tag();
 
   static void on_sent(ucx::Request*, ucx::Status status, void* message);
