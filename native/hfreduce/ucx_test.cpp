@@ -413,6 +413,25 @@ bool load() {
   return true;
 }
 
+// Two ranks that have no transport in common.
+void test_no_way() {
+  ::setenv("UCX_TLS", "tcp", 1);
+  UcxTransport from;
+  ::setenv("UCX_TLS", "posix", 1);
+  UcxTransport to;
+  join(from, 0, to, 8);
+  char byte = 0;
+  std::vector<Transfer> sends = {{&byte, 1}};
+  from.send(8, sends[0]);
+  std::atomic<bool> over = false;
+  std::thread attendant([&] { attend(to, over); });
+  const Error error = error_of([&] { finish(from, sends); });
+  CHECK(error.code() == Code::rank_failed && error.rank() == 8);
+  CHECK(std::string(error.what()).find("UCX_TLS") != std::string::npos);
+  over = true;
+  attendant.join();
+}
+
 void test_no_transport() {
   ::setenv("UCX_TLS", "no_such", 1);
   const Error error = error_of([] { UcxTransport none; });
@@ -446,6 +465,7 @@ int main() {
     test_exchanges();
     test_fork();
   }
+  test_no_way();
   test_no_transport();
   return 0;
 }
