@@ -45,7 +45,7 @@ void watch(int epoll, int fd, std::uint64_t data) {
 
 }  // namespace
 
-// ---- Beginning and end ------------------------------------------------------------------------------------
+// ---- Beginning and end ------------------------------------------------------------------------
 
 UcxTransport::UcxTransport()
     : generation_(fork_guard::generation()), engine_(std::make_unique<ucx::Engine>()) {
@@ -102,14 +102,16 @@ void UcxTransport::tear_down() noexcept {
       for (Message& message : link->messages) {
         if (message.request != nullptr) api.request_free(message.request);
       }
-      link->messages.clear();
     }
   }
   engine_.reset();
+  for (const Links* links : {&incoming_, &outgoing_}) {
+    for (const auto& [rank, link] : *links) link->messages.clear();
+  }
 }
 
-// Until UCX is through with the sends of closed endpoints, for half a second at most: what is left then ends with
-// the worker.
+// Until UCX is through with the sends of closed endpoints, for half a second at most: what is left
+// then ends with the worker.
 void UcxTransport::settle_down() noexcept {
   const auto limit = Clock::now() + std::chrono::milliseconds(500);
   const auto under_way = [](const auto& entry) {
@@ -146,7 +148,7 @@ void UcxTransport::wake() {
   [[maybe_unused]] const ssize_t put = ::write(wake_, &one, sizeof one);
 }
 
-// ---- Links ------------------------------------------------------------------------------------------------
+// ---- Links ------------------------------------------------------------------------------------
 
 void UcxTransport::add_outgoing(int rank, int fd) { add(rank, fd, false); }
 void UcxTransport::add_incoming(int rank, int fd) { add(rank, fd, true); }
@@ -244,7 +246,8 @@ bool UcxTransport::poll(int timeout_ms, bool drain_wakes) {
     if (event.data.u64 == kEngine) continue;
     if (event.data.u64 == kWake) {
       std::uint64_t wakes;
-      if (drain_wakes) [[maybe_unused]] const ssize_t got = ::read(wake_, &wakes, sizeof wakes);
+      if (drain_wakes) [[maybe_unused]]
+        const ssize_t got = ::read(wake_, &wakes, sizeof wakes);
       continue;
     }
     auto& link = *static_cast<Link*>(event.data.ptr);
@@ -265,7 +268,7 @@ bool UcxTransport::poll(int timeout_ms, bool drain_wakes) {
   return news;
 }
 
-// ---- Messages ---------------------------------------------------------------------------------------------
+// ---- Messages ---------------------------------------------------------------------------------
 
 void UcxTransport::send(int rank, Transfer& transfer) {
   const std::lock_guard lock(work_mutex_);
@@ -286,7 +289,8 @@ void UcxTransport::post(Link& link, Transfer& transfer) {
   link.messages.push_back({&link, &transfer});
   ++pending_;
   ++posted_;
-  if (link.incoming || link.endpoint != nullptr) hand_over(link.messages.back());  // else when greeted
+  if (link.incoming || link.endpoint != nullptr)
+    hand_over(link.messages.back());  // else when greeted
   settle();
 }
 
@@ -299,10 +303,12 @@ void UcxTransport::hand_over(Message& message) {
   if (link.incoming) {
     params.mask |= CallParams::kNeverAtOnce;
     params.received = on_received;
-    request = engine_->api().tag_receive(engine_->worker(), transfer.data, transfer.bytes, link.tag, kWholeTag, &params);
+    request = engine_->api().tag_receive(engine_->worker(), transfer.data, transfer.bytes, link.tag,
+                                         kWholeTag, &params);
   } else {
     params.sent = on_sent;
-    request = engine_->api().tag_send(link.endpoint, transfer.data, transfer.bytes, link.tag, &params);
+    request =
+        engine_->api().tag_send(link.endpoint, transfer.data, transfer.bytes, link.tag, &params);
   }
   if (request == nullptr) {
     completed(message, Status::ok);
@@ -327,10 +333,10 @@ void UcxTransport::on_received(ucx::Request*, Status status, const ucx::Received
     const std::size_t wanted = taken.transfer->bytes;
     if (status == Status::ok && received->bytes != wanted) status = Status::message_truncated;
     if (status == Status::message_truncated) {
-      self.bad_message_ = Error(Code::collective,
-                                "rank " + std::to_string(taken.link->rank) +
-                                    " sent a message of another length than the " +
-                                    std::to_string(wanted) + " bytes that were awaited");
+      self.bad_message_ =
+          Error(Code::collective, "rank " + std::to_string(taken.link->rank) +
+                                      " sent a message of another length than the " +
+                                      std::to_string(wanted) + " bytes that were awaited");
     }
   }
   self.completed(taken, status);
@@ -396,12 +402,12 @@ void UcxTransport::release_last() {
 // Also when it failed: of the links to be flushed some are broken, which they tell themselves.
 void UcxTransport::on_flushed(ucx::Request* request, Status, void* transport) {
   auto& self = *static_cast<UcxTransport*>(transport);
-  if (request != nullptr) self.engine_->api().request_free(request);
+  if (request != nullptr && self.engine_ != nullptr) self.engine_->api().request_free(request);
   self.flushed_ = self.flushing_;
   self.flushing_ = 0;
 }
 
-// ---- Progress ---------------------------------------------------------------------------------------------
+// ---- Progress ---------------------------------------------------------------------------------
 
 bool UcxTransport::progress() {
   const std::lock_guard lock(work_mutex_);
@@ -418,8 +424,8 @@ bool UcxTransport::progress() {
   return moved;
 }
 
-// Throws if what is awaited on a link that has ended or is broken will not come. REQUIRES: UCX has nothing to do,
-// so that what came before the end has been taken.
+// Throws if what is awaited on a link that has ended or is broken will not come. REQUIRES: UCX has
+// nothing to do, so that what came before the end has been taken.
 void UcxTransport::look_after(Link& link) {
   if (!lost(link)) return;
   if (link.line.ended()) fail(left(link.rank));
@@ -430,7 +436,8 @@ void UcxTransport::look_after(Link& link) {
              link.rank));
 }
 
-// Is there a message that will not be done? What the other side has done when it left is done here, too, or comes.
+// Is there a message that will not be done? What the other side has done when it left is done here,
+// too, or comes.
 bool UcxTransport::lost(Link& link) {
   const std::uint64_t promised = link.line.promised().value_or(0);
   std::uint64_t number = link.done;
@@ -450,8 +457,10 @@ void UcxTransport::wait(std::chrono::milliseconds limit) {
   const std::lock_guard lock(work_mutex_);
   check();
   if (!engine_->arm()) return;
-  const bool impatient = std::any_of(troubled_.begin(), troubled_.end(), [this](Link* l) { return lost(*l); });
-  poll(static_cast<int>(impatient ? std::min<std::int64_t>(limit.count(), 50) : limit.count()), true);
+  const bool impatient =
+      std::any_of(troubled_.begin(), troubled_.end(), [this](Link* l) { return lost(*l); });
+  poll(static_cast<int>(impatient ? std::min<std::int64_t>(limit.count(), 50) : limit.count()),
+       true);
 }
 
 }  // namespace ff::hfreduce

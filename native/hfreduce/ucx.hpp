@@ -1,14 +1,15 @@
 // Bytes over UCX, the way to RDMA networks: tagged messages between workers, one a group.
 //
-// Thread contract: that of LinkedTransport. A mutex makes UCX see one thread at a time: abort() ends what is under way
-// in the thread that calls it.
+// Thread contract: that of LinkedTransport. A mutex makes UCX see one thread at a time: abort()
+// ends what is under way in the thread that calls it.
 //
-// A link's socket stays beside UCX's own connections: see ucx_line.hpp. Its end alone says that a peer has left. An
-// endpoint that fails while the socket lives counts a second later: most likely the peer has given the group up because
-// of somebody else, which is what should be heard first.
+// A link's socket stays beside UCX's own connections: see ucx_line.hpp. Its end alone says that a
+// peer has left. An endpoint that fails while the socket lives counts a second later: most likely
+// the peer has given the group up because of somebody else, which is what should be heard first.
 //
-// Messages of a link are done in order. When none is left the last one is held back until UCX has flushed the
-// worker: nobody calls progress() between operations, so nothing may wait in UCX for that.
+// Messages of a link are done in order. When none is left the last one is held back until UCX has
+// flushed the worker: nobody calls progress() between operations, so nothing may wait in UCX for
+// that.
 #pragma once
 
 #include <atomic>
@@ -36,8 +37,8 @@ class UcxTransport final : public LinkedTransport {
  public:
   // Throws Error(collective) where UCX cannot be had: see ucx::Engine.
   UcxTransport();
-  // Peers learn that this rank left and still get all that was done here. In a forked child closes its copies of
-  // the sockets and leaves the rest to the parent.
+  // Peers learn that this rank left and still get all that was done here. In a forked child closes
+  // its copies of the sockets and leaves the rest to the parent.
   ~UcxTransport() override;
   UcxTransport(const UcxTransport&) = delete;
   UcxTransport& operator=(const UcxTransport&) = delete;
@@ -47,13 +48,16 @@ class UcxTransport final : public LinkedTransport {
 
   void send(int rank, Transfer& transfer) override;
   void receive(int rank, Transfer& transfer) override;
-  // After they have thrown, they throw the same again, and neither transfers nor their memory are touched any more.
+  // After they have thrown, they throw the same again, and neither transfers nor their memory are
+  // touched any more.
   bool progress() override;
   void wait(std::chrono::milliseconds limit) override;
 
   void wake() override;
   void abort() override;  // the same holds when it returns; peers see endpoints fail
-  std::uint64_t bytes_sent() const override { return sent_; }  // payload alone: of messages that are done
+  std::uint64_t bytes_sent() const override {
+    return sent_;
+  }  // payload alone: of messages that are done
 
  private:
   struct Link;
@@ -105,12 +109,13 @@ class UcxTransport final : public LinkedTransport {
   std::uint64_t new_tag();
 
   static void on_sent(ucx::Request*, ucx::Status status, void* message);
-  static void on_received(ucx::Request*, ucx::Status status, const ucx::Received* received, void* message);
+  static void on_received(ucx::Request*, ucx::Status status, const ucx::Received* received,
+                          void* message);
   static void on_error(void* link, ucx::Endpoint*, ucx::Status status);
   static void on_flushed(ucx::Request* request, ucx::Status, void* transport);
   void completed(Message& message, ucx::Status status);
 
-  const unsigned generation_;  // of forks
+  const unsigned generation_;            // of forks
   std::unique_ptr<ucx::Engine> engine_;  // null after a failure
   int epoll_ = -1;
   int wake_ = -1;  // eventfd
@@ -124,8 +129,9 @@ class UcxTransport final : public LinkedTransport {
   std::vector<Link*> troubled_;  // ended or broken
   std::size_t pending_ = 0;      // messages that are not done
   std::uint64_t posted_ = 0;     // messages so far
-  std::uint64_t flushing_ = 0, flushed_ = 0;  // posted_ when the flush under way, or the last one, began
-  bool closing_ = false;         // callbacks come too late
+  std::uint64_t flushing_ = 0,
+                flushed_ = 0;  // posted_ when the flush under way, or the last one, began
+  bool closing_ = false;       // callbacks come too late
   std::optional<Error> failed_, bad_message_;
 
   std::mutex mutex_;

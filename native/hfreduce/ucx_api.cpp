@@ -16,8 +16,8 @@ constexpr const char* kLibrary = "libucp.so.0";
 constexpr const char* kPackage = "libucx0 (Debian, Ubuntu) or ucx (Red Hat, SUSE)";
 constexpr unsigned kMajor = 1, kMinor = 11;  // from here on all versions understand each other
 
-// Variables that hold while the library starts, where the user has not set them. The environment is no thread's own:
-// this runs once in the life of a process, when its first group over UCX is made.
+// Variables that hold while the library starts, where the user has not set them. The environment is
+// no thread's own: this runs once in the life of a process, when its first group over UCX is made.
 class Setting {
  public:
   Setting() {
@@ -46,7 +46,8 @@ template <typename Function>
 void find(void* library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(library, name));
   if (function == nullptr) {
-    throw Error(Code::collective, std::string(kLibrary) + " has no " + name + ": not UCX 1.11 or newer");
+    throw Error(Code::collective,
+                std::string(kLibrary) + " has no " + name + ": not UCX 1.11 or newer");
   }
 }
 
@@ -54,17 +55,17 @@ Api load() {
   const Setting setting;
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw Error(Code::collective, std::string("the UCX transport needs ") + kLibrary + ": " + ::dlerror() +
-                                      "; install the package " + kPackage);
+    throw Error(Code::collective, std::string("the UCX transport needs ") + kLibrary + ": " +
+                                      ::dlerror() + "; install the package " + kPackage);
   }
   Api a{};
   find(library, "ucp_get_version", a.get_version);
   unsigned release = 0;
   a.get_version(&a.major, &a.minor, &release);
   if (a.major != kMajor || a.minor < kMinor) {
-    throw Error(Code::collective, std::string(kLibrary) + " is of UCX " + std::to_string(a.major) + "." +
-                                      std::to_string(a.minor) + ": 1.11 or a newer 1.x is needed; package " +
-                                      kPackage);
+    throw Error(Code::collective, std::string(kLibrary) + " is of UCX " + std::to_string(a.major) +
+                                      "." + std::to_string(a.minor) +
+                                      ": 1.11 or a newer 1.x is needed; package " + kPackage);
   }
   find(library, "ucp_config_read", a.config_read);
   find(library, "ucp_config_release", a.config_release);

@@ -1,7 +1,9 @@
-// The part of UCX that the transport uses, found in libucp.so.0 at run time: nothing of UCX is needed to build.
+// The part of UCX that the transport uses, found in libucp.so.0 at run time: nothing of UCX is
+// needed to build.
 //
-// Declarations are written after UCX's documentation, for the binary interface that it has kept since 1.11. Structures
-// end after the last member that is used here: UCX reads only what a mask names.
+// Declarations are written after UCX's documentation, for the binary interface that it has kept
+// since 1.11. Structures end after the last member that is used here: UCX reads only what a mask
+// names.
 //
 // Thread contract: api() may be called from any thread.
 #pragma once
@@ -27,7 +29,8 @@ struct Config;
 struct Address;
 using Request = void;
 
-// Functions that may not be through at once return null (done), a Request, or a Status in the place of an address.
+// Functions that may not be through at once return null (done), a Request, or a Status in the place
+// of an address.
 inline bool is_error(const Request* request) {
   return reinterpret_cast<std::uintptr_t>(request) >=
          static_cast<std::uintptr_t>(static_cast<std::intptr_t>(Status::last));
@@ -65,10 +68,12 @@ struct Received {
 };
 
 using SendCallback = void (*)(Request* request, Status status, void* argument);
-using ReceiveCallback = void (*)(Request* request, Status status, const Received* received, void* argument);
+using ReceiveCallback = void (*)(Request* request, Status status, const Received* received,
+                                 void* argument);
 
 struct CallParams {
-  static constexpr std::uint32_t kCallback = 1u << 1, kArgument = 1u << 2, kFlags = 1u << 4, kMemoryType = 1u << 6,
+  static constexpr std::uint32_t kCallback = 1u << 1, kArgument = 1u << 2, kFlags = 1u << 4,
+                                 kMemoryType = 1u << 6,
                                  kNeverAtOnce = 1u << 16;  // the callback tells of every completion
   static constexpr std::uint32_t kForce = 1u << 0;         // flag of endpoint_close
   static constexpr int kHost = 0;                          // memory_type
@@ -91,7 +96,8 @@ struct Api {
   void (*get_version)(unsigned* major, unsigned* minor, unsigned* release);
   Status (*config_read)(const char* prefix, const char* file, Config** config);
   void (*config_release)(Config* config);
-  Status (*init)(unsigned major, unsigned minor, const ContextParams* params, const Config* config, Context** context);
+  Status (*init)(unsigned major, unsigned minor, const ContextParams* params, const Config* config,
+                 Context** context);
   void (*cleanup)(Context* context);
   Status (*worker_create)(Context* context, const WorkerParams* params, Worker** worker);
   void (*worker_destroy)(Worker* worker);
@@ -105,20 +111,21 @@ struct Api {
   Request* (*endpoint_close)(Endpoint* endpoint, const CallParams* params);
   Request* (*tag_send)(Endpoint* endpoint, const void* data, std::size_t bytes, std::uint64_t tag,
                        const CallParams* params);
-  Request* (*tag_receive)(Worker* worker, void* data, std::size_t bytes, std::uint64_t tag, std::uint64_t tag_mask,
-                          const CallParams* params);
+  Request* (*tag_receive)(Worker* worker, void* data, std::size_t bytes, std::uint64_t tag,
+                          std::uint64_t tag_mask, const CallParams* params);
   void (*request_cancel)(Worker* worker, Request* request);
   void (*request_free)(Request* request);
   Status (*request_status)(Request* request);
   const char* (*status_string)(Status status);
 };
 
-// Loads the library with the first call; it stays loaded. Throws Error(collective) that says what to install where it
-// is missing or too old.
+// Loads the library with the first call; it stays loaded. Throws Error(collective) that says what
+// to install where it is missing or too old.
 //
-// UCX would take over signals (SIGSEGV, SIGHUP and others), write its log to the standard output, and rewrite mmap and
-// its like in the C library. None of that is done unless variables of UCX ask for it, save the last where there
-// are RDMA devices: their registration cache would not be safe without.
+// UCX would take over signals (SIGSEGV, SIGHUP and others), write its log to the standard output,
+// and rewrite mmap and its like in the C library. None of that is done unless variables of UCX ask
+// for it, save the last where there are RDMA devices: their registration cache would not be safe
+// without.
 const Api& api();
 
 }  // namespace ff::hfreduce::ucx

@@ -65,8 +65,8 @@ void Line::read() {
 }
 
 void Line::parse() {
-  const Error stranger(Code::collective,
-                       "rank " + std::to_string(rank_) + " does not speak the protocol of a UCX link");
+  const Error stranger(Code::collective, "rank " + std::to_string(rank_) +
+                                             " does not speak the protocol of a UCX link");
   if (side_ == Side::sender && !greeted_) {
     Head head;
     if (in_.size() < sizeof head) return;

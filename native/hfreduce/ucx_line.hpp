@@ -1,12 +1,12 @@
-// The socket of one link of the UCX transport: it tells the sender where to send to, and both sides whether the other
-// is alive and, when it leaves, how far it has come.
+// The socket of one link of the UCX transport: it tells the sender where to send to, and both sides
+// whether the other is alive and, when it leaves, how far it has come.
 //
 //   receiver -> sender   Greeting, the address of its UCX worker          when the link is made
 //   both                 how many messages it has done on this link       when it leaves in peace
 //   both                 the end of the stream                            when it leaves or dies
 //
-// The sockets were authenticated before, which UCX's own connections never are: the tag, which nobody else knows,
-// keeps what others may send to the worker from being taken for a message.
+// The sockets were authenticated before, which UCX's own connections never are: the tag, which
+// nobody else knows, keeps what others may send to the worker from being taken for a message.
 //
 // Thread contract: one thread at a time.
 #pragma once
@@ -30,7 +30,8 @@ class Line {
   Line(const Line&) = delete;
   Line& operator=(const Line&) = delete;
 
-  // Owns the descriptor from the call on; it does not block and is guarded against forks. `greeting`: the receiver's.
+  // Owns the descriptor from the call on; it does not block and is guarded against forks.
+  // `greeting`: the receiver's.
   void open(int fd, const Greeting* greeting);
   int fd() const { return fd_; }
   bool wants_to_write() const { return !out_.empty(); }

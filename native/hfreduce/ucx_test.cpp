@@ -1,7 +1,7 @@
-// The UCX transport between threads, over UCX's TCP alone and with CMA beside it, by which a receiver fetches long
-// messages from the sender's memory as it does over RDMA: content and order, sizes on both sides of its protocols, late
-// links, wakes, abort, the ends of a peer, strangers, and what the process keeps for itself.
-// Skipped where libucp.so.0 cannot be had.
+// The UCX transport between threads, over UCX's TCP alone and with CMA beside it, by which a
+// receiver fetches long messages from the sender's memory as it does over RDMA: content and order,
+// sizes on both sides of its protocols, late links, wakes, abort, the ends of a peer, strangers,
+// and what the process keeps for itself. Skipped where libucp.so.0 cannot be had.
 #include "hfreduce/ucx.hpp"
 
 #include <dlfcn.h>
@@ -20,8 +20,8 @@ using namespace ff;
 using namespace ff::hfreduce;
 using namespace ff::hfreduce::scenes;
 
-// The library is not instrumented: what its own thread and locks do looks like races, where it calls intercepted
-// functions of the C library. Accesses of our code are watched as everywhere.
+// The library is not instrumented: what its own thread and locks do looks like races, where it
+// calls intercepted functions of the C library. Accesses of our code are watched as everywhere.
 extern "C" const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
 
 namespace {
@@ -62,8 +62,9 @@ void test_traffic(const std::function<Pair()>& make, std::uint64_t seed) {
 
 // One way, all under way at once.
 void test_sizes() {
-  const std::vector<std::size_t> sizes = {1,     7,       64,      1000,       8191,    8192, 8193,
-                                          65536, 100'000, 1 << 20, (1 << 20) + 1, 8 << 20, 1,    3 << 20};
+  const std::vector<std::size_t> sizes = {1,    7,      64,      1000,    8191,          8192,
+                                          8193, 65536,  100'000, 1 << 20, (1 << 20) + 1, 8 << 20,
+                                          1,    3 << 20};
   UcxTransport from, to;
   join(from, 0, to, 1);
   std::vector<std::vector<char>> out, in;
@@ -139,7 +140,8 @@ void test_abort() {
   attendant.join();
 }
 
-// What was done before the end arrives; the end is an error once something more is waited for, not before.
+// What was done before the end arrives; the end is an error once something more is waited for, not
+// before.
 void test_leaving_sender() {
   UcxTransport to;
   const auto first = pattern(3, 1), second = pattern(500'000, 2);
@@ -341,13 +343,15 @@ void test_exchanges() {
   }
   for (std::size_t from = 0; from < kMembers; ++from) {
     for (std::size_t to = 0; to < kMembers; ++to) {
-      if (from != to) join(transports[from], static_cast<int>(from), transports[to], static_cast<int>(to));
+      if (from != to)
+        join(transports[from], static_cast<int>(from), transports[to], static_cast<int>(to));
     }
   }
   for (auto& thread : threads) thread.join();
 }
 
-// A child that goes on with a copy leaves the parent's transport as it is, and hears that UCX is not for it.
+// A child that goes on with a copy leaves the parent's transport as it is, and hears that UCX is
+// not for it.
 void test_fork() {
   UcxTransport from, to;
   join(from, 0, to, 1);

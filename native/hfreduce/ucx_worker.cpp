@@ -27,7 +27,8 @@ void enter() {
   const unsigned now = fork_guard::generation();
   if (all.alive > 0 && all.generation != now) {
     throw Error(Code::collective,
-                "UCX was in use when this process was forked, and does not work in the child: make groups in "
+                "UCX was in use when this process was forked, and does not work in the child: make "
+                "groups in "
                 "processes that were started anew, or use FIREFLYER_HFREDUCE_TRANSPORT=tcp");
   }
   all.generation = now;
@@ -105,7 +106,8 @@ void Engine::close(Endpoint* endpoint) noexcept {
   Request* request = api_.endpoint_close(endpoint, &params);
   if (request == nullptr || is_error(request)) return;
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  while (api_.request_status(request) == Status::in_progress && std::chrono::steady_clock::now() < limit) {
+  while (api_.request_status(request) == Status::in_progress &&
+         std::chrono::steady_clock::now() < limit) {
     api_.worker_progress(worker_);
   }
   api_.request_free(request);

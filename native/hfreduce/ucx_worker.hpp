@@ -1,7 +1,7 @@
 // A UCX context with one worker: what a group sends and receives with.
 //
-// Thread contract: one thread at a time. A copy in a forked child must be forgotten, not destroyed: it shares
-// connections and devices with the parent.
+// Thread contract: one thread at a time. A copy in a forked child must be forgotten, not destroyed:
+// it shares connections and devices with the parent.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace ff::hfreduce::ucx {
 
 class Engine {
  public:
-  // Throws Error(collective) without UCX, without a transport that UCX_TLS allows, and in a forked child whose parent
-  // used UCX when it forked: UCX's own thread does not exist there.
+  // Throws Error(collective) without UCX, without a transport that UCX_TLS allows, and in a forked
+  // child whose parent used UCX when it forked: UCX's own thread does not exist there.
   Engine();
   ~Engine();  // nothing of the user's memory is touched afterwards; REQUIRES: endpoints are closed
   Engine(const Engine&) = delete;
@@ -23,7 +23,9 @@ class Engine {
 
   const Api& api() const { return api_; }
   Worker* worker() const { return worker_; }
-  int wakeup() const { return wakeup_; }  // readable when progress is due, after arm(); owned by the worker
+  int wakeup() const {
+    return wakeup_;
+  }  // readable when progress is due, after arm(); owned by the worker
   const std::string& address() const { return address_; }
 
   // Until nothing happens or it is the others' turn; true if anything happened.

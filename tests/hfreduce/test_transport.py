@@ -1,5 +1,5 @@
-"""The choice of what carries bytes between hosts, and the whole stack over UCX, by its TCP and with CMA beside it
-(shared memory of one machine, by which a receiver fetches as it does over RDMA)."""
+"""The choice of what carries bytes between hosts, and the whole stack over UCX, by its TCP and with
+CMA beside it (by which a receiver on the same machine fetches as it does over RDMA)."""
 
 import ctypes.util
 import datetime
@@ -39,6 +39,16 @@ def init(path: str, rank: int, world: int) -> Any:
     store = dist.FileStore(path, world)
     dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world, timeout=MINUTE)
     return dist.group.WORLD
+
+
+def init_and_reduce(path: str, rank: int, world: int) -> None:
+    init(path, rank, world)
+    dist.all_reduce(torch.ones(10))
+
+
+def reduce_for_ever(tensor: torch.Tensor) -> None:
+    while True:
+        dist.all_reduce(tensor)
 
 
 # -- the stack over UCX ----------------------------------------------------------------------------
@@ -105,8 +115,7 @@ def test_a_killed_rank_is_named_and_the_others_go_on(
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(RankFailed) as caught:
-            while True:
-                dist.all_reduce(tensor)
+            reduce_for_ever(tensor)
         group.reform(MINUTE)
         tensor = torch.ones(2_000_000)
         dist.all_reduce(tensor)
@@ -204,8 +213,7 @@ def test_a_rank_whose_ucx_does_not_start_fails_the_group(
     def body(rank: int, world: int) -> str:
         os.environ["UCX_TLS"] = "no_such" if rank == 1 else "tcp"
         with pytest.raises(CollectiveError) as caught:
-            init(store_path, rank, world)
-            dist.all_reduce(torch.ones(10))
+            init_and_reduce(store_path, rank, world)
         return str(caught.value)
 
     texts = start_gang(body, 3, 3).results()

@@ -1,4 +1,5 @@
-"""What carries the bytes of collectives between hosts: FIREFLYER_HFREDUCE_TRANSPORT, alike on all ranks.
+"""What carries the bytes of collectives between hosts: FIREFLYER_HFREDUCE_TRANSPORT, alike on all
+ranks.
 
     tcp    sockets; the default
     ucx    UCX, the way to RDMA networks; needs libucp.so.0 (Debian: libucx0)
@@ -20,14 +21,14 @@ _KINDS = {"tcp": native.Transport.TCP, "ucx": native.Transport.UCX}
 
 
 def publish(card: Card) -> Card:
-    """The card of a rank that starts with its group, with its choice; whether it is one, `agree` says."""
+    """The card of a rank that starts with its group, with its choice; `agree` judges it."""
     chosen = os.environ.get(VARIABLE) or "tcp"
     return msgspec.structs.replace(card, transport=chosen, lack=_lack(chosen))
 
 
 def agree(cards: Sequence[Card]) -> None:
-    """Makes sure that all ranks have chosen alike, and have what they have chosen where it is needed. Raises the
-    same on every rank.
+    """Makes sure that all ranks have chosen alike, and have what they have chosen where it is needed.
+    Raises the same on every rank.
 
     Raises:
         ConfigError: they have not, or one has chosen what does not exist.
@@ -39,7 +40,8 @@ def agree(cards: Sequence[Card]) -> None:
             raise ConfigError(f"{VARIABLE}={card.transport} on rank {rank}: use {known}")
         if card.transport != first:
             raise ConfigError(
-                f"{VARIABLE} must be alike on all ranks: {first} on rank 0, {card.transport} on rank {rank}"
+                f"{VARIABLE} must be alike on all ranks: {first} on rank 0, "
+                f"{card.transport} on rank {rank}"
             )
     if len({card.host for card in cards}) == 1:
         return
@@ -58,8 +60,8 @@ def _lack(chosen: str) -> str:
 
 
 def spread(cards: Sequence[Card]) -> list[Card]:
-    """The cards of a group formed anew, with its transport in those of newcomers, too: one of them may be the
-    first some day."""
+    """The cards of a group formed anew, with its transport in those of newcomers, too: one of them
+    may be the first some day."""
     ours = next(card.transport for card in cards if card.transport)
     return [msgspec.structs.replace(card, transport=card.transport or ours) for card in cards]
 
