@@ -109,7 +109,7 @@ def join(
     lineage = Lineage(doors[0][1], secret)
     board = open_board()
     try:
-        mine = board.card(interface_address(master))
+        mine = transport.unsettled(board.card(interface_address(master)))
         line = Line(board, lineage.number("join"), -1, secret)
         view = _knock(line, [card for card, _ in doors], mine, deadline)
         transport.follow([member.card for member in view.members])

@@ -30,9 +30,9 @@ class Card(msgspec.Struct, frozen=True):
     """Choice of algorithms; those of rank 0's card count. See `rules`."""
     refusal: str = ""
     """Why rank 0 cannot take part, nor the others without it."""
-    transport: str = ""
-    """What FIREFLYER_HFREDUCE_TRANSPORT says on a rank that starts with the group; a newcomer takes the
-    group's. See `transport`."""
+    transport: str = "tcp"
+    """What carries bytes to it from other hosts; empty for a newcomer, who takes the group's. See
+    `transport`."""
     lack: str = ""
     """Why this rank cannot use that transport."""
 

@@ -59,6 +59,11 @@ def _lack(chosen: str) -> str:
     return ""
 
 
+def unsettled(card: Card) -> Card:
+    """The card of a newcomer."""
+    return msgspec.structs.replace(card, transport="")
+
+
 def spread(cards: Sequence[Card]) -> list[Card]:
     """The cards of a group formed anew, with its transport in those of newcomers, too: one of them
     may be the first some day."""
