@@ -20,12 +20,16 @@ stage() {  # stage NAME COMMAND...: one line with its seconds; the log's end on 
   printf 'setup: %-24s %5.1f s\n' "$name" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN{print b-a}')"
 }
 
+apt_install() {
+  local apt=(apt-get -o DPkg::Lock::Timeout=180)
+  "${apt[@]}" update -q && "${apt[@]}" install -y -q --no-install-recommends "$@"
+}
+try_apt_install() { apt_install "$@" || echo "setup: $* cannot be installed: tests that need it are skipped"; }
+
 if [ "${1:-}" = --test-packages ]; then
-  command -v ip >/dev/null && command -v tc >/dev/null && exit 0
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    stage "Debian packages" bash -c \
-      'apt-get -o DPkg::Lock::Timeout=180 update -q && apt-get -o DPkg::Lock::Timeout=180 install -y -q --no-install-recommends iproute2'
-  fi
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0
+  command -v ip >/dev/null && command -v tc >/dev/null || stage "Debian packages" apt_install iproute2
+  [[ $(ldconfig -p) = *libucp.so.0* ]] || stage "UCX" try_apt_install libucx0
   exit 0
 fi
 

@@ -21,6 +21,7 @@
 #include "hfreduce/post.hpp"
 #include "hfreduce/stager_cuda.hpp"
 #include "hfreduce/stager_fake.hpp"
+#include "hfreduce/ucx_api.hpp"
 #include "hfreduce/watch.hpp"
 
 namespace nb = nanobind;
@@ -69,9 +70,9 @@ Pieces pieces_of(const Buffers& buffers) {
 void make_group(Group* self, int rank, int world, double timeout_s, bool spin, int control,
                 const std::vector<std::array<int, 3>>& members, std::size_t me,
                 const std::vector<std::vector<int>>& hosts, std::size_t host,
-                const std::vector<std::uint32_t>& zones) {
+                const std::vector<std::uint32_t>& zones, TransportKind transport) {
   auto team = members.size() > 1 ? make_team(control, members, me, spin) : nullptr;
-  new (self) Group({rank, world, timeout_s, Layout{hosts, host, me, zones}}, std::move(team));
+  new (self) Group({rank, world, timeout_s, Layout{hosts, host, me, zones}, transport}, std::move(team));
 }
 
 Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int root, Codec wire) {
@@ -366,7 +367,7 @@ void bind_devices(nb::module_ m) {
 
 void bind(nb::module_ m) {
   bind_watch(m);
-  m.doc() = "The collective engine: shared memory inside a host, a TCP ring between hosts.";
+  m.doc() = "The collective engine: shared memory inside a host, TCP or UCX between hosts.";
   nb::enum_<DType>(m, "DType")
       .value("FLOAT32", DType::f32)
       .value("FLOAT64", DType::f64)
@@ -406,6 +407,10 @@ void bind(nb::module_ m) {
       .value("ALL_TO_ALL", Kind::all_to_all)
       .value("BARRIER", Kind::barrier);
 
+  nb::enum_<TransportKind>(m, "Transport", "What carries the bytes of collectives between hosts.")
+      .value("TCP", TransportKind::tcp)
+      .value("UCX", TransportKind::ucx);
+
   nb::class_<Operation>(m, "Operation", "A submitted call; completed once.")
       .def("wait", &Operation::wait, "seconds"_a = -1.0, GilReleased(),
            "True when it is over, False when `seconds` passed before (< 0: no limit).")
@@ -419,6 +424,7 @@ void bind(nb::module_ m) {
   nb::class_<Group>(m, "Group", "A process group of the engine.")
       .def("__init__", &make_group, nb::kw_only(), "rank"_a, "world"_a, "timeout_s"_a, "spin"_a,
            "control"_a, "members"_a, "me"_a, "hosts"_a, "host"_a, "zones"_a,
+           "transport"_a = TransportKind::tcp,
            "members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: "
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
@@ -483,6 +489,8 @@ void bind(nb::module_ m) {
           },
           "message"_a, "rank"_a = -1, GilReleased(), "Ends every message, now and later, with this error.");
 
+  m.def("load_ucx", [] { ucx::api(); }, GilReleased(),
+        "Raises CollectiveError, with what to install, where a group over UCX cannot be made.");
   m.def("control_bytes", &Team::control_bytes, "members"_a);
   bind_rules(m);
   bind_segments(m);

@@ -6,6 +6,8 @@
 #include "base/thread_cpus.hpp"
 #include "hfreduce/host.hpp"
 #include "hfreduce/stager.hpp"
+#include "hfreduce/tcp.hpp"
+#include "hfreduce/ucx.hpp"
 
 namespace ff::hfreduce {
 namespace {
@@ -21,7 +23,11 @@ Group::Group(Config config, std::unique_ptr<Team> team)
       timeout_s_(config_.timeout_s),
       team_(std::move(team)) {
   if (config_.layout.hosts.size() > 1) {
-    transport_ = std::make_unique<TcpTransport>();
+    if (config_.transport == TransportKind::ucx) {
+      transport_ = std::make_unique<UcxTransport>();
+    } else {
+      transport_ = std::make_unique<TcpTransport>();
+    }
     hierarchy_ = std::make_unique<Hierarchy>(config_.layout, team_.get(), *transport_);
   }
 }

@@ -19,10 +19,12 @@
 #include "hfreduce/hierarchy.hpp"
 #include "hfreduce/operation.hpp"
 #include "hfreduce/recorder.hpp"
-#include "hfreduce/tcp.hpp"
 #include "hfreduce/team.hpp"
+#include "hfreduce/transport.hpp"
 
 namespace ff::hfreduce {
+
+enum class TransportKind { tcp, ucx };
 
 class Group {
  public:
@@ -30,9 +32,11 @@ class Group {
     int rank, world;
     double timeout_s;
     Layout layout;  // of all hosts
+    TransportKind transport = TransportKind::tcp;
   };
 
-  // `team` may be null for a rank alone on its host.
+  // `team` may be null for a rank alone on its host. Throws Error(collective) with several hosts where UCX is
+  // chosen and not to be had.
   Group(Config config, std::unique_ptr<Team> team);
   ~Group();  // aborts what runs
   Group(const Group&) = delete;
@@ -78,7 +82,7 @@ class Group {
   const unsigned generation_;                // of forks: a copy in a child must not touch what the parent shares
   std::atomic<double> timeout_s_;
   std::unique_ptr<Team> team_;
-  std::unique_ptr<TcpTransport> transport_;  // null with one host, as is the next
+  std::unique_ptr<LinkedTransport> transport_;  // null with one host, as is the next
   std::unique_ptr<Hierarchy> hierarchy_;
 
   Recorder recorder_;

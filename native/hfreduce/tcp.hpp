@@ -1,8 +1,7 @@
 // Bytes over stream sockets: one connected socket a direction and peer, driven by edge-triggered
 // epoll.
 //
-// Thread contract: that of Transport; add_outgoing() and add_incoming() may be called from any
-// thread, also after transfers with that rank were posted: they wait for the link.
+// Thread contract: that of LinkedTransport.
 //
 // Bytes go from where they lie and arrive where they belong: a system call takes as many queued
 // transfers of a link as fit (sendmsg, readv), nothing is copied in between. A link is `ready`
@@ -27,7 +26,7 @@
 
 namespace ff::hfreduce {
 
-class TcpTransport final : public Transport {
+class TcpTransport final : public LinkedTransport {
  public:
   TcpTransport();
   ~TcpTransport()
@@ -35,11 +34,8 @@ class TcpTransport final : public Transport {
   TcpTransport(const TcpTransport&) = delete;
   TcpTransport& operator=(const TcpTransport&) = delete;
 
-  // The socket to send to `rank` over, or to receive from it: connected, of stream type (TCP or
-  // Unix), used for nothing else. Owned by the transport from the call on. Throws Code::invalid if
-  // there is one already.
-  void add_outgoing(int rank, int fd);
-  void add_incoming(int rank, int fd);
+  void add_outgoing(int rank, int fd) override;
+  void add_incoming(int rank, int fd) override;
 
   void send(int rank, Transfer& transfer) override;
   void receive(int rank, Transfer& transfer) override;

@@ -40,4 +40,14 @@ class Transport {
   virtual std::uint64_t bytes_sent() const = 0;  // payload and headers handed to the network so far
 };
 
+// A transport of links, each of one direction, that begin as connected sockets.
+class LinkedTransport : public Transport {
+ public:
+  // The socket of the link to send to `rank` over, or to receive from it: connected, of stream type (TCP or
+  // Unix), authenticated, used for nothing else. Owned by the transport from the call on. From any thread, also
+  // after transfers with that rank were posted: they wait for the link. Throws Code::invalid if there is one already.
+  virtual void add_outgoing(int rank, int fd) = 0;
+  virtual void add_incoming(int rank, int fd) = 0;
+};
+
 }  // namespace ff::hfreduce

@@ -1,5 +1,5 @@
 """
-The collective engine: shared memory inside a host, a TCP ring between hosts.
+The collective engine: shared memory inside a host, TCP or UCX between hosts.
 """
 
 from collections.abc import Sequence
@@ -143,6 +143,13 @@ class Kind(enum.Enum):
 
     BARRIER = 9
 
+class Transport(enum.Enum):
+    """What carries the bytes of collectives between hosts."""
+
+    TCP = 0
+
+    UCX = 1
+
 class Operation:
     """A submitted call; completed once."""
 
@@ -175,7 +182,7 @@ class Operation:
 class Group:
     """A process group of the engine."""
 
-    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int, hosts: Sequence[Sequence[int]], host: int, zones: Sequence[int]) -> None:
+    def __init__(self, *, rank: int, world: int, timeout_s: float, spin: bool, control: int, members: Sequence[Sequence[int]], me: int, hosts: Sequence[Sequence[int]], host: int, zones: Sequence[int], transport: Transport = Transport.TCP) -> None:
         """
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
@@ -247,6 +254,11 @@ class Post:
 
     def fail(self, message: str, rank: int = -1) -> None:
         """Ends every message, now and later, with this error."""
+
+def load_ucx() -> None:
+    """
+    Raises CollectiveError, with what to install, where a group over UCX cannot be made.
+    """
 
 def control_bytes(members: int) -> int: ...
 

@@ -23,6 +23,7 @@ from fireflyer.errors import (
     RankFailed,
     WireError,
 )
+from fireflyer.hfreduce import transport
 from fireflyer.hfreduce.council import Council, decode, encode
 from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.membership import Decided, Membership, View
@@ -98,7 +99,8 @@ def join(
         DeadlineExceeded: not admitted in time.
         PeerLost: none of the addresses answers.
         ProtocolMismatch: a member did not prove the secret, or does not accept ours.
-        ConfigError: an address that is none.
+        ConfigError: an address that is none, or this process lacks the group's transport or has
+            FIREFLYER_HFREDUCE_TRANSPORT set to another.
     """
     deadline = time.monotonic() + timeout_s
     doors = [_parse(address) for address in addresses]
@@ -107,9 +109,10 @@ def join(
     lineage = Lineage(doors[0][1], secret)
     board = open_board()
     try:
-        mine = board.card(interface_address(master))
+        mine = transport.unsettled(board.card(interface_address(master)))
         line = Line(board, lineage.number("join"), -1, secret)
         view = _knock(line, [card for card, _ in doors], mine, deadline)
+        transport.follow([member.card for member in view.members])
         rank = [member.card for member in view.members].index(mine)
         seat = Seat.take(board, lineage, view.epoch, rank, mine)
     except BaseException:
@@ -157,7 +160,7 @@ def _agree(
 def _settle(seat: Seat, view: View, timeout_s: float, terms: _Terms) -> Connection:
     """A group of the view's members; where one of them is lost meanwhile, of the next view's."""
     while True:
-        cards = [member.card for member in view.members]
+        cards = transport.spread([member.card for member in view.members])
         patience = min(terms.deadline, time.monotonic() + 2 * terms.grace_s)
         try:
             return establish(seat, view.epoch, cards, timeout_s, patience)

@@ -29,7 +29,7 @@ from fireflyer.errors import (
     RankFailed,
     WireError,
 )
-from fireflyer.hfreduce import cores, rules
+from fireflyer.hfreduce import cores, rules, transport
 from fireflyer.hfreduce.door import Door
 from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.links import Links
@@ -163,19 +163,20 @@ def connect(
         master: the address whose route tells which interface to listen on (MASTER_ADDR).
 
     Raises:
-        CollectiveError: too many ranks on one host.
+        CollectiveError: too many ranks on one host, or the UCX that is to be used does not start.
         DeadlineExceeded: a rank did not arrive in time.
         RankFailed: a rank died meanwhile.
         ProtocolMismatch: a peer failed to prove the secret.
         NoSpace: shared memory was refused.
-        ConfigError: rank 0's FIREFLYER_HFREDUCE_TABLE names no table.
+        ConfigError: rank 0's FIREFLYER_HFREDUCE_TABLE names no table, or the ranks' choices of
+            FIREFLYER_HFREDUCE_TRANSPORT differ, or one lacks what it has chosen.
     """
     deadline = time.monotonic() + timeout_s
     address = interface_address(master)
     with contextlib.ExitStack() as undo:
         board = open_board()
         undo.callback(board.release)
-        card = board.card(address)
+        card = transport.publish(board.card(address))
         if rank == 0:
             card = rules.publish(msgspec.structs.replace(card, group=secrets.token_hex(16)))
             name = card.group
@@ -187,6 +188,7 @@ def connect(
         undo.pop_all()
         undo.callback(seat.leave)
         cards = rules.agree(_exchange(store, rank, world, card))
+        transport.agree(cards)
         connection = establish(seat, 0, cards, timeout_s, deadline)
         undo.pop_all()
         return connection
@@ -231,6 +233,7 @@ def establish(
             hosts=[list(ranks) for ranks in connection.topology.hosts],
             host=index,
             zones=connection.topology.zones,
+            transport=transport.kind_of(cards[0]),
         )
         connection.group.set_rules(rules.rules_of(cards[0]))
         connection.post = native.Post(rank=rank, world=connection.world)

@@ -34,6 +34,11 @@ class Card(msgspec.Struct, frozen=True):
     """Choice of algorithms; those of rank 0's card count. See `rules`."""
     refusal: str = ""
     """Why rank 0 cannot take part, nor the others without it."""
+    transport: str = "tcp"
+    """What carries bytes to it from other hosts; empty for a newcomer, who takes the group's. See
+    `transport`."""
+    lack: str = ""
+    """Why this rank cannot use that transport."""
 
 
 @dataclass(frozen=True)
