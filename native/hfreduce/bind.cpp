@@ -462,6 +462,8 @@ void bind(nb::module_ m) {
             post.add_outgoing(rank, fd, family == AF_UNIX);  // Unix sockets join ranks of one host
           },
           "rank"_a, "fd"_a, GilReleased(), "A connected socket to send to `rank`; owned from here on.")
+      .def("heard_from", &Post::heard_from, "rank"_a, GilReleased(),
+           "Whether another rank of the group has ever had a link to here.")
       .def("add_incoming", &Post::add_incoming, "rank"_a, "fd"_a, GilReleased(),
            "A connected socket to receive from `rank`; owned from here on.")
       .def(

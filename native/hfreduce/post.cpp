@@ -138,6 +138,11 @@ void Post::add_incoming(int rank, int fd) {
   rouse();
 }
 
+bool Post::heard_from(int rank) {
+  const std::lock_guard lock(mutex_);
+  return courier_.heard_from(rank);
+}
+
 void Post::fail(const Error& error) {
   with_courier(false, [&](mail::Courier& courier) { courier.fail(error); });
 }

@@ -73,6 +73,9 @@ class Post {
   using Judge = std::function<Error(const Error&)>;
   void set_judge(Judge judge) { judge_ = std::move(judge); }
 
+  // Whether `rank` has ever had a link to here. REQUIRES: another rank of the group.
+  bool heard_from(int rank);
+
   // Ends every message, now and later, with this error, and closes the links.
   void fail(const Error& error);
 

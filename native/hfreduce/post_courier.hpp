@@ -29,6 +29,7 @@ class Courier {
   void add_outgoing(int rank, int fd, bool local);
   void add_incoming(int rank, int fd);
   void admit(const MessagePtr& message);
+  bool heard_from(int rank) { return peer(rank).in.attached(); }  // a link from it is or was there
   void ready(std::uint64_t token, std::uint32_t events);  // as epoll reports them
   void expire(Clock::time_point now);
   bool busy() const { return !copying_.empty(); }  // copy() is due

@@ -275,3 +275,43 @@ def test_many_threads_may_wait_for_one_work(play: Play) -> None:
         assert answers == [True] * 4
 
     play(body, "AB")
+
+
+@pytest.mark.parametrize("shape", ["AA", "AB"])
+def test_a_callback_may_wait_for_later_futures(play: Play, shape: str) -> None:
+    """As the hooks of DDP do that compress gradients in two rounds."""
+
+    def body(rank: int, world: int) -> list[float]:
+        group: Any = dist.group.WORLD
+        depths = 5
+
+        def reduce(depth: int) -> torch.futures.Future[Any]:
+            tensor = torch.full((200_000,), float(depth))
+            future = group.allreduce([tensor]).get_future()
+
+            def then(done: torch.futures.Future[Any]) -> list[float]:
+                (mine,) = done.value()
+                below = reduce(depth + 1).wait() if depth < depths else []
+                return [float(mine[0]), *below]
+
+            chained: torch.futures.Future[Any] = future.then(then)
+            return chained
+
+        return [*reduce(1).wait()]
+
+    assert play(body, shape) == [[2.0, 4.0, 6.0, 8.0, 10.0]] * 2
+
+
+def test_the_future_of_a_receive_does_not_hold_up_those_of_collectives(play: Play) -> None:
+    def body(rank: int, world: int) -> float:
+        got, tensor = torch.zeros(10), torch.ones(100_000)
+        group: Any = dist.group.WORLD
+        if rank == 0:
+            late = group.recv([got], 1, 0).get_future()
+            group.allreduce([tensor]).get_future().wait()  # rank 1 sends when this is over
+            return float(late.wait()[0][0])
+        group.allreduce([tensor]).wait()
+        dist.send(torch.full((10,), 7.0), 0)
+        return 7.0
+
+    assert play(body, "AA") == [7.0, 7.0]

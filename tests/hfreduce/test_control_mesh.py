@@ -18,6 +18,7 @@ from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
 from fireflyer.hfreduce import rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.rendezvous import Connection
+from fireflyer.hfreduce.roll_call import RollCall
 from fireflyer.hfreduce.topology import Card, Topology
 
 
@@ -199,7 +200,7 @@ def test_a_rank_that_dies_while_others_connect_is_named(
         if rank == 2:
             card = rendezvous.Card("m", "elsewhere", "", "127.0.0.1", 1)  # nobody listens there
             store = dist.FileStore(store_path, world)
-            rendezvous._exchange(store, rank, world, card)
+            RollCall(store, rank, world, 60.0).publish(card)
             return None
         with pytest.raises(RankFailed) as caught:
             connect(store_path, rank, world, timeout_s=5.0 if rank == 0 else 60.0)
@@ -216,7 +217,7 @@ def test_a_rank_that_is_gone_is_noticed_by_those_who_wait_for_its_call(
         store = dist.FileStore(store_path, world)
         if rank == 1:  # shows its card and is never heard of again
             card = rendezvous.Card("m", "elsewhere", "", "127.0.0.1", 1)
-            rendezvous._exchange(store, rank, world, card)
+            RollCall(store, rank, world, 60.0).publish(card)
             return None
         with pytest.raises(RankFailed) as caught:
             connect(store_path, rank, world)
@@ -236,7 +237,7 @@ def test_a_rank_that_is_frozen_is_waited_for_until_the_timeout(
                 listener.listen()
                 port = listener.getsockname()[1]
                 card = rendezvous.Card("m", "elsewhere", "", "127.0.0.1", port)
-                rendezvous._exchange(store, rank, world, card)
+                RollCall(store, rank, world, 60.0).publish(card)
                 store.get("over")
                 return None
             with pytest.raises(DeadlineExceeded, match=r"\[1\]"):

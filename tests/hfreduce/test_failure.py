@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,14 @@ import torch.distributed as dist
 from tests.hfreduce.conftest import comes_true, die, init, meet, open_files
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import CollectiveError, NoSpace, ProtocolMismatch, RankFailed
+from fireflyer.errors import (
+    CollectiveError,
+    ConfigError,
+    DeadlineExceeded,
+    NoSpace,
+    ProtocolMismatch,
+    RankFailed,
+)
 from fireflyer.hfreduce import rendezvous
 
 
@@ -161,18 +169,16 @@ def test_connections_that_say_nothing_do_not_block_the_ring(
     start_gang: Callable[..., Any], store_path: str
 ) -> None:
     def body(rank: int, world: int) -> Any:
-        original = rendezvous._exchange
+        original = rendezvous._cards
 
-        def with_noise(
-            store: rendezvous.Store, rank: int, world: int, card: rendezvous.Card
-        ) -> list[rendezvous.Card]:
-            cards = original(store, rank, world, card)
+        def with_noise(*arguments: Any) -> list[rendezvous.Card]:
+            cards = original(*arguments)
             for card in cards:
                 with socket.create_connection((card.address, card.port)) as stranger:
                     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
             return cards
 
-        rendezvous._exchange = with_noise
+        setattr(rendezvous, "_cards", with_noise)  # noqa: B010  # mypy knows its type
         init(store_path, rank, world)
         tensor = torch.ones(10)
         dist.all_reduce(tensor)
@@ -214,3 +220,50 @@ def test_a_group_leaves_no_descriptor_and_no_process(
 def test_import_registers_the_backend_and_starts_nothing() -> None:
     assert hasattr(dist.Backend, "HFREDUCE")
     assert native.arena_reserved_bytes() == 0
+
+
+def test_a_rank_that_never_comes_is_named_when_the_timeout_has_passed(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    def body(rank: int, world: int) -> str:
+        if rank == 1:
+            return "stays away"
+        with pytest.raises(DeadlineExceeded) as caught:
+            init(store_path, rank, world, timeout_s=1.5)
+        return str(caught.value)
+
+    text = "rank 1 did not come within 1.5 s"
+    assert start_gang(body, 3).results() == [text, "stays away", text]
+
+
+def test_a_rank_that_dies_before_all_have_come_is_noticed(
+    start_gang: Callable[..., Any], store_path: str
+) -> None:
+    def body(rank: int, world: int) -> int:
+        if rank == 2:
+            return -1  # never comes
+        if rank == 1:
+            threading.Timer(0.5, die).start()
+        with pytest.raises(RankFailed) as caught:
+            init(store_path, rank, world)
+        return caught.value.rank
+
+    assert start_gang(body, 3).results() == [1, None, -1]
+
+
+@pytest.mark.parametrize("missing_on", [0, 1])
+def test_a_secret_that_one_rank_lacks_is_said_on_all(
+    start_gang: Callable[..., Any], store_path: str, missing_on: int
+) -> None:
+    def body(rank: int, world: int) -> str:
+        os.environ.pop("FIREFLYER_SECRET", None)
+        if rank != missing_on:
+            os.environ["FIREFLYER_SECRET"] = "of this job"
+        with pytest.raises((ConfigError, ProtocolMismatch, CollectiveError)) as caught:
+            init(store_path, rank, world, timeout_s=20.0)
+        return str(caught.value)
+
+    ends = start_gang(body, 2, nodes=2).results()
+    if missing_on == 1:
+        reason = "rank 0 has FIREFLYER_SECRET set, and this rank has not"
+        assert ends == [f"rank 1 cannot take part: {reason}", reason]

@@ -1,11 +1,23 @@
 """Messages between two ranks arrive whole, at whom they were sent to, by tag, in order of their sending."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.hfreduce.conftest import DTYPES, MEMORY, Play, difference, name, place, values
+from tests.hfreduce.conftest import (
+    DTYPES,
+    MEMORY,
+    Play,
+    difference,
+    init,
+    name,
+    place,
+    values,
+)
+
+from fireflyer.errors import RankFailed
 
 SHAPES = ("AA", "AB", "ABB")
 CONTIGUOUS = [memory for memory in MEMORY if memory != "strided"]
@@ -282,3 +294,25 @@ def test_a_pipeline_of_micro_batches(play: Play, shape: str) -> None:
         wait_for(sends)
 
     play(body, shape)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_was_sent_arrives_though_the_sender_has_left(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
+    def body(rank: int, world: int) -> float:
+        init(store_path, rank, world)
+        signals = dist.FileStore(store_path + "-left", world)
+        if rank == 0:
+            dist.send(torch.full((100,), 3.0), 1)
+            dist.destroy_process_group()
+            signals.set("left", "1")
+            return 3.0
+        signals.get("left")
+        got = torch.zeros(100)
+        dist.recv(got, 0)
+        with pytest.raises(RankFailed, match="rank 0"):
+            dist.recv(got, 0)  # nothing more was sent
+        return float(got[-1])
+
+    assert start_gang(body, 2, nodes).results() == [3.0, 3.0]

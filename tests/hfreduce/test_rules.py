@@ -195,8 +195,9 @@ def test_a_broken_table_is_an_error_on_every_rank(
         return str(raised.value)
 
     said = "cannot read this table: No such" if content is None else "Invalid value"
-    for message in start_gang(body, 2).results():
-        assert message.startswith(f"{rules.VARIABLE}={table}:{'2:' if content else ''} {said}")
+    first, second = start_gang(body, 2).results()
+    assert first.startswith(f"{rules.VARIABLE}={table}:{'2:' if content else ''} {said}")
+    assert second == f"rank 0 cannot take part: {first}"
 
 
 def test_the_rules_outlive_rank_0(

@@ -238,6 +238,9 @@ class Post:
     def add_outgoing(self, rank: int, fd: int) -> None:
         """A connected socket to send to `rank`; owned from here on."""
 
+    def heard_from(self, rank: int) -> bool:
+        """Whether another rank of the group has ever had a link to here."""
+
     def add_incoming(self, rank: int, fd: int) -> None:
         """A connected socket to receive from `rank`; owned from here on."""
 

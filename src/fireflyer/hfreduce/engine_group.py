@@ -4,7 +4,6 @@ import collections
 import datetime
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import torch
@@ -16,6 +15,7 @@ from fireflyer.errors import ConfigError, FireflyerError
 from fireflyer.hfreduce import devices, flight, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.reform import join, reform
+from fireflyer.hfreduce.settling import Settling
 from fireflyer.hfreduce.tensors import DTYPES, Buffers, will_wait
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.hfreduce.work import Joined, Message, Work
@@ -78,7 +78,7 @@ class EngineGroup(ProcessGroup):
         self._timeout_s = timeout.total_seconds()
         self._messages: list[Work] = []  # kept alive as `_under_way` is, but they end in any order
         self._under_way: collections.deque[Work] = collections.deque()
-        self._settler: ThreadPoolExecutor | None = None
+        self._settler = Settling()
 
     def _use(self, connection: rendezvous.Connection) -> None:
         """Makes a connected group of the engine this object's own."""
@@ -241,6 +241,7 @@ class EngineGroup(ProcessGroup):
         Raises:
             DeadlineExceeded: no quorum came together.
             RankFailed: names this rank itself if the others formed the group without it.
+            ConfigError: this rank was closed, or an earlier `reform` of it failed: that ends the group.
         """
         self._let_go()
         self._use(reform(self._connection, timeout.total_seconds(), quorum=quorum))
@@ -258,8 +259,7 @@ class EngineGroup(ProcessGroup):
         if os.getpid() != self._process:  # a forked child: all of it is the parent's
             return
         self._let_go()
-        if self._settler is not None:
-            self._settler.shutdown()
+        self._settler.shutdown()
         self._connection.close()
 
     def _let_go(self) -> None:
@@ -406,14 +406,8 @@ class EngineGroup(ProcessGroup):
         self._connection.watch.withdraw(number)
 
     def settle_later(self, work: Work) -> None:
-        """Completes the work's future from a thread of the group: operations end in order.
-
-        An executor's threads are joined before the interpreter ends: one that came back from the engine after
-        that would take the process down.
-        """
-        if self._settler is None:
-            self._settler = ThreadPoolExecutor(1, "hfreduce-futures")
-        self._settler.submit(work.settle)
+        """Completes the work's future from a thread of the group, once it is over."""
+        self._settler.add(work)
 
     def _message(
         self,

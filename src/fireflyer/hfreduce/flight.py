@@ -5,6 +5,7 @@ the error messages show it, its state (queued, running, done, failed) and its ti
 monotonic clock. Comparing the files of two ranks shows which of them called what.
 """
 
+import contextlib
 import json
 import os
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from fireflyer._native import hfreduce as native
 from fireflyer.log import get_logger
 
-KEPT = 64
+KEPT = 1024
 """Files kept in the folder; older ones are removed."""
 
 
@@ -42,11 +43,20 @@ def dump(engine: native.Group, rank: int, world: int, error: BaseException) -> P
         descriptor, name = tempfile.mkstemp(".json", f"rank{rank}-pid{os.getpid()}-", target)
         with os.fdopen(descriptor, "w") as file:
             json.dump(record, file, indent=1)
-        files = sorted(target.glob("rank*.json"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-KEPT]:
-            old.unlink(missing_ok=True)
     except OSError as problem:
         log.warning("rank %d: the flight record could not be written: %s", rank, problem)
         return None
+    _prune(target)
     log.error("rank %d: %s; its last operations are in %s", rank, record["error"], name)
     return Path(name)
+
+
+def _prune(target: Path) -> None:
+    """Removes the oldest files beyond `KEPT`; other processes may be at it, too."""
+    aged: list[tuple[float, Path]] = []
+    for path in target.glob("rank*.json"):
+        with contextlib.suppress(OSError):
+            aged.append((path.stat().st_mtime, path))
+    for _, old in sorted(aged)[:-KEPT]:
+        with contextlib.suppress(OSError):
+            old.unlink()

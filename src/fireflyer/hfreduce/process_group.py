@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import CollectiveError
+from fireflyer.errors import CollectiveError, RankFailed
 from fireflyer.hfreduce import devices
 from fireflyer.hfreduce.engine_group import EngineGroup
 from fireflyer.hfreduce.handshake import Purpose
@@ -372,7 +372,7 @@ class ProcessGroupHFReduce(EngineGroup):
         (tensor,) = listed(tensors)
         flat, finish = writable_on_host(tensor)
         others = [src] if src >= 0 else [r for r in range(self._size) if r != self._rank]
-        self._connection.links.ensure(others, Purpose.POST)
+        self._link_to_hear_from(others)
         operation = self._connection.post.receive(
             source=src,
             tag=tag,
@@ -382,6 +382,19 @@ class ProcessGroupHFReduce(EngineGroup):
             attended=False,
         )
         return self._message(operation, tensor, flat, finish)
+
+    def _link_to_hear_from(self, ranks: list[int]) -> None:
+        """So that the end of any of them is seen. Whoever has sent and gone may still have mail here.
+
+        Raises:
+            RankFailed: a rank that cannot be reached, and has never sent anything.
+        """
+        for rank in ranks:
+            try:
+                self._connection.links.ensure([rank], Purpose.POST)
+            except RankFailed:
+                if not self._connection.post.heard_from(rank):
+                    raise
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         return self.recv(tensors, -1, tag)

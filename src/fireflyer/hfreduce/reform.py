@@ -61,7 +61,9 @@ def reform(
         raise ConfigError(f"a quorum of {quorum} of {old.world} ranks: it must be 1 to {old.world}")
     seat = old.give_up_seat()
     if seat is None:
-        raise ConfigError("the group was closed already: it cannot be formed anew")
+        raise ConfigError(
+            "the group was closed, or an earlier reform of it failed: it cannot be formed anew"
+        )
     terms = _Terms(deadline, quorum, grace_s)
     try:
         try:

@@ -7,7 +7,7 @@ deaths. Payload connections are made by `Links` when they are first needed.
 """
 
 import contextlib
-import functools
+import itertools
 import os
 import secrets
 import socket
@@ -16,13 +16,13 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import (
     CollectiveError,
+    ConfigError,
     DeadlineExceeded,
     PeerLost,
     ProtocolMismatch,
@@ -34,6 +34,7 @@ from fireflyer.hfreduce.door import Door
 from fireflyer.hfreduce.handshake import Lineage, Purpose
 from fireflyer.hfreduce.links import Links
 from fireflyer.hfreduce.placement import create_control
+from fireflyer.hfreduce.roll_call import RollCall, Store
 from fireflyer.hfreduce.switchboard import (
     Line,
     Switchboard,
@@ -45,18 +46,9 @@ from fireflyer.hfreduce.switchboard import (
 from fireflyer.hfreduce.topology import Card as Card
 from fireflyer.hfreduce.topology import Topology as Topology
 from fireflyer.hfreduce.topology import interface_address as interface_address
-from fireflyer.log import get_logger
 
 _PAST_EPOCHS = 16
 _PING_S = 0.5
-
-
-class Store(Protocol):
-    """What the rendezvous needs of a store; `torch.distributed` stores have it. `get` blocks."""
-
-    def set(self, key: str, value: str) -> object: ...
-
-    def get(self, key: str) -> bytes: ...
 
 
 @dataclass
@@ -172,22 +164,27 @@ def connect(
             FIREFLYER_HFREDUCE_TRANSPORT differ, or one lacks what it has chosen.
     """
     deadline = time.monotonic() + timeout_s
-    address = interface_address(master)
+    roll = RollCall(store, rank, world, timeout_s)
     with contextlib.ExitStack() as undo:
-        board = open_board()
-        undo.callback(board.release)
-        card = transport.publish(board.card(address))
-        if rank == 0:
-            card = rules.publish(msgspec.structs.replace(card, group=secrets.token_hex(16)))
-            name = card.group
-        else:
-            name = msgspec.json.decode(store.get("card/0"), type=Card).group
-        lineage = Lineage(bytes.fromhex(name), _key(store, rank, address))
+        try:
+            address = interface_address(master)
+            board = open_board()
+            undo.callback(board.release)
+            card = transport.publish(board.card(address))
+            if rank == 0:
+                card = rules.publish(msgspec.structs.replace(card, group=secrets.token_hex(16)))
+            name = card.group or roll.card_of(0).group
+            lineage = Lineage(bytes.fromhex(name), roll.key(address))
+        except (ConfigError, CollectiveError) as error:
+            with contextlib.suppress(RuntimeError):  # the store itself may be what failed
+                roll.refuse(str(error))
+            raise
         # Whoever has read our card may call: the line is there before it.
         seat = Seat.take(board, lineage, 0, rank, card)
         undo.pop_all()
         undo.callback(seat.leave)
-        cards = rules.agree(_exchange(store, rank, world, card))
+        roll.publish(card)
+        cards = rules.spread(_cards(roll, seat.line, world, card))
         transport.agree(cards)
         connection = establish(seat, 0, cards, timeout_s, deadline)
         undo.pop_all()
@@ -300,37 +297,36 @@ class _Check:
             return
         peer = sorted(missing)[self._pings % len(missing)]
         self._pings += 1
-        try:
-            discard(line.dial(peer, connection.cards[peer], Purpose.PING, _PING_S))
-        except PeerLost as error:
-            raise RankFailed(f"rank {peer} died or left: {error}", peer) from error
-        except DeadlineExceeded:
-            pass  # frozen; that is for the deadline of the whole to judge
+        _ping(line, peer, connection.cards[peer])
         self._next_ping = time.monotonic() + _PING_S
 
 
-def _exchange(store: Store, rank: int, world: int, card: Card) -> list[Card]:
-    store.set(f"card/{rank}", msgspec.json.encode(card).decode())
-    return [msgspec.json.decode(store.get(f"card/{r}"), type=Card) for r in range(world)]
+def _cards(roll: RollCall, line: Line, world: int, own: Card) -> list[Card]:
+    """All ranks' cards. Whoever has published his and is gone is noticed while others are waited for."""
+    known = {line.rank: own}
+    turns = itertools.count()
+
+    def look_around() -> None:
+        if others := sorted(known.keys() - {line.rank}):
+            peer = others[next(turns) % len(others)]
+            try:
+                _ping(line, peer, known[peer])
+            except RankFailed as lost:
+                raise roll.judge(lost) from lost
+
+    for rank in range(world):
+        if rank not in known:
+            known[rank] = roll.card_of(rank, look_around)
+    return [known[rank] for rank in range(world)]
 
 
-def _key(store: Store, rank: int, address: str) -> bytes:
-    """The job's secret; without one, a random key through the store, which is only as safe as
-    it."""
-    if secret := os.environ.get("FIREFLYER_SECRET"):
-        return secret.encode()
-    if rank == 0:
-        store.set("key", secrets.token_hex(32))
-        if not address.startswith("127."):
-            _warn_of_no_secret()
-    return store.get("key")
-
-
-@functools.cache
-def _warn_of_no_secret() -> None:
-    get_logger("hfreduce").warning(
-        "no FIREFLYER_SECRET: connections beyond this machine are only as safe as the store"
-    )
+def _ping(line: Line, peer: int, card: Card) -> None:
+    try:
+        discard(line.dial(peer, card, Purpose.PING, _PING_S))
+    except PeerLost as error:
+        raise RankFailed(f"rank {peer} died or left: {error}", peer) from error
+    except DeadlineExceeded:
+        pass  # frozen; that is for the deadline of the whole to judge
 
 
 def _member(rank: int, sock: socket.socket | None) -> tuple[int, int, int]:

@@ -136,27 +136,24 @@ def dump(table: Table) -> str:
 
 
 def publish(card: Card) -> Card:
-    """The card of a rank 0, with the rules of the file that FIREFLYER_HFREDUCE_TABLE names, or with
-    why there are none."""
+    """The card of a rank 0, with the rules of the file that FIREFLYER_HFREDUCE_TABLE names.
+
+    Raises:
+        ConfigError: that names no table.
+    """
     path = os.environ.get(VARIABLE)
     if not path:
         return card
     try:
         rules = load(path).rules
     except ConfigError as error:
-        return msgspec.structs.replace(card, refusal=f"{VARIABLE}={error}")
+        raise ConfigError(f"{VARIABLE}={error}") from error
     return msgspec.structs.replace(card, rules=tuple(_packed(rule) for rule in rules))
 
 
-def agree(cards: Sequence[Card]) -> list[Card]:
+def spread(cards: Sequence[Card]) -> list[Card]:
     """The cards with rank 0's rules in all of them, so that any of them can pass the rules on when
-    the group is formed anew.
-
-    Raises:
-        ConfigError: rank 0 could not use its table; so on every rank.
-    """
-    if cards[0].refusal:
-        raise ConfigError(cards[0].refusal)
+    the group is formed anew."""
     return [msgspec.structs.replace(card, rules=cards[0].rules) for card in cards]
 
 

@@ -33,7 +33,7 @@ class Card(msgspec.Struct, frozen=True):
     rules: tuple[tuple[int, int, int, int, int], ...] = ()
     """Choice of algorithms; those of rank 0's card count. See `rules`."""
     refusal: str = ""
-    """Why rank 0 cannot take part, nor the others without it."""
+    """Why this rank cannot take part at the rendezvous, nor the others without it."""
     transport: str = "tcp"
     """What carries bytes to it from other hosts; empty for a newcomer, who takes the group's. See
     `transport`."""

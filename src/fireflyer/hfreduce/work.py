@@ -36,6 +36,9 @@ class Work(dist.Work):
         finish: runs once, in whichever thread first sees the end: copies results to where they belong.
     """
 
+    in_order = True
+    """Whether it ends after all works of its group that began before it."""
+
     def __init__(
         self,
         settler: Settler,
@@ -173,6 +176,7 @@ class Joined(Work):
         operations = [operation for work in works for operation in work._operations]
         super().__init__(settler, operations, result, works, finish)
         self._works = works
+        self.in_order = all(work.in_order for work in works)
         self._future_device = works[0]._future_device if works else None
 
     def is_completed(self) -> bool:
@@ -209,6 +213,8 @@ class SharedWork(Work):
 
 class Message(Work):
     """A send or receive. Whoever waits for it moves its bytes meanwhile."""
+
+    in_order = False
 
     def __init__(
         self,
