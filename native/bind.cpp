@@ -23,6 +23,7 @@ const char* class_name(ff::Code code) {
     case ff::Code::storage: return "StorageError";
     case ff::Code::peer_lost: return "PeerLost";
     case ff::Code::deadline_exceeded: return "DeadlineExceeded";
+    case ff::Code::late:
     case ff::Code::rank_failed: return "RankFailed";
     case ff::Code::cancelled: return "Cancelled";
     default: return "CollectiveError";
@@ -38,7 +39,7 @@ void translate(const std::exception_ptr& pointer, void*) {
       return;
     }
     const nb::object type = nb::module_::import_("fireflyer.errors").attr(class_name(error.code()));
-    const nb::object value = error.code() == ff::Code::rank_failed
+    const nb::object value = error.code() == ff::Code::rank_failed || error.code() == ff::Code::late
                                  ? type(nb::str(error.what()), nb::arg("rank") = error.rank())
                                  : type(nb::str(error.what()));
     PyErr_SetObject(type.ptr(), value.ptr());

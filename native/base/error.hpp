@@ -19,6 +19,7 @@ enum class Code {
   collective,         // errors.CollectiveError
   rank_failed,        // errors.RankFailed(rank)
   cancelled,          // errors.Cancelled
+  late,               // as rank_failed, of a rank that may itself be waiting for another
 };
 
 class Error : public std::runtime_error {
@@ -26,7 +27,7 @@ class Error : public std::runtime_error {
   Error(Code code, const std::string& message, int rank = -1)
       : std::runtime_error(message), code_(code), rank_(rank) {}
   Code code() const { return code_; }
-  int rank() const { return rank_; }  // the failed rank of Code::rank_failed, else -1
+  int rank() const { return rank_; }  // the failed rank of Code::rank_failed and late, else -1
 
  private:
   Code code_;

@@ -174,7 +174,8 @@ void bind_watch(nb::module_ m) {
               const std::lock_guard lock(handle->mutex);
               return handle->watch != nullptr ? handle->watch->verdict(error) : error;
             });
-            watch.listen({[&group, &post](const Error& error) {
+            watch.listen({[&group] { group.hurry(); },
+                          [&group, &post](const Error& error) {
                             group.fail(error);
                             post.fail(error);
                           },

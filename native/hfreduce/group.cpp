@@ -150,9 +150,9 @@ std::uint64_t Group::settle_next(std::uint64_t chosen) {
   return chosen;
 }
 
-Clock::time_point Group::deadline() const {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                            std::chrono::duration<double>(timeout_s_.load()));
+Deadline Group::deadline() const {
+  const auto limit = std::chrono::duration<double>(timeout_s_.load());
+  return {Clock::now() + std::chrono::duration_cast<Clock::duration>(limit), &hurried_};
 }
 
 void Group::run(Operation& operation) {
@@ -183,7 +183,8 @@ Error Group::cause_of(const Error& caught) {
     if (broken_) return *broken_;
     announcer = announcer_;
   }
-  return announcer ? announcer(caught) : caught;
+  if (announcer) return announcer(caught);
+  return caught.code() == Code::late ? Error(Code::rank_failed, caught.what(), caught.rank()) : caught;
 }
 
 void Group::execute(Operation& operation) {

@@ -48,6 +48,8 @@ class Group {
   void abort();
   // Ends what runs and all that follows with this error, here and on the ranks that wait for this one.
   void fail(const Error& error);
+  // What waits for another rank gives up now and says for which: somebody's time has passed already.
+  void hurry() { hurried_ = true; }
   // Somebody asks that the operation of this number be withdrawn. Without effect on other ranks than 0.
   void withdraw(std::uint64_t number);
   std::set<std::uint64_t> withdrawals();  // rank 0: what will end as cancelled when its turn comes
@@ -71,7 +73,7 @@ class Group {
   std::shared_ptr<Operation> next(std::unique_lock<std::mutex>& lock);
   std::uint64_t choose_next() const;
   std::uint64_t settle_next(std::uint64_t chosen);
-  Clock::time_point deadline() const;
+  Deadline deadline() const;
   void run(Operation& operation);
   void execute(Operation& operation);
   void await_device(const Staging& staging);
@@ -81,6 +83,7 @@ class Group {
   const Config config_;
   const unsigned generation_;                // of forks: a copy in a child must not touch what the parent shares
   std::atomic<double> timeout_s_;
+  std::atomic<bool> hurried_ = false;
   std::unique_ptr<Team> team_;
   std::unique_ptr<LinkedTransport> transport_;  // null with one host, as is the next
   std::unique_ptr<Hierarchy> hierarchy_;

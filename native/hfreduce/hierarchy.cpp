@@ -81,8 +81,8 @@ Greeting Hierarchy::greeting(const Call& call) const {
 }
 
 void Hierarchy::wait(int late_rank) {
-  if (Clock::now() >= deadline_) {
-    throw Error(Code::rank_failed,
+  if (deadline_.passed()) {
+    throw Error(Code::late,
                 "rank " + std::to_string(late_rank) + " did not take part within the timeout", late_rank);
   }
   transport_.wait(20ms);
@@ -156,7 +156,7 @@ void Hierarchy::team_gather(const Request& request, const Plan& plan, Leg* leg, 
       job.busy = [leg] { return !leg->exchange.finished(); };
       job.idle = [this, leg] {
         if (!leg->advance()) {
-          if (Clock::now() >= deadline_) wait(leg->exchange.waiting_for());
+          if (deadline_.passed()) wait(leg->exchange.waiting_for());
           transport_.wait(1ms);
         }
       };
@@ -387,7 +387,7 @@ void Hierarchy::team_copy(const Request& request, Pieces in, bool split, Pieces 
   team_->drive(pass, 1);
 }
 
-std::uint64_t Hierarchy::settle_next(std::uint64_t chosen, Clock::time_point deadline) {
+std::uint64_t Hierarchy::settle_next(std::uint64_t chosen, Deadline deadline) {
   deadline_ = deadline;
   const auto& hosts = layout().hosts;
   if (layout().place != 0) return team_->await_next(deadline);
@@ -410,7 +410,7 @@ std::uint64_t Hierarchy::settle_next(std::uint64_t chosen, Clock::time_point dea
   return chosen;
 }
 
-void Hierarchy::run(Operation& operation, Clock::time_point deadline) {
+void Hierarchy::run(Operation& operation, Deadline deadline) {
   const Request& request = operation.request;
   deadline_ = deadline;
   if (team_ != nullptr) team_->begin(request.call, deadline);

@@ -29,9 +29,9 @@ class Hierarchy {
 
   // The ranks that a call sends to: there must be links to them when it runs. Any thread.
   std::vector<int> peers(const Request& request);
-  void run(Operation& operation, Clock::time_point deadline);
+  void run(Operation& operation, Deadline deadline);
   // Rank 0 settles which prioritised operation is next; the first rank of each host tells its team.
-  std::uint64_t settle_next(std::uint64_t chosen, Clock::time_point deadline);
+  std::uint64_t settle_next(std::uint64_t chosen, Deadline deadline);
   void set_rules(std::vector<Rule> rules) { planner_.set_rules(std::move(rules)); }
 
  private:
@@ -65,7 +65,7 @@ class Hierarchy {
   Transport& transport_;
   Scratch scratch_;
   std::vector<char> partial_;  // sums that do not lie in a tensor
-  Clock::time_point deadline_;
+  Deadline deadline_;
 };
 
 }  // namespace ff::hfreduce

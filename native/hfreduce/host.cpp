@@ -209,7 +209,7 @@ std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult
   return SharedResult::attach(place, bytes, team.segment(0, place.segment));
 }
 
-void run_on_host(Team& team, Operation& operation, Clock::time_point deadline) {
+void run_on_host(Team& team, Operation& operation, Deadline deadline) {
   const Request& request = operation.request;
   const double scale = scale_of(request.call, team.size());
   team.begin(request.call, deadline);

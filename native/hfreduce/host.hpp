@@ -13,7 +13,7 @@ std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult
 double scale_of(const Call& call, std::size_t world);
 
 // Runs the request in the calling thread. Member i of the team is rank i of the group.
-void run_on_host(Team& team, Operation& operation, Clock::time_point deadline);
+void run_on_host(Team& team, Operation& operation, Deadline deadline);
 
 // The same for a group of one rank.
 void run_alone(Operation& operation);

@@ -108,7 +108,7 @@ void Team::fail_deadline(Counter counter, std::uint32_t step) {
     }
   }
   const int rank = members_[late].rank;
-  throw Error(Code::rank_failed,
+  throw Error(Code::late,
               to_string(call_) + ": rank " + std::to_string(rank) + " did not " +
                   (counter == Counter::in ? "join" : "finish") + " within the timeout",
               rank);
@@ -171,7 +171,7 @@ const Posted& Team::posted(std::size_t member) const {
 }
 
 // Waits until the staging slot of the operation's first step is free.
-void Team::begin(const Call& call, Clock::time_point deadline) {
+void Team::begin(const Call& call, Deadline deadline) {
   call_ = call;
   patience_.deadline = deadline;
   wait(Counter::reduced, step_ - kDepth);
@@ -248,11 +248,11 @@ void Team::publish_next(std::uint64_t number) {
   header_->decided.raise(++decisions_);
 }
 
-std::uint64_t Team::await_next(Clock::time_point deadline) {
+std::uint64_t Team::await_next(Deadline deadline) {
   patience_.deadline = deadline;
   if (!wait_for(header_->decided, decisions_ + 1, patience_)) {
     const int rank = members_[me_ == 0 ? 1 : 0].rank;
-    throw Error(Code::rank_failed, "rank " + std::to_string(rank) + " did not say which operation is next", rank);
+    throw Error(Code::late, "rank " + std::to_string(rank) + " did not say which operation is next", rank);
   }
   return header_->decisions[decisions_++ % 64];
 }

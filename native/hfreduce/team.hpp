@@ -83,7 +83,7 @@ class Team {
 
   // One operation is: begin; then solo and finish_solo, or: publish the first step, enter, then drive or claims; then
   // any number of further passes by again().
-  void begin(const Call& call, Clock::time_point deadline);
+  void begin(const Call& call, Deadline deadline);
   // Posts, waits for everybody, and compares the calls. REQUIRES: the input of the first step is readable.
   void enter(const Posted& mine);
   // Drives a pass whose first `published` steps are published to its end.
@@ -112,7 +112,7 @@ class Team {
   // The order of prioritised operations: one member publishes what runs next, the others learn it, each once an
   // operation.
   void publish_next(std::uint64_t number);
-  std::uint64_t await_next(Clock::time_point deadline);
+  std::uint64_t await_next(Deadline deadline);
 
   // Ends every wait of this rank and of the others on this host: `rank` is why. Any thread.
   void abort(int rank);

@@ -59,7 +59,7 @@ bool wait_for(Flag& flag, std::uint32_t target, const Patience& patience) {
     }
     flag.waiters.fetch_sub(1, std::memory_order_seq_cst);
     if (flag.reached(target)) break;
-    if (Clock::now() >= patience.deadline) return false;
+    if (patience.deadline.passed()) return false;
     try {
       patience.look_around();
     } catch (...) {

@@ -39,10 +39,20 @@ struct Gate {
   bool open(std::uint32_t step) const { return opened.reached(step + 1); }
 };
 
+// When to give up: at a time, or when told to.
+struct Deadline {
+  Deadline(Clock::time_point time = Clock::time_point::max(), const std::atomic<bool>* told = nullptr)
+      : at(time), over(told) {}
+  bool passed() const { return (over != nullptr && *over) || Clock::now() >= at; }
+
+  Clock::time_point at;
+  const std::atomic<bool>* over;
+};
+
 // How to wait: spin a little, then sleep in the kernel, and look around every now and then.
 struct Patience {
   int spins = 0;  // 0 where ranks outnumber cores: the peer needs this core to arrive
-  Clock::time_point deadline;
+  Deadline deadline;
   std::function<void()> look_around;  // throws if waiting has become pointless
 };
 

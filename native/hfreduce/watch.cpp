@@ -54,7 +54,7 @@ struct Watch::Notice {
   std::uint16_t bytes = 0;
   std::int32_t rank = -1;
   std::uint32_t reserved = 0;
-  std::uint64_t operation = 0;  // of a withdrawal
+  std::uint64_t operation = 0;  // of a withdrawal; of a suspicion the rank that is waited for
   char text[kTextBytes] = {};
 
   static Notice of(Kind kind, const Error& error) {
@@ -174,10 +174,31 @@ Error Watch::verdict(const Error& error) {
   return failure_.value_or(error);
 }
 
-Error Watch::announce(const Error& error) {
-  if (generation_ != fork_guard::generation()) return error;
+// All who wait for somebody say so within the time of a verdict; whoever says nothing is frozen, or elsewhere.
+Error Watch::culprit_of(std::unique_lock<std::mutex>& lock, const Error& late) {
+  Notice notice = Notice::of(Kind::suspect, Error(Code::collective, "", rank_));
+  notice.operation = static_cast<std::uint64_t>(late.rank());
+  heed(notice, nullptr);
+  wake();
+  changed_.wait_for(lock, kVerdict, [&] { return failure_ || leaving_; });
+  int rank = late.rank();
+  std::set<int> seen = {rank_};
+  while (suspects_.contains(rank) && seen.insert(rank).second) rank = suspects_.at(rank);
+  if (seen.contains(rank)) {  // a circle: somebody outside of it has to do with it
+    rank = 0;
+    while (rank < world_ && (suspects_.contains(rank) || left_.contains(rank))) ++rank;
+    if (rank == world_) rank = late.rank();
+  }
+  if (rank == late.rank()) return Error(Code::rank_failed, late.what(), rank);
+  return Error(Code::rank_failed,
+               name(rank) + " did not take part within the timeout: " + name(late.rank()) + " waited for it", rank);
+}
+
+Error Watch::announce(const Error& found) {
+  if (generation_ != fork_guard::generation()) return found;
   std::unique_lock lock(mutex_);
-  const int blamed = hear_of_blamed(lock, error);
+  const Error error = found.code() == Code::late ? culprit_of(lock, found) : found;
+  const int blamed = found.code() == Code::late ? error.rank() : hear_of_blamed(lock, error);
   if (!failure_ && !leaving_) {
     const bool said_goodbye = blamed >= 0 && left_.contains(blamed);
     const Error told = said_goodbye ? Error(error.code(), name(blamed) + " left the group", blamed) : error;
@@ -271,6 +292,12 @@ void Watch::run() {
 void Watch::tell_listener() {
   std::unique_lock lock(mutex_);
   changed_.notify_all();
+  if (listener_.suspected && !suspects_.empty() && !told_suspicion_) {
+    told_suspicion_ = true;
+    lock.unlock();
+    listener_.suspected();
+    lock.lock();
+  }
   if (listener_.withdraw) {
     const auto untold = std::exchange(untold_, {});
     lock.unlock();
@@ -350,6 +377,10 @@ bool Watch::heed(const Notice& notice, const Link* source) {
     case Kind::left:
       if (notice.rank < 0) return false;
       if (notice.rank == rank_ || !left_.insert(notice.rank).second) return true;
+      break;
+    case Kind::suspect:
+      if (notice.rank < 0 || notice.operation >= static_cast<std::uint64_t>(world_)) return false;
+      if (!suspects_.emplace(notice.rank, static_cast<int>(notice.operation)).second) return true;
       break;
     case Kind::withdraw:
       if (!withdrawn_.insert(notice.operation).second) return true;

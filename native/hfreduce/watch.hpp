@@ -8,6 +8,7 @@
 //   failed   the process of `rank` ended, or its link broke       RankFailed(rank) everywhere
 //   broken   a rank gives the group up: timeout, desync, abort    the same error everywhere
 //   left     `rank` said goodbye                                  nothing, until they wait for it
+//   suspect  `rank` has waited too long for another              give up waiting, too, and say for whom
 //   withdraw `rank` asks that an operation be cancelled           rank 0 settles whether it is; nothing else
 //
 // Thread contract: every method may be called from any thread. One thread of its own sleeps in the kernel until
@@ -36,6 +37,7 @@ class Watch {
   static constexpr std::size_t kTextBytes = 1024;  // of an error's message at most; longer ones are cut
 
   struct Listener {
+    std::function<void()> suspected = nullptr;              // once: somebody has waited too long
     std::function<void(const Error&)> failed = nullptr;     // once: why no operation can succeed any more
     std::function<void(std::uint64_t)> withdraw = nullptr;  // once an operation, by its number
   };
@@ -54,7 +56,8 @@ class Watch {
 
   // Gives the group up with an error that the engine found: sends it to all, unless another was first. Returns
   // the error that counts. An error that blames a rank is held back for up to 0.2 s: what the others have to say of it
-  // comes first. The listener is told by the watch's own thread, also of this one.
+  // comes first. Code::late blames a rank for being late: if that one waits for another itself, the last of the chain,
+  // who waits for nobody, is blamed. The listener is told by the watch's own thread, also of this one.
   Error announce(const Error& error);
 
   // What counts where one call has failed because of a rank, and the group may go on: the error of the group, if
@@ -77,12 +80,13 @@ class Watch {
   bool wait(double seconds) const;
 
  private:
-  enum class Kind : std::uint8_t { failed = 1, broken = 2, left = 3, withdraw = 4 };
+  enum class Kind : std::uint8_t { failed = 1, broken = 2, left = 3, withdraw = 4, suspect = 5 };
   struct Notice;
   struct Link;
 
   void run();
   void tell_listener();
+  Error culprit_of(std::unique_lock<std::mutex>& lock, const Error& late);
   int hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error);
   void hear(Link& link);                                   // REQUIRES mutex_, as all below
   void process_ended(int pidfd);
@@ -108,7 +112,8 @@ class Watch {
   std::set<int> left_;
   std::optional<Error> failure_;
   Listener listener_;
-  bool told_failure_ = false, leaving_ = false, closing_ = false;
+  bool told_failure_ = false, told_suspicion_ = false, leaving_ = false, closing_ = false;
+  std::map<int, int> suspects_;                            // who has waited too long -> for whom
   std::set<std::uint64_t> withdrawn_;                      // the latest, to know them when they come round again
   std::vector<std::uint64_t> untold_;                      // of them, what the listener has not heard yet
   std::thread thread_;

@@ -69,7 +69,7 @@ void everybody_hears_once_of_a_withdrawal() {
   Row row(4);
   std::atomic<int> heard = 0;
   for (int r = 0; r < 4; ++r) {
-    row[r].listen({nullptr, [&](std::uint64_t operation) {
+    row[r].listen({nullptr, nullptr, [&](std::uint64_t operation) {
                      CHECK(operation == 7);
                      ++heard;
                      heard.notify_all();
@@ -133,12 +133,32 @@ void one_call_fails_for_the_reason_of_the_group_or_its_own() {
   CHECK(left.rank() == 0 && !other[1].failure());  // the others go on
 }
 
+void whoever_waits_for_nobody_is_to_blame() {
+  Row row(4);  // 0 and 1 wait for one another and 2, 2 waits for 3
+  std::atomic<int> hurried = 0;
+  for (int r = 0; r < 4; ++r) row[r].listen({[&] { ++hurried; }});
+  std::vector<std::thread> threads;
+  for (const auto& [rank, other] : std::map<int, int>{{0, 1}, {1, 2}, {2, 3}}) {
+    threads.emplace_back([&row, rank = rank, other = other] {
+      const Error error = row[rank].announce(Error(Code::late, "too late", other));
+      CHECK(error.code() == Code::rank_failed && error.rank() == 3);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(failure_of(row[3]).rank() == 3 && hurried == 4);
+
+  Row circle(3);
+  std::thread other([&] { CHECK(circle[1].announce(Error(Code::late, "too late", 0)).rank() == 2); });
+  CHECK(circle[0].announce(Error(Code::late, "too late", 1)).rank() == 2);
+  other.join();
+}
+
 void the_listener_hears_one_failure_once() {
   Row row(3);
   std::atomic<int> calls = 0;
   row.watches[0].reset();
   const Error first = failure_of(row[1]);
-  row[1].listen({[&](const Error& error) {
+  row[1].listen({nullptr, [&](const Error& error) {
                    CHECK(error.rank() == 0);
                    ++calls;
                    calls.notify_all();
@@ -218,6 +238,7 @@ int main() {
   an_announced_error_is_the_same_everywhere_and_the_first_counts();
   a_blame_gives_way_to_what_is_known_already();
   one_call_fails_for_the_reason_of_the_group_or_its_own();
+  whoever_waits_for_nobody_is_to_blame();
   the_listener_hears_one_failure_once();
   a_link_that_comes_late_learns_what_happened();
   garbage_fails_its_sender();

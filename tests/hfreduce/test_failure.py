@@ -267,3 +267,33 @@ def test_a_secret_that_one_rank_lacks_is_said_on_all(
     if missing_on == 1:
         reason = "rank 0 has FIREFLYER_SECRET set, and this rank has not"
         assert ends == [f"rank 1 cannot take part: {reason}", reason]
+
+
+@pytest.mark.parametrize("count", [10, 3_000_000])
+@pytest.mark.parametrize(("world", "nodes"), [(3, 1), (4, 2), (6, 3)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_who_is_late_is_named_by_those_too_who_wait_for_others(
+    start_gang: Callable[..., Any],
+    store_path: str,
+    world: int,
+    nodes: int,
+    count: int,
+    frozen: bool,
+) -> None:
+    culprit = world - 1
+
+    def body(rank: int, world: int) -> int:
+        init(store_path, rank, world, timeout_s=1.5)
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor)
+        meet(store_path, rank, world)
+        if rank == culprit:
+            if frozen:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return -1
+        with pytest.raises(RankFailed) as caught:
+            dist.all_reduce(tensor)
+        return caught.value.rank
+
+    gang = start_gang(body, world, nodes)
+    assert [gang.result(rank) for rank in range(culprit)] == [culprit] * culprit
