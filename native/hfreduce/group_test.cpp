@@ -7,6 +7,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -188,6 +190,113 @@ void every_collective(const Sizes& sizes, std::size_t count) {
   });
 }
 
+// Ends all groups with the first error that one of them announces, as the watch does between processes.
+class Herald {
+ public:
+  explicit Herald(Groups& groups) {
+    for (auto& group : groups) {
+      group->set_announcer([this, &groups](const Error& error) {
+        const Error first = first_after(error);
+        for (auto& other : groups) other->fail(first);
+        return first;
+      });
+    }
+  }
+
+ private:
+  Error first_after(const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (!first_) first_ = error;
+    return *first_;
+  }
+
+  std::mutex mutex_;
+  std::optional<Error> first_;
+};
+
+struct Mismatch {
+  Kind kind;
+  bool one_pair;  // a rank expects less of one other; else the last rank has more for all and expects more of all
+  bool zero_copy;
+};
+
+// No rank may succeed, none may read what was not given, and what disagrees is written nowhere.
+void lengths_that_differ_end_the_call_on_every_rank(const Sizes& sizes, std::size_t count, const Mismatch& what) {
+  auto groups = make_world(sizes);
+  Herald herald(groups);
+  const std::size_t world = groups.size(), last = world - 1;
+  const bool gather = what.kind == Kind::gather;
+  const std::size_t picky = gather ? 0 : last, other = last - picky;  // who expects less, and of whom
+  on_every_rank(groups, [&](std::size_t rank, Group& group) {
+    const std::size_t mine = count + (!what.one_pair && rank == last ? 1 : 0);
+    const bool exchange = what.kind == Kind::all_to_all, takes = !gather || rank == 0;
+    Tensor in(exchange ? mine * world : mine, what.zero_copy), out(takes ? mine * world : 1, what.zero_copy);
+    for (std::size_t i = 0; i < mine; ++i) in[i] = 1;
+    Pieces pieces = takes ? out.pieces(world) : Pieces{};
+    if (what.one_pair && rank == picky) pieces[other].bytes -= 4;
+    const auto operation = group.submit(
+        make(what.kind, 0, exchange ? in.pieces(world) : in.whole(), std::move(pieces), gather ? 0 : -1), true);
+    CHECK(operation->wait(-1));
+    bool told = false;
+    try {
+      operation->rethrow();
+    } catch (const Error& error) {
+      told = error.code() == Code::collective && std::strstr(error.what(), "ranks disagree: in ") != nullptr;
+    }
+    CHECK(told);
+    const bool checked = what.one_pair ? rank == picky : takes && rank == 0;
+    const std::size_t bad = what.one_pair ? other : last;
+    for (std::size_t i = 0; checked && i < mine; ++i) CHECK(out[bad * mine + i] == -1);
+  });
+  for (auto& group : groups) CHECK(group->failure());
+}
+
+void lengths_that_differ(const Sizes& sizes) {
+  for (const Kind kind : {Kind::all_gather, Kind::gather, Kind::all_to_all}) {
+    for (const bool one_pair : {false, true}) {
+      for (const bool zero_copy : {false, true}) {
+        for (const std::size_t count : {1, 100'000}) {
+          lengths_that_differ_end_the_call_on_every_rank(sizes, count, {kind, one_pair, zero_copy});
+        }
+      }
+    }
+  }
+}
+
+// Every rank's piece has a length of its own, some none.
+void uneven_pieces_arrive(const Sizes& sizes) {
+  auto groups = make_world(sizes);
+  const std::size_t world = groups.size();
+  on_every_rank(groups, [&](std::size_t rank, Group& group) {
+    for (const std::size_t scale : {1, 40'000}) {
+      const bool zero_copy = rank % 2 == 0;
+      const auto length = [&](std::size_t from) { return scale * ((from + 1) % world); };
+      std::size_t total = 0;
+      for (std::size_t r = 0; r < world; ++r) total += length(r);
+      Tensor in(length(rank), zero_copy), out(total, zero_copy);
+      for (std::size_t i = 0; i < length(rank); ++i) in[i] = static_cast<float>(rank);
+      Pieces pieces;
+      for (std::size_t r = 0, before = 0; r < world; before += length(r++)) {
+        pieces.push_back({out.whole()[0].data + before * 4, length(r) * 4});
+      }
+      const auto check = [&] {
+        std::size_t i = 0;
+        for (std::size_t r = 0; r < world; ++r) {
+          for (std::size_t k = 0; k < length(r); ++k, ++i) {
+            CHECK(out[i] == static_cast<float>(r));
+            out[i] = -1;
+          }
+        }
+      };
+      finish(group, make(Kind::all_gather, 0, in.whole(), pieces), true);
+      check();
+      const bool root = rank == world - 1;
+      finish(group, make(Kind::gather, 0, in.whole(), root ? pieces : Pieces{}, static_cast<int>(world) - 1), true);
+      if (root) check();
+    }
+  });
+}
+
 void prioritised_and_plain_operations_mix(const Sizes& sizes) {
   auto groups = make_world(sizes);
   const auto world = static_cast<float>(groups.size());
@@ -259,6 +368,10 @@ int main() {
     for (const std::size_t count : {1, 3000, 70'001}) every_collective(sizes, count);
   }
   for (const Sizes& sizes : {Sizes{1}, {3}, {2, 1}}) prioritised_and_plain_operations_mix(sizes);
+  for (const Sizes& sizes : {Sizes{2}, {4}, {1, 1}, {2, 2}, {2, 1}, {1, 3}}) {
+    lengths_that_differ(sizes);
+    uneven_pieces_arrive(sizes);
+  }
   a_missing_rank_ends_by_timeout_and_abort({2});
   a_missing_rank_ends_by_timeout_and_abort({1, 1});
   a_waiting_operation_is_ended(true);

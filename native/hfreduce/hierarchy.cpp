@@ -272,9 +272,11 @@ void Hierarchy::broadcast(const Request& request) {
   Leg* running = lane ? &*leg : nullptr;
   if (root_here) {
     if (team_ != nullptr) {
-      Pieces out(team_->size());
-      if (root_place != layout().place) out[root_place] = tensor;
-      team_copy(request, request.in, false, std::move(out));
+      const bool root = root_place == layout().place;
+      Pieces in(team_->size(), root ? tensor : Piece{}), out(team_->size());
+      in[root_place] = {};
+      if (!root) out[root_place] = tensor;
+      team_copy(request, std::move(in), false, std::move(out));
     }
     if (running != nullptr) {
       running->provide_all();
@@ -378,8 +380,7 @@ void Hierarchy::reduce_scatter_uneven(const Request& request) {
 }
 
 void Hierarchy::team_copy(const Request& request, Pieces in, bool split, Pieces out) {
-  const Place place = place_of(in);
-  CopyPass pass(*team_, {std::move(in), split, std::move(out)}, place);
+  CopyPass pass(*team_, {std::move(in), split, std::move(out)});
   team_->begin(request.call, deadline_);
   pass.publish(0);
   team_->enter(pass.posted());

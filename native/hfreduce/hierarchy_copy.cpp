@@ -1,52 +1,66 @@
 // The copying collectives over several hosts: every piece crosses the network once to each host that needs it.
 #include <cstring>
 #include <deque>
+#include <utility>
 
 #include "hfreduce/hierarchy.hpp"
 
 namespace ff::hfreduce {
 namespace {
 
-// Messages of one call with ranks of other hosts, each led by the call, so that a rank that calls something else is
-// told so instead of being sent garbage.
+using Lengths = std::vector<std::uint64_t>;
+
+// Letters of one call to and from ranks of other hosts: the call, lengths, a piece. A rank that calls something else or
+// has another length in mind is told so instead of being sent garbage; nothing is waited for in between.
 class Mail {
  public:
-  Mail(Transport& transport, Greeting greeting) : transport_(transport), greeting_(std::move(greeting)) {}
+  // Lengths differ: the sender's number `index` is `theirs`, `mine` was expected.
+  using Complain =
+      std::function<Error(int rank, std::size_t index, std::uint64_t theirs, std::uint64_t mine)>;
 
-  void send(int rank, const Piece& piece) {
-    Letter& letter = letters_.emplace_back(Letter{rank, false});
+  Mail(Transport& transport, Greeting greeting, Complain complain)
+      : transport_(transport), greeting_(std::move(greeting)), complain_(std::move(complain)) {}
+
+  void send(int rank, const Piece& piece, Lengths lengths) {
+    Letter& letter = letters_.emplace_back(Letter{rank, false, std::move(lengths)});
     letter.header = {const_cast<char*>(static_cast<const char*>(greeting_.header)), greeting_.bytes};
+    letter.row = bytes_of(letter.lengths);
     letter.payload = {piece.data, piece.bytes};
-    transport_.send(rank, letter.header);
-    transport_.send(rank, letter.payload);
+    for (Transfer* part : {&letter.header, &letter.row, &letter.payload}) transport_.send(rank, *part);
   }
-  void receive(int rank, const Piece& piece) {
-    Letter& letter = letters_.emplace_back(Letter{rank, true});
+  // The piece is written only when the lengths in the letter are the expected ones.
+  void receive(int rank, const Piece& piece, Lengths expected) {
+    Letter& letter = letters_.emplace_back(Letter{rank, true, std::move(expected)});
     letter.theirs.resize(greeting_.bytes);
     letter.header = {letter.theirs.data(), letter.theirs.size()};
     letter.payload = {piece.data, piece.bytes};
     transport_.receive(rank, letter.header);
   }
+  // A letter that says no more than that its sender has come so far.
+  void send_token(int rank) { send(rank, {}, {}); }
+  void receive_token(int rank) { receive(rank, {}, {}); }
 
   // True if anything moved.
   bool advance() {
     bool moved = transport_.progress();
     for (Letter& letter : letters_) {
-      if (!letter.incoming || letter.checked || !letter.header.done) continue;
-      greeting_.check(letter.rank, letter.theirs.data());
-      letter.checked = true;
-      moved = true;
-      transport_.receive(letter.rank, letter.payload);
+      if (letter.incoming && !letter.checked) moved |= read(letter);
     }
     return moved;
   }
 
+  // A rank whose letter is not known to agree yet; -1 when all do.
+  int unread() const {
+    for (const Letter& letter : letters_) {
+      if (letter.incoming && !letter.checked) return letter.rank;
+    }
+    return -1;
+  }
   // A rank that something is still awaited from or on its way to; -1 when all is done.
   int waiting_for() const {
     for (const Letter& letter : letters_) {
-      const bool over = letter.incoming ? letter.checked && letter.payload.done
-                                        : letter.header.done && letter.payload.done;
-      if (!over) return letter.rank;
+      const bool read = letter.incoming ? letter.checked : letter.header.done && letter.row.done;
+      if (!read || !letter.payload.done) return letter.rank;
     }
     return -1;
   }
@@ -55,17 +69,53 @@ class Mail {
   struct Letter {
     int rank;
     bool incoming;
-    bool checked = false;
-    Transfer header = {}, payload = {};
+    Lengths lengths;  // sent, or expected
+    bool greeted = false, checked = false;
+    Transfer header = {}, row = {}, payload = {};
     std::vector<char> theirs = {};
+    Lengths their_lengths = {};
   };
+
+  static Transfer bytes_of(Lengths& lengths) {
+    return {reinterpret_cast<char*>(lengths.data()), lengths.size() * sizeof(std::uint64_t)};
+  }
+
+  // As far as it has come; true if anything moved. REQUIRES: it is not checked.
+  bool read(Letter& letter) {
+    if (!letter.header.done) return false;
+    const bool greeted = std::exchange(letter.greeted, true);
+    if (!greeted) {
+      greeting_.check(letter.rank, letter.theirs.data());
+      letter.their_lengths.resize(letter.lengths.size());
+      letter.row = bytes_of(letter.their_lengths);
+      transport_.receive(letter.rank, letter.row);
+    }
+    if (!letter.row.done) return !greeted;
+    for (std::size_t i = 0; i < letter.lengths.size(); ++i) {
+      if (letter.their_lengths[i] == letter.lengths[i]) continue;
+      throw complain_(letter.rank, i, letter.their_lengths[i], letter.lengths[i]);
+    }
+    letter.checked = true;
+    transport_.receive(letter.rank, letter.payload);
+    return true;
+  }
 
   Transport& transport_;
   Greeting greeting_;
+  Complain complain_;
   std::deque<Letter> letters_;  // never moved: the transport has their addresses
 };
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+
+// A rank's piece for itself; before anything is sent to others.
+void check_own(const Call& call, int rank, const Piece& from, const Piece& to) {
+  if (from.bytes != to.bytes) throw lengths_disagree(call, rank, from.bytes, rank, to.bytes);
+}
+
+void copy_own(const Piece& from, const Piece& to) {
+  if (to.data != from.data && to.bytes != 0) std::memmove(to.data, from.data, to.bytes);
+}
 
 }  // namespace
 
@@ -118,7 +168,7 @@ std::vector<int> Hierarchy::peers(const Request& request) {
       break;
     case Kind::gather:
       ranks.push_back(call.root);
-      break;
+      [[fallthrough]];  // the root tells everybody that all lengths agree
     case Kind::scatter:
       if (call.root != me) break;
       [[fallthrough]];
@@ -134,34 +184,48 @@ std::vector<int> Hierarchy::peers(const Request& request) {
 }
 
 // The rank in place q of another host sends its piece to our member q modulo our size; then each team shares what its
-// members have got.
+// members have got. With its piece a rank sends the lengths that it expects from everybody: who comes to the end has
+// found the rows of all hosts alike, and by the shares those of its team.
 void Hierarchy::all_gather(const Request& request) {
+  const Call& call = request.call;
   const auto& hosts = layout().hosts;
   const auto& team = hosts[layout().host];
-  Mail mail(transport_, greeting(request.call));
+  const int me = team[layout().place];
+  const Piece& own = request.out[at(me)];
+  check_own(call, me, request.in[0], own);
+  Lengths row;
+  for (const Piece& piece : request.out) row.push_back(piece.bytes);
+  Mail mail(transport_, greeting(call), [&](int rank, std::size_t giver, std::uint64_t theirs, std::uint64_t mine) {
+    const int from = static_cast<int>(giver);
+    if (from == rank) return lengths_disagree(call, rank, theirs, me, mine);
+    if (from == me) return lengths_disagree(call, me, mine, rank, theirs);
+    return Error(Code::collective, "ranks disagree: in " + to_string(call) + " rank " + std::to_string(rank) +
+                                       " expects " + amount(call, theirs) + " of rank " + std::to_string(from) +
+                                       ", rank " + std::to_string(me) + " expects " + amount(call, mine));
+  });
   for (std::size_t h = 0; h < hosts.size(); ++h) {
     if (h == layout().host) continue;
-    mail.send(hosts[h][layout().place % hosts[h].size()], request.in[0]);
+    mail.send(hosts[h][layout().place % hosts[h].size()], request.in[0], row);
     for (std::size_t q = layout().place; q < hosts[h].size(); q += team.size()) {
-      mail.receive(hosts[h][q], request.out[at(hosts[h][q])]);
+      mail.receive(hosts[h][q], request.out[at(hosts[h][q])], row);
     }
   }
   mail.advance();
   // What the members of this host have themselves needs no network.
   const auto share = [&](std::size_t h, std::size_t first) {
-    Pieces in, out(team.size());
+    Pieces in(team.size()), out(team.size());
     for (std::size_t m = 0; m < team.size() && first + m < hosts[h].size(); ++m) {
       const Piece& piece = request.out[at(hosts[h][first + m])];
       if (m != layout().place) {
         out[m] = piece;
       } else {
-        in.push_back(h == layout().host ? request.in[0] : piece);
+        in.assign(team.size(), h == layout().host ? request.in[0] : piece);
+        in[m] = {};
       }
     }
     team_copy(request, std::move(in), false, std::move(out));
   };
-  const Piece& own = request.out[at(team[layout().place])];
-  if (own.data != request.in[0].data) std::memmove(own.data, request.in[0].data, own.bytes);
+  copy_own(request.in[0], own);
   if (team_ != nullptr) share(layout().host, 0);
   for (int late = mail.waiting_for(); late >= 0; late = mail.waiting_for()) {
     if (!mail.advance()) wait(late);
@@ -172,45 +236,57 @@ void Hierarchy::all_gather(const Request& request) {
   }
 }
 
-// gather, scatter and all_to_all: from rank to rank.
+// gather, scatter and all_to_all: from rank to rank. Where lengths may differ nobody ends before it knows that they
+// agree everywhere: a team passes its copy when all its members have read their letters, and then tells the
+// other hosts so by tokens.
 void Hierarchy::direct_copies(const Request& request) {
   const Call& call = request.call;
-  const auto& team = layout().hosts[layout().host];
+  const auto& hosts = layout().hosts;
+  const auto& team = hosts[layout().host];
   const int me = team[layout().place];
-  const bool to_all = call.kind == Kind::all_to_all || (call.kind == Kind::scatter && call.root == me);
-  const bool from_all = call.kind == Kind::all_to_all || (call.kind == Kind::gather && call.root == me);
-  Mail mail(transport_, greeting(call));
-  const auto is_here = [&](int rank) { return layout().find(rank).first == layout().host; };
+  const bool at_root = call.root == me, exchange = call.kind == Kind::all_to_all;
+  const bool gather = call.kind == Kind::gather, scatter = call.kind == Kind::scatter;
+  const bool to_all = exchange || (scatter && at_root), from_all = exchange || (gather && at_root);
+  const auto is_in = [&](int rank, std::size_t host) { return layout().find(rank).first == host; };
+  const auto is_here = [&](int rank) { return is_in(rank, layout().host); };
+  // The pieces for and from a rank.
+  const auto given = [&](int to) {
+    return to_all ? request.in[at(to)] : gather && to == call.root ? request.in[0] : Piece{};
+  };
+  const auto taken = [&](int from) {
+    return from_all ? request.out[at(from)] : scatter && from == call.root ? request.out[0] : Piece{};
+  };
+  check_own(call, me, given(me), taken(me));
+  Mail mail(transport_, greeting(call), [&](int rank, std::size_t, std::uint64_t theirs, std::uint64_t mine) {
+    return lengths_disagree(call, rank, theirs, me, mine);
+  });
   for (std::size_t r = 0; r < world(); ++r) {
     const int rank = static_cast<int>(r);
     if (is_here(rank)) continue;
-    if (to_all) {
-      mail.send(rank, request.in[r]);
-    } else if (call.kind == Kind::gather && rank == call.root) {
-      mail.send(rank, request.in[0]);
-    }
-    if (from_all) {
-      mail.receive(rank, request.out[r]);
-    } else if (call.kind == Kind::scatter && rank == call.root) {
-      mail.receive(rank, request.out[0]);
-    }
+    if (to_all || (gather && rank == call.root)) mail.send(rank, given(rank), {given(rank).bytes});
+    if (from_all || (scatter && rank == call.root)) mail.receive(rank, taken(rank), {taken(rank).bytes});
   }
   mail.advance();
+  for (int late = mail.unread(); late >= 0; late = mail.unread()) {
+    if (!mail.advance()) wait(late);
+  }
   if (team_ == nullptr) {
-    if (to_all && from_all) std::memmove(request.out[at(me)].data, request.in[at(me)].data, request.out[at(me)].bytes);
-    if (call.root == me && call.kind == Kind::gather) std::memmove(request.out[at(me)].data, request.in[0].data, request.in[0].bytes);
-    if (call.root == me && call.kind == Kind::scatter) std::memmove(request.out[0].data, request.in[at(me)].data, request.out[0].bytes);
-  } else {
-    const bool split = call.kind != Kind::gather;
-    Pieces in, out(team.size());
-    for (std::size_t m = 0; m < team.size(); ++m) {
-      if (to_all) in.push_back(request.in[at(team[m])]);
-      if (from_all) out[m] = request.out[at(team[m])];
-      if (call.kind == Kind::scatter && team[m] == call.root) out[m] = request.out[0];
+    copy_own(given(me), taken(me));
+  } else if (exchange || is_here(call.root)) {
+    Pieces in, out;
+    for (const int mate : team) {
+      in.push_back(given(mate));
+      out.push_back(taken(mate));
     }
-    const bool root_here = call.root >= 0 && is_here(call.root);
-    if (call.kind == Kind::gather && root_here) in.push_back(request.in[0]);
-    if (call.kind == Kind::all_to_all || root_here) team_copy(request, std::move(in), split, std::move(out));
+    team_copy(request, std::move(in), !gather, std::move(out));
+  }
+  for (std::size_t h = 0; h < hosts.size(); ++h) {
+    if (h == layout().host || scatter) continue;
+    for (std::size_t p = 0; p < hosts[h].size(); ++p) {
+      if (exchange ? p % team.size() == layout().place : at_root) mail.send_token(hosts[h][p]);
+    }
+    if (exchange) mail.receive_token(hosts[h][layout().place % hosts[h].size()]);
+    if (gather && is_in(call.root, h)) mail.receive_token(call.root);
   }
   for (int late = mail.waiting_for(); late >= 0; late = mail.waiting_for()) {
     if (!mail.advance()) wait(late);

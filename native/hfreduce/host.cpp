@@ -177,22 +177,25 @@ void reduce_scatter(Team& team, const Request& request, double scale) {
   run_pass(team, pass, mine);
 }
 
-// The copying collectives: who publishes what, who takes what.
+// The copying collectives: who gives what to whom, who takes what.
 void copy(Team& team, const Request& request) {
   const Kind kind = request.call.kind;
-  const bool root = static_cast<std::size_t>(request.call.root) == team.me();
+  const auto root = static_cast<std::size_t>(request.call.root);
+  const bool at_root = root == team.me();
   CopyPass::Job job{};
   job.split = kind == Kind::all_to_all || kind == Kind::scatter;
-  job.in = request.in;
-  if (kind == Kind::all_gather || kind == Kind::all_to_all || (kind == Kind::gather && root)) {
-    job.out = request.out;
-  } else {
-    job.out.resize(team.size());
-    const bool takes = (kind == Kind::broadcast && !root) || kind == Kind::scatter;
-    if (takes) job.out[static_cast<std::size_t>(request.call.root)] = request.out[0];
+  job.in.resize(team.size());
+  job.out.resize(team.size());
+  if (kind == Kind::all_gather) job.in.assign(team.size(), request.in[0]);
+  if (kind == Kind::all_to_all || (kind == Kind::scatter && at_root)) job.in = request.in;
+  if (kind == Kind::all_gather || kind == Kind::all_to_all || (kind == Kind::gather && at_root)) job.out = request.out;
+  if (kind == Kind::gather) job.in[root] = request.in[0];
+  if (kind == Kind::broadcast && at_root) {
+    job.in.assign(team.size(), request.in[0]);
+    job.in[root] = {};
   }
-  const Place place = place_of(request.in);
-  CopyPass pass(team, std::move(job), place);
+  if (kind == Kind::scatter || (kind == Kind::broadcast && !at_root)) job.out[root] = request.out[0];
+  CopyPass pass(team, std::move(job));
   run_pass(team, pass, pass.posted());
 }
 

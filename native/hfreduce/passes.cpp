@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace ff::hfreduce {
 
@@ -115,8 +116,11 @@ void ReducePass::collect(std::uint32_t step) {
   }
 }
 
-CopyPass::CopyPass(Team& team, Job job, Place in) : team_(team), job_(std::move(job)), in_(in) {
-  for (const Piece& part : job_.in) most_ = std::max(most_, part.bytes);
+CopyPass::CopyPass(Team& team, Job job) : team_(team), job_(std::move(job)) {
+  for (const Piece& part : job_.in) {
+    if (part.bytes != 0) common_ = part;
+  }
+  in_ = place_of(job_.split ? job_.in : Pieces{common_});
   piece_ = job_.split ? kChunkBytes / team_.size() / 64 * 64 : kChunkBytes;
   leaves_early = !in_.zero_copy();
 }
@@ -124,31 +128,43 @@ CopyPass::CopyPass(Team& team, Job job, Place in) : team_(team), job_(std::move(
 Posted CopyPass::posted() const {
   Posted mine{};
   mine.in = in_;
-  mine.bytes = most_;
-  std::size_t offset = 0;
-  for (std::size_t c = 0; job_.split && c < job_.in.size(); ++c) {
-    mine.offsets[c] = offset;
-    offset += job_.in[c].bytes;
+  mine.copies = true;
+  for (std::size_t m = 0; m < team_.size(); ++m) {
+    mine.gives[m] = job_.in[m].bytes;
+    mine.takes[m] = job_.out[m].bytes;
   }
   return mine;
 }
 
+void CopyPass::compare_lengths() const {
+  for (std::size_t reader = 0; reader < team_.size(); ++reader) {
+    const Posted& wanted = team_.posted(reader);
+    for (std::size_t giver = 0; giver < team_.size(); ++giver) {
+      const std::uint64_t gives = team_.posted(giver).gives[reader];
+      if (gives == wanted.takes[giver]) continue;
+      throw lengths_disagree(team_.call(), team_.rank(giver), gives, team_.rank(reader), wanted.takes[giver]);
+    }
+  }
+}
+
 void CopyPass::settle() {
+  compare_lengths();
   const std::size_t me = team_.me();
-  std::size_t most = 0;
+  std::uint64_t most = 0;
   bool any_staged = false;
   for (std::size_t r = 0; r < team_.size(); ++r) {
     const Posted& theirs = team_.posted(r);
+    const std::uint64_t longest = *std::max_element(theirs.gives, theirs.gives + team_.size());
     in_of_[r] = nullptr;
-    most = std::max<std::size_t>(most, theirs.bytes);
-    if (r == me || theirs.bytes == 0) continue;
+    most = std::max(most, longest);
+    if (longest == 0) continue;
     if (!theirs.in.zero_copy()) {
       any_staged = true;
-    } else if (job_.out[r].bytes != 0) {
-      in_of_[r] = team_.map(r, theirs.in) + (job_.split ? theirs.offsets[me] : 0);
+    } else if (r != me && job_.out[r].bytes != 0) {
+      const std::uint64_t before = std::accumulate(theirs.gives, theirs.gives + me, std::uint64_t{0});
+      in_of_[r] = team_.map(r, theirs.in) + (job_.split ? before : 0);
     }
   }
-  any_staged = any_staged || (most_ != 0 && !in_.zero_copy());
   if (!any_staged) piece_ = std::max<std::size_t>(1, most);
   steps = static_cast<std::uint32_t>(std::max<std::size_t>(1, (most + piece_ - 1) / piece_));
 }
@@ -156,10 +172,13 @@ void CopyPass::settle() {
 void CopyPass::publish(std::uint32_t step) {
   if (in_.zero_copy()) return;
   char* slot = team_.stage(team_.me(), step);
+  const auto put = [&](const Piece& part, char* to) {
+    const std::size_t begin = std::min(step * piece_, part.bytes), n = std::min(piece_, part.bytes - begin);
+    if (n != 0) std::memcpy(to, part.data + begin, n);
+  };
+  if (!job_.split) return put(common_, slot);
   for (std::size_t c = 0; c < job_.in.size(); ++c) {
-    if (job_.split && c == team_.me()) continue;
-    const std::size_t begin = std::min(step * piece_, job_.in[c].bytes);
-    std::memcpy(slot + c * piece_, job_.in[c].data + begin, std::min(piece_, job_.in[c].bytes - begin));
+    if (c != team_.me()) put(job_.in[c], slot + c * piece_);
   }
 }
 
@@ -172,7 +191,7 @@ void CopyPass::consume(std::uint32_t step) {
     if (n == 0) continue;
     const char* source;
     if (r == me) {
-      source = job_.in[job_.split ? me : 0].data + begin;
+      source = job_.in[me].data + begin;
     } else if (in_of_[r] != nullptr) {
       source = in_of_[r] + begin;
     } else {

@@ -63,16 +63,18 @@ class ReducePass final : public Pass {
   std::array<char*, kMembers> out_of_{};
 };
 
-// Reads what others publish: one part for all readers, or a part for each.
+// Reads what others publish: one part for all readers, or a part for each. Every member posts what it gives to whom
+// and expects from whom, and every member compares all pairs before a byte is copied: either all go on, or all
+// throw the same Error(collective).
 class CopyPass final : public Pass {
  public:
   struct Job {
-    Pieces in;                 // none; or one part that all read; or a part for each member
-    bool split = false;        // a part for each member: alike on all members
+    Pieces in;                 // [members] what I give to each, bytes = 0: nothing
+    bool split = false;        // a part for each member, else the same part for all that read: alike on all members
     Pieces out;                // [members] what I take from each, bytes = 0: nothing
   };
 
-  CopyPass(Team& team, Job job, Place in);
+  CopyPass(Team& team, Job job);
 
   Posted posted() const;  // what to enter the team with
   void settle() override;
@@ -80,10 +82,12 @@ class CopyPass final : public Pass {
   void consume(std::uint32_t step) override;
 
  private:
+  void compare_lengths() const;
+
   Team& team_;
   Job job_;
   Place in_;
-  std::size_t most_ = 0;   // bytes published for one reader
+  Piece common_;           // not split: the part that all read
   std::size_t piece_;      // bytes of a part in a step
   std::array<const char*, kMembers> in_of_{};
 };

@@ -186,8 +186,11 @@ void Team::post(const Posted& mine) {
   slot.call = call_;
   slot.in = mine.in;
   slot.out = mine.out;
-  slot.bytes = mine.bytes;
-  if (mine.bytes != 0) std::copy_n(mine.offsets, size(), slot.offsets);
+  slot.copies = mine.copies;
+  if (mine.copies) {
+    std::copy_n(mine.gives, size(), slot.gives);
+    std::copy_n(mine.takes, size(), slot.takes);
+  }
   slots_[me_].arrived[0].store(step_ + 1, std::memory_order_relaxed);
   // Nobody has come to the next posting yet, nor can anybody still be in the one before the last.
   if (me_ == 0) {

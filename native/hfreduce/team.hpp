@@ -42,8 +42,9 @@ struct Member {
 struct Posted {
   Call call;
   Place in, out;
-  std::uint64_t bytes;               // passes that copy: the most that it publishes for one reader
-  std::uint64_t offsets[kMembers];   // passes with a part a reader: where each begins behind `in`
+  bool copies;                     // the rows count: of passes that copy
+  std::uint64_t gives[kMembers];   // bytes for each reader: one part for all behind `in`, or a part a reader in a row
+  std::uint64_t takes[kMembers];   // bytes expected from each
 };
 
 // The data movement of one operation. The team calls publish, consume and collect for steps 0, 1, ... each.
@@ -98,6 +99,8 @@ class Team {
 
   // For passes, while an operation runs.
   const Posted& posted(std::size_t member) const;  // at the last posting
+  int rank(std::size_t member) const { return members_[member].rank; }
+  const Call& call() const { return call_; }
   char* map(std::size_t member, const Place& place);  // where a member's zero-copy memory lies here
   std::shared_ptr<Segment> segment(std::size_t member, std::int32_t number);  // of another member
   char* stage(std::size_t member, std::uint32_t step) const;  // step of the running pass

@@ -11,7 +11,8 @@ std::string to_string(const Call& call) {
   const auto kind = static_cast<std::uint32_t>(call.kind);
   std::string text = std::string(kKinds[kind <= 9 ? kind : 0]) + " #" + std::to_string(call.seq) + "(";
   if (call.kind == Kind::barrier) return text + ")";
-  text += std::to_string(call.count) + " x " + name_of(call.dtype);
+  if (call.count != 0 || !may_be_uneven(call.kind)) text += std::to_string(call.count) + " x ";
+  text += name_of(call.dtype);
   const bool reduces = call.kind == Kind::allreduce || call.kind == Kind::reduce_scatter ||
                        call.kind == Kind::reduce;
   if (reduces) text += std::string(", ") + name_of(call.op);
@@ -21,6 +22,17 @@ std::string to_string(const Call& call) {
   text += kCodecs[codec <= 4 ? codec : 0];
   if (call.shared != 0) text += ", shared";
   return text + ")";
+}
+
+std::string amount(const Call& call, std::uint64_t bytes) {
+  const std::size_t width = size_of(call.dtype);
+  return bytes % width == 0 ? std::to_string(bytes / width) + " elements" : std::to_string(bytes) + " bytes";
+}
+
+Error lengths_disagree(const Call& call, int giver, std::uint64_t gives, int reader, std::uint64_t expects) {
+  return Error(Code::collective, "ranks disagree: in " + to_string(call) + " rank " + std::to_string(giver) + " has " +
+                                     amount(call, gives) + " for rank " + std::to_string(reader) +
+                                     ", which expects " + amount(call, expects));
 }
 
 Place place_of(const Pieces& pieces) {

@@ -33,6 +33,17 @@ struct Call {
 
 std::string to_string(const Call& call);
 
+// May pieces of this kind differ in size from pair to pair of ranks? Then calls with a count of 0 agree, and the ranks
+// compare the lengths of the pieces before a byte is copied.
+inline bool may_be_uneven(Kind kind) {
+  return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all;
+}
+
+std::string amount(const Call& call, std::uint64_t bytes);  // in elements where they are whole
+
+// Error(collective): `giver` has a piece of so many bytes for `reader`, which expects another length.
+Error lengths_disagree(const Call& call, int giver, std::uint64_t gives, int reader, std::uint64_t expects);
+
 // Bytes of one rank's tensor, or of the part of it that belongs to one rank.
 struct Piece {
   char* data = nullptr;

@@ -188,6 +188,27 @@ def _all_gather_coalesced(call: Call) -> None:
             call.expect(output, call.given(rank, part, n), alike=True)
 
 
+def _own(call: Call, rank: int) -> int:
+    """Elements of a rank where every rank has its own number; zero for some."""
+    return call.case.count * ((rank + call.case.seed) % 3) // 2
+
+
+def _all_gather_uneven(call: Call) -> None:
+    outputs = [call.output(_own(call, rank)) for rank in call.ranks]
+    source = call.input(call.given(call.rank, 0, _own(call, call.rank)))
+    call.finish(dist.all_gather(outputs, source, **call.options))
+    for rank, output in enumerate(outputs):
+        call.expect(output, call.given(rank, 0, _own(call, rank)), alike=True)
+
+
+def _gather_uneven(call: Call) -> None:
+    root, source = call.case.root, call.input(call.given(call.rank, 0, _own(call, call.rank)))
+    outputs = [call.output(_own(call, r)) for r in call.ranks] if call.rank == root else None
+    call.finish(dist.gather(source, outputs, group_dst=root, **call.options))
+    for rank, output in enumerate(outputs or ()):
+        call.expect(output, call.given(rank, 0, _own(call, rank)))
+
+
 def _gather(call: Call) -> None:
     root, source = call.case.root, call.input(call.given(call.rank))
     outputs = [call.output() for _ in call.ranks] if call.rank == root else None
@@ -316,11 +337,13 @@ MOVING: dict[str, Callable[[Call], None]] = {
     "all_gather": _all_gather,
     "all_gather_coalesced": _all_gather_coalesced,
     "all_gather_into_tensor": _all_gather_into_tensor,
+    "all_gather_uneven": _all_gather_uneven,
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
     "all_to_all_single_uneven": _all_to_all_single_uneven,
     "broadcast": _broadcast,
     "gather": _gather,
+    "gather_uneven": _gather_uneven,
     "managed_all_gather": _managed_all_gather,
     "ring": _ring,
     "scatter": _scatter,
