@@ -49,10 +49,11 @@ class Mail {
     return moved;
   }
 
-  // A rank whose letter is not known to agree yet; -1 when all do.
+  // A rank whose letter is not known to agree yet, or that cannot have read ours yet; -1 when there is none: then
+  // nobody needs this thread to serve the network before it can know as much.
   int unread() const {
     for (const Letter& letter : letters_) {
-      if (letter.incoming && !letter.checked) return letter.rank;
+      if (letter.incoming ? !letter.checked : !letter.header.done || !letter.row.done) return letter.rank;
     }
     return -1;
   }
