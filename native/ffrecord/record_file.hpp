@@ -28,6 +28,15 @@ class Descriptor {
   int fd_;
 };
 
+// Where a sample lies in its file.
+struct Extent {
+  std::int64_t offset;
+  std::int64_t bytes;   // in the file
+  std::int64_t raw;     // of the sample: equal to `bytes` where it is stored as it is
+  std::uint32_t crc;    // of the bytes in the file
+  std::uint32_t codec;  // 0: stored as it is
+};
+
 class RecordFile {
  public:
   // Opens `path` and checks its index. Throws Code::storage when it cannot be read, Code::corrupted when
@@ -35,6 +44,9 @@ class RecordFile {
   explicit RecordFile(std::string path);
 
   const std::string& path() const { return path_; }
+  int fd() const { return fd_.get(); }
+  std::int64_t size() const { return offsets_.back(); }  // when it was opened
+  Extent at(std::int64_t i) const { return {offsets_[i], length(i), length(i), checksums_[i], 0}; }
   std::int64_t count() const { return static_cast<std::int64_t>(checksums_.size()); }
   const std::vector<std::uint32_t>& checksums() const { return checksums_; }
   const std::vector<std::int64_t>& offsets() const { return offsets_; }  // count() + 1 values
