@@ -65,6 +65,12 @@ Arena ArenaPool::take(std::size_t bytes) {
 
 void ArenaPool::give(std::unique_ptr<Block> block) {
   if (block->capacity() <= kKeep) kept_.give(std::move(block));
+  if (closed_) kept_.clear();  // asked afterwards: close() may have come in between
+}
+
+void ArenaPool::close() {
+  closed_ = true;
+  kept_.clear();
 }
 
 }  // namespace ff::ffrecord

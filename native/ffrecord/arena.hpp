@@ -59,11 +59,14 @@ class ArenaPool : public std::enable_shared_from_this<ArenaPool> {
 
   // Throws std::bad_alloc.
   Arena take(std::size_t bytes);
+  // Frees what waits, now and from now on: no batch will come.
+  void close();
 
  private:
   friend class Arena;
   void give(std::unique_ptr<Block> block);
 
+  std::atomic<bool> closed_ = false;
   Kept<Block> kept_;
 };
 

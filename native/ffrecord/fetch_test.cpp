@@ -260,6 +260,8 @@ void memory(const Data& data) {
   Batch outlives;
   {
     const Reader reader(data.paths, {});
+    reader.read(indices.data(), indices.size());
+    const Batch other = reader.read(indices.data(), indices.size());
     outlives = reader.read(indices.data(), indices.size());
   }
   CHECK(Block::in_process() == whole && outlives.arena.data()[outlives.offsets[17]] == data.samples[17][0]);

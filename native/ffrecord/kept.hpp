@@ -15,7 +15,8 @@ class Kept {
   Kept() = default;
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
-  ~Kept() {
+  ~Kept() { clear(); }
+  void clear() {
     while (take()) {
     }
   }

@@ -50,6 +50,7 @@ class Reader {
  public:
   // Opens all files or throws; with `check_data` every read compares the checksum of each sample.
   Reader(const std::vector<std::string>& paths, const Options& options, const Calls& calls = kernel());
+  ~Reader() { arenas_->close(); }
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
