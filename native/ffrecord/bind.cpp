@@ -20,7 +20,7 @@ namespace {
 
 using ff::ffrecord::Arena;
 using ff::ffrecord::Batch;
-using ff::ffrecord::Mapping;
+using ff::ffrecord::MappedFile;
 using ff::ffrecord::Reader;
 using ff::ffrecord::RecordFile;
 using ff::ffrecord::Strategy;
@@ -94,9 +94,9 @@ nb::list read_list(const Reader& reader, const Indices& indices) {
 }
 
 nb::object mapped(const Reader& reader, std::size_t file) {
-  using Shared = std::shared_ptr<const Mapping>;
+  using Shared = std::shared_ptr<const MappedFile>;
   auto kept = std::make_unique<Shared>(reader.mapping(file));
-  const Mapping& mapping = **kept;
+  const MappedFile& mapping = **kept;
   nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<Shared*>(p); });
   static_cast<void>(kept.release());
   return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(mapping.data(), {mapping.size()}, owner));

@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t kRunBytes = std::int64_t{512} << 10;
 constexpr int kRunParts = 256;
 static_assert(kRunParts <= IOV_MAX);
+constexpr std::int64_t kGapBytes = 4096;
 constexpr unsigned kCopyThreads = 4;
 constexpr std::int64_t kShare = std::int64_t{256} << 10;   // of a thread, when copying
 constexpr std::int64_t kWaitShare = std::int64_t{64} << 10;  // of a thread, when waiting
@@ -57,25 +58,30 @@ bool read_large(const Job& job, Piece& piece, bool wait) {
   return true;
 }
 
-// Reads pieces[at] and those after it that lie beside it; returns the place after them.
+// Reads pieces[at] and its neighbours after it, between which alignment may leave gaps; returns the place after them.
 std::size_t read_run(Job& job, std::size_t at, std::size_t last, bool wait, std::size_t& missing) {
   Piece& first = job.pieces[at];
   Source& source = *first.source;
   std::array<iovec, kRunParts> parts;
+  std::array<std::uint8_t, kGapBytes> gap;  // what lies between two samples is read and dropped
   int used = 0;
   std::int64_t bytes = 0;
   std::size_t stop = at;
-  for (; stop < last && used < kRunParts; ++stop) {
+  for (; stop < last && used + 1 < kRunParts; ++stop) {
     const Piece& piece = job.pieces[stop];
-    const bool beside = piece.source == &source && piece.at.offset == first.at.offset + bytes;
-    if (stop > at && (!beside || piece.done || bytes + piece.at.bytes > kRunBytes)) break;
+    const std::int64_t skip = piece.at.offset - (first.at.offset + bytes);
+    if (stop > at) {
+      const bool next = piece.source == &source && piece.sample == job.pieces[stop - 1].sample + 1;
+      if (!next || skip < 0 || skip > kGapBytes || piece.done || bytes + skip + piece.at.bytes > kRunBytes) break;
+    }
+    if (skip > 0) parts[used++] = {gap.data(), static_cast<std::size_t>(skip)};
     const auto length = static_cast<std::size_t>(piece.at.bytes);
     if (used > 0 && static_cast<std::uint8_t*>(parts[used - 1].iov_base) + parts[used - 1].iov_len == piece.target) {
       parts[used - 1].iov_len += length;
     } else {
       parts[used++] = {piece.target, length};
     }
-    bytes += piece.at.bytes;
+    bytes += skip + piece.at.bytes;
   }
   const bool asked = !wait && source.cold.load(std::memory_order_relaxed) &&
                      !source.blind.load(std::memory_order_relaxed);
@@ -94,10 +100,7 @@ std::size_t read_run(Job& job, std::size_t at, std::size_t last, bool wait, std:
       if (piece.done && job.check) source.check(piece.sample, piece.at, piece.target);
     }
   }
-  if (!wait && !job.pieces[stop - 1].done) {
-    source.cold = true;
-    if (asked) source.blind = true;
-  }
+  if (!wait && !job.pieces[stop - 1].done) source.missed(asked);
   return stop;
 }
 
@@ -117,7 +120,7 @@ void check_sizes(const Job& job) {
   }
 }
 
-void verify(const Piece& piece, const Mapping& mapping, const std::uint8_t* data) {
+void verify(const Piece& piece, const MappedFile& mapping, const std::uint8_t* data) {
   if (mapping.verified(piece.sample)) return;
   piece.source->check(piece.sample, piece.at, data);
   mapping.set_verified(piece.sample);
@@ -151,7 +154,7 @@ void fetch_mapped(Job& job) {
   spread(job, copy_threads(job), kShare, [&job](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) {
       Piece& piece = job.pieces[i];
-      const Mapping& mapping = *piece.source->mapping();
+      const MappedFile& mapping = *piece.source->mapping();
       std::memcpy(piece.target, mapping.data() + piece.at.offset, static_cast<std::size_t>(piece.at.bytes));
       if (job.check) verify(piece, mapping, piece.target);
       piece.done = true;
@@ -168,7 +171,7 @@ void verify_mapped(Job& job) {
   spread(job, copy_threads(job), kShare, [&job](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) {
       const Piece& piece = job.pieces[i];
-      const Mapping& mapping = *piece.source->mapping();
+      const MappedFile& mapping = *piece.source->mapping();
       verify(piece, mapping, mapping.data() + piece.at.offset);
     }
   });

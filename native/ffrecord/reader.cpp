@@ -61,7 +61,7 @@ Batch Reader::read(const std::int64_t* indices, std::size_t count) const {
     wants[slot] = {indices[slot], slot};
     found[slot] = find(indices[slot]);
     batch.offsets[slot] = total;
-    if (__builtin_add_overflow(total, found[slot].at.raw, &total)) throw std::bad_alloc();
+    if (__builtin_add_overflow(total, found[slot].at.bytes, &total)) throw std::bad_alloc();
   }
   batch.offsets[count] = total;
   batch.arena = arenas_->take(static_cast<std::size_t>(total));

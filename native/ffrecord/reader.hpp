@@ -4,7 +4,7 @@
 // threads at once and after fork. A Batch outlives the reader.
 //
 // Invariants of a Batch of k indices: offsets has k + 1 values, offsets[0] == 0, sample j of the request is
-// arena[offsets[j], offsets[j + 1]); a repeated index has its own copy in each of its places.
+// arena[offsets[j], offsets[j + 1]) as it is stored; a repeated index has its own copy in each of its places.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ class Reader {
 
   // Where the samples are mapped, each checked once; throws what `read` does.
   std::vector<View> views(const std::int64_t* indices, std::size_t count) const;
-  const std::shared_ptr<const Mapping>& mapping(std::size_t file) const { return sources_[file]->mapping(); }
+  const std::shared_ptr<const MappedFile>& mapping(std::size_t file) const { return sources_[file]->mapping(); }
 
   // Checks every sample of every file.
   void check_all() const;

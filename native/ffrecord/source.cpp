@@ -16,6 +16,7 @@ namespace ff::ffrecord {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constexpr int kWrong = 4;
 
 std::string hex(std::uint32_t value) {
   char text[16];
@@ -45,7 +46,7 @@ const Calls& kernel() {
   return calls;
 }
 
-Mapping::Mapping(const RecordFile& file) : size_(static_cast<std::size_t>(file.size())) {
+MappedFile::MappedFile(const RecordFile& file) : size_(static_cast<std::size_t>(file.size())) {
   const std::size_t words = (static_cast<std::size_t>(file.count()) + 63) / 64 + 1;
   void* const bits = ::mmap(nullptr, words * 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (bits == MAP_FAILED) throw_errno("cannot map the marks of record file '" + file.path() + "'");
@@ -60,22 +61,22 @@ Mapping::Mapping(const RecordFile& file) : size_(static_cast<std::size_t>(file.s
   marks_ = words * 8;
 }
 
-Mapping::~Mapping() {
+MappedFile::~MappedFile() {
   ::munmap(const_cast<std::uint8_t*>(data_), size_);
   ::munmap(words_, marks_);
 }
 
-bool Mapping::verified(std::int64_t sample) const {
+bool MappedFile::verified(std::int64_t sample) const {
   const auto i = static_cast<std::size_t>(sample);
   return (std::atomic_ref(words_[i / 64]).load(std::memory_order_relaxed) >> (i % 64) & 1) != 0;
 }
 
-void Mapping::set_verified(std::int64_t sample) const {
+void MappedFile::set_verified(std::int64_t sample) const {
   const auto i = static_cast<std::size_t>(sample);
   std::atomic_ref(words_[i / 64]).fetch_or(std::uint64_t{1} << (i % 64), std::memory_order_relaxed);
 }
 
-bool Mapping::resident(std::int64_t offset, std::int64_t bytes) const {
+bool MappedFile::resident(std::int64_t offset, std::int64_t bytes) const {
   constexpr std::size_t kPages = 512;
   unsigned char present[kPages];
   std::size_t at = static_cast<std::size_t>(offset) / kPage * kPage;
@@ -159,17 +160,24 @@ int Source::direct() {
 
 bool Source::resident(std::int64_t offset, std::int64_t bytes) {
   try {
-    return mapping()->resident(offset, bytes);
+    const bool found = mapping()->resident(offset, bytes);
+    if (!found) told_no_ = true;
+    return found;
   } catch (const Error&) {  // no room in the address space
     blind = true;
     return true;
   }
 }
 
-const std::shared_ptr<const Mapping>& Source::mapping() {
+void Source::missed(bool asked) {
+  cold = true;
+  if (asked && !told_no_ && ++wrong_ >= kWrong) blind = true;
+}
+
+const std::shared_ptr<const MappedFile>& Source::mapping() {
   const auto* found = mapping_.load(std::memory_order_acquire);
   if (found != nullptr) return *found;
-  auto fresh = std::make_unique<const std::shared_ptr<const Mapping>>(std::make_shared<const Mapping>(file_));
+  auto fresh = std::make_unique<const std::shared_ptr<const MappedFile>>(std::make_shared<const MappedFile>(file_));
   if (mapping_.compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
   return *found;
 }

@@ -27,13 +27,13 @@ struct Calls {
 const Calls& kernel();
 
 // A whole file in memory, and which of its samples were found right. Views on it keep it alive.
-class Mapping {
+class MappedFile {
  public:
   // Throws what throw_errno does.
-  explicit Mapping(const RecordFile& file);
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+  explicit MappedFile(const RecordFile& file);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
   const std::uint8_t* data() const { return data_; }
   std::size_t size() const { return size_; }
   bool verified(std::int64_t sample) const;
@@ -71,24 +71,29 @@ class Source {
   // Negative: no direct reads of this file.
   int direct();
   void refuse_direct() { refused_ = true; }
-  // Whether a range is in the page cache, if the kernel tells: if not, `blind` is set, and the answer is yes.
+  // Whether a range is in the page cache, if the kernel tells this user; if not, the answer is yes.
   bool resident(std::int64_t offset, std::int64_t bytes);
+  // A read found less than was wanted in the page cache, although, if `asked`, resident() said yes.
+  void missed(bool asked);
   // Made at the first call; throws what throw_errno does.
-  const std::shared_ptr<const Mapping>& mapping();
+  const std::shared_ptr<const MappedFile>& mapping();
 
   // Something was not in the page cache at the last look: ask first, since a read that finds nothing has the kernel
   // fetch it into the cache.
   std::atomic<bool> cold = false;
-  // The kernel does not tell this user what is in the cache.
+  // The kernel does not tell this user what is in the cache: its answer was wrong several times and never no. One
+  // that tells may be wrong when a page goes between answer and read.
   std::atomic<bool> blind = false;
 
  private:
   const RecordFile& file_;
   const Calls& calls_;
+  std::atomic<bool> told_no_ = false;
+  std::atomic<int> wrong_ = 0;
   std::atomic<bool> waits_ = false;  // its file system knows no reads that do not wait
   std::atomic<bool> refused_ = false;
   std::atomic<int> direct_ = -1;
-  std::atomic<const std::shared_ptr<const Mapping>*> mapping_ = nullptr;
+  std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
 };
 
 }  // namespace ff::ffrecord

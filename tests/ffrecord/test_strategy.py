@@ -87,19 +87,22 @@ def test_a_child_of_a_process_that_reads(reader: FileReader) -> None:
 
 def test_children_of_threads_that_read(reader: FileReader) -> None:
     """A lock that another thread held at the fork would stop the child for ever."""
+
+    def read_on(seed: int) -> bool:
+        return all(matches(reader, seed, 200) for _ in range(20))
+
+    def read_in_child(seed: int) -> None:
+        os._exit(0 if matches(reader, seed, 200) else 1)
+
     context = multiprocessing.get_context("fork")
     with ThreadPoolExecutor(3) as pool:
-        reading = [
-            pool.submit(lambda s=s: [matches(reader, s, 200) for _ in range(20)]) for s in range(3)
-        ]
+        reading = [pool.submit(read_on, seed) for seed in range(3)]
         for seed in range(10):
-            child = context.Process(
-                target=lambda s=seed: os._exit(0 if matches(reader, s, 200) else 1)
-            )
+            child = context.Process(target=read_in_child, args=(seed,))
             child.start()
             child.join(60)
             assert child.exitcode == 0
-        assert all(all(future.result()) for future in reading)
+        assert all(future.result() for future in reading)
 
 
 def test_a_spawned_process(reader: FileReader) -> None:
