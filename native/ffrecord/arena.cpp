@@ -20,7 +20,8 @@ std::size_t round_up(std::size_t bytes) {
 }  // namespace
 
 Block::Block(std::size_t needed) : capacity_(round_up(needed)) {
-  void* const at = ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const at = ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::uint8_t*>(at);
   all_blocks += capacity_;

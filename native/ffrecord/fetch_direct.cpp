@@ -100,8 +100,8 @@ class Direct {
 
   void start(unsigned slot) {
     const Request& request = in_slot_[slot];
-    queue_.queue().read(request.fd, queue_.slot(slot), static_cast<std::size_t>(request.end - request.offset),
-                        request.offset, slot);
+    queue_.queue().read(request.fd, queue_.slot(slot),
+                        static_cast<std::size_t>(request.end - request.offset), request.offset, slot);
     ++flying_;
   }
 
@@ -133,7 +133,8 @@ class Direct {
       const std::int64_t from = std::max(piece.at.offset, request.offset);
       const std::int64_t to = std::min(piece.end(), end);
       if (from >= to) continue;
-      std::memcpy(piece.target + (from - piece.at.offset), data + (from - request.offset), static_cast<std::size_t>(to - from));
+      std::memcpy(piece.target + (from - piece.at.offset), data + (from - request.offset),
+                  static_cast<std::size_t>(to - from));
       left_[i] -= to - from;
       if (left_[i] == 0) complete(piece);
     }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -27,11 +28,14 @@ const Strategy kAll[] = {Strategy::automatic, Strategy::cached, Strategy::direct
 // How the kernel of a test behaves.
 struct Weather {
   bool rough = false;        // interruptions, short results, pages that are not in the cache
+  bool lies = false;         // all pages are said to be in the cache
   bool no_nowait = false;    // RWF_NOWAIT is not supported
   bool no_queue = false;     // io_uring is barred
   int open_error = 0;        // O_DIRECT is refused at open
   std::int64_t result = 0;   // of every direct read, if not 0
 };
+
+std::atomic<int> direct_reads = 0;
 
 // A queue that reads when it is told to, and gives the results in any order.
 class FakeQueue final : public ff::ReadQueue {
@@ -44,6 +48,7 @@ class FakeQueue final : public ff::ReadQueue {
     CHECK(bytes % 4096 == 0 && offset % 4096 == 0 && reinterpret_cast<std::uintptr_t>(to) % 4096 == 0);
     CHECK(bytes <= static_cast<std::size_t>(DirectQueue::kSlot) && reads_.size() < capacity());
     reads_.push_back({fd, to, bytes, offset, tag});
+    ++direct_reads;
   }
   void submit(unsigned wanted) override { CHECK(wanted <= reads_.size()); }
   bool take(ff::ReadResult& result) override {
@@ -59,7 +64,8 @@ class FakeQueue final : public ff::ReadQueue {
     if (mood < 2) return true;
     result.bytes = ::pread(read.fd, read.to, read.bytes, read.offset);
     CHECK(result.bytes >= 0);
-    if (mood == 2 && result.bytes > 4096) result.bytes = 4096 + static_cast<std::int64_t>(random_()) % (result.bytes - 4096);
+    if (mood == 2 && result.bytes > 4096)
+      result.bytes = 4096 + static_cast<std::int64_t>(random_()) % (result.bytes - 4096);
     return true;
   }
 
@@ -93,6 +99,12 @@ Calls calls_in(const Weather& weather) {
   calls.queue = [weather](unsigned) -> std::unique_ptr<ff::ReadQueue> {
     if (weather.no_queue) return nullptr;
     return std::make_unique<FakeQueue>(weather);
+  };
+  calls.mincore = [weather](const void* start, std::size_t bytes, unsigned char* present) {
+    thread_local std::minstd_rand random;
+    if (!weather.rough) return kernel().mincore(start, bytes, present);
+    std::memset(present, weather.lies || random() % 2 == 0 ? 1 : 0, (bytes + 4095) / 4096);
+    return 0;
   };
   return calls;
 }
@@ -135,7 +147,8 @@ struct Data {
       samples.emplace_back(i == 17 ? 300'000 : i == 211 ? 1'500'001 : sizes[random() % 4]);
       for (auto& byte : samples.back()) byte = static_cast<unsigned char>(random());
     }
-    paths = {store({samples.begin(), samples.begin() + 120}, "-a.ffr"), store({samples.begin() + 120, samples.end()}, "-b.ffr")};
+    paths = {store({samples.begin(), samples.begin() + 120}, "-a.ffr"),
+             store({samples.begin() + 120, samples.end()}, "-b.ffr")};
   }
   ~Data() {
     for (const auto& path : paths) ::unlink(path.c_str());
@@ -195,6 +208,20 @@ void barred(const Data& data) {
     for (int round = 0; round < 5; ++round) check_batch(reader, data, random, 100);
     const Reader direct(data.paths, {.strategy = Strategy::direct}, calls);
     CHECK(code_of(direct, all(data), "past the page cache") == ff::Code::storage);
+  }
+  // What was refused is not tried again, and a kernel that does not tell what is cached has it all read into the cache.
+  for (const Weather& weather : {Weather{.rough = true, .result = -EINVAL}, Weather{.rough = true, .lies = true}}) {
+    const Reader reader(data.paths, {}, calls_in(weather));
+    for (int round = 0; round < 3; ++round) check_batch(reader, data, random, 200);
+    const int before = direct_reads;
+    for (int round = 0; round < 3; ++round) check_batch(reader, data, random, 200);
+    CHECK(direct_reads == before);
+  }
+  const Reader reader(data.paths, {}, calls_in({.rough = true}));
+  for (int round = 0; round < 5; ++round) {
+    const int before = direct_reads;
+    check_batch(reader, data, random, 200);
+    CHECK(direct_reads > before);
   }
   // A failing disk is no bar.
   const Reader broken(data.paths, {.strategy = Strategy::direct}, calls_in({.result = -EIO}));
@@ -257,13 +284,15 @@ void memory(const Data& data) {
     CHECK(Block::in_process() < 2 * whole);
   }
   CHECK(Block::in_process() == 0);
-  Batch outlives;
+  Batch outlives, shorter;
   {
     const Reader reader(data.paths, {});
-    reader.read(indices.data(), indices.size());
+    shorter = reader.read(indices.data(), indices.size());
     const Batch other = reader.read(indices.data(), indices.size());
     outlives = reader.read(indices.data(), indices.size());
   }
+  CHECK(Block::in_process() == 2 * whole);
+  shorter = Batch();
   CHECK(Block::in_process() == whole && outlives.arena.data()[outlives.offsets[17]] == data.samples[17][0]);
 }
 

@@ -42,7 +42,10 @@ const Calls& kernel() {
         const int found = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
         return found < 0 ? -errno : found;
       },
-      [](unsigned entries) { return uring::make(entries); }};
+      [](unsigned entries) { return uring::make(entries); },
+      [](const void* start, std::size_t bytes, unsigned char* present) {
+        return ::mincore(const_cast<void*>(start), bytes, present) < 0 ? -errno : 0;
+      }};
   return calls;
 }
 
@@ -76,14 +79,14 @@ void MappedFile::set_verified(std::int64_t sample) const {
   std::atomic_ref(words_[i / 64]).fetch_or(std::uint64_t{1} << (i % 64), std::memory_order_relaxed);
 }
 
-bool MappedFile::resident(std::int64_t offset, std::int64_t bytes) const {
+bool MappedFile::resident(std::int64_t offset, std::int64_t bytes, const Calls& calls) const {
   constexpr std::size_t kPages = 512;
   unsigned char present[kPages];
   std::size_t at = static_cast<std::size_t>(offset) / kPage * kPage;
   const auto end = static_cast<std::size_t>(offset + bytes);
   for (; at < end; at += kPages * kPage) {
     const std::size_t length = std::min(end - at, kPages * kPage);
-    if (::mincore(const_cast<std::uint8_t*>(data_) + at, length, present) != 0) return false;
+    if (calls.mincore(data_ + at, length, present) != 0) return false;
     const std::size_t pages = (length + kPage - 1) / kPage;
     if (!std::all_of(present, present + pages, [](unsigned char page) { return (page & 1) != 0; })) return false;
   }
@@ -160,7 +163,7 @@ int Source::direct() {
 
 bool Source::resident(std::int64_t offset, std::int64_t bytes) {
   try {
-    const bool found = mapping()->resident(offset, bytes);
+    const bool found = mapping()->resident(offset, bytes, calls_);
     if (!found) told_no_ = true;
     return found;
   } catch (const Error&) {  // no room in the address space

@@ -22,7 +22,8 @@ namespace ff::ffrecord {
 struct Calls {
   std::function<long(int fd, const iovec* parts, int count, std::int64_t offset, int flags)> preadv2;
   std::function<int(int fd)> open_direct;                       // the same file, opened again with O_DIRECT
-  std::function<std::unique_ptr<ReadQueue>(unsigned)> queue;  // none where the kernel bars it
+  std::function<std::unique_ptr<ReadQueue>(unsigned)> queue;    // none where the kernel bars it
+  std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
 };
 const Calls& kernel();
 
@@ -39,7 +40,7 @@ class MappedFile {
   bool verified(std::int64_t sample) const;
   void set_verified(std::int64_t sample) const;
   // Whether all pages of a range are in memory, as far as the kernel tells this user.
-  bool resident(std::int64_t offset, std::int64_t bytes) const;
+  bool resident(std::int64_t offset, std::int64_t bytes, const Calls& calls) const;
 
  private:
   std::size_t size_;
