@@ -111,13 +111,14 @@ Calls calls_in(const Weather& weather) {
 
 template <typename T>
 void append(Bytes& bytes, const T& value) {
-  const auto* const raw = reinterpret_cast<const unsigned char*>(&value);
-  bytes.insert(bytes.end(), raw, raw + sizeof value);
+  const std::size_t end = bytes.size();
+  bytes.resize(end + sizeof value);
+  std::memcpy(bytes.data() + end, &value, sizeof value);
 }
 
 std::string store(const std::vector<Bytes>& samples, const std::string& name) {
   const auto n = static_cast<std::int64_t>(samples.size());
-  Bytes file(4);
+  Bytes file(4);  // the checksum
   append(file, n);
   for (const Bytes& sample : samples) append(file, ff::crc32(0, sample.data(), sample.size()));
   std::int64_t offset = 12 + 12 * n;
