@@ -6,8 +6,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 
+#include "base/error.hpp"
 #include "ffrecord/reader.hpp"
 #include "ffrecord/v2_file.hpp"
 
@@ -17,13 +19,17 @@ namespace ff::ffrecord { void bind(nb::module_ m); }
 
 namespace {
 
+using ff::ffrecord::Arena;
 using ff::ffrecord::Batch;
+using ff::ffrecord::Extent;
+using ff::ffrecord::MappedFile;
 using ff::ffrecord::Reader;
 using ff::ffrecord::RecordFile;
-using ff::ffrecord::Extent;
 using ff::ffrecord::Run;
+using ff::ffrecord::Strategy;
 using ff::ffrecord::V2File;
 using ff::ffrecord::V2Slot;
+using ff::ffrecord::View;
 using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
@@ -58,15 +64,88 @@ const RecordFile& file_at(const Reader& reader, std::int64_t file) {
   return *files[file];
 }
 
+Batch fetch(const Reader& reader, const Indices& indices) {
+  const nb::gil_scoped_release release;
+  return reader.read(indices.data(), indices.size());
+}
+
+// The array on an arena, which goes back to its pool with it.
+nb::object adopt(Arena arena, std::size_t bytes) {
+  auto kept = std::make_unique<Arena>(std::move(arena));
+  std::uint8_t* const data = kept->data();
+  nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<Arena*>(p); });
+  static_cast<void>(kept.release());
+  return nb::cast(Array<std::uint8_t>(data, {bytes}, owner));
+}
+
 nb::tuple read_batch(const Reader& reader, const Indices& indices) {
-  Batch batch;
+  Batch batch = fetch(reader, indices);
+  const std::size_t bytes = batch.bytes();
+  return nb::make_tuple(adopt(std::move(batch.arena), bytes), adopt(std::move(batch.offsets), batch.count + 1));
+}
+
+// array[start:end], without the interpreter.
+nb::object slice(const nb::object& array, std::int64_t start, std::int64_t end) {
+  const nb::object first = nb::steal(PyLong_FromLongLong(start));
+  const nb::object last = nb::steal(PyLong_FromLongLong(end));
+  const nb::object range = nb::steal(PySlice_New(first.ptr(), last.ptr(), nullptr));
+  PyObject* const view = range.is_valid() ? PyObject_GetItem(array.ptr(), range.ptr()) : nullptr;
+  if (view == nullptr) throw nb::python_error();
+  return nb::steal(view);
+}
+
+nb::list read_list(const Reader& reader, const Indices& indices) {
+  Batch batch = fetch(reader, indices);
+  const nb::object arena = adopt(std::move(batch.arena), batch.bytes());
+  nb::list views = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(batch.count)));
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    PyList_SET_ITEM(views.ptr(), static_cast<Py_ssize_t>(i),
+                    slice(arena, batch.offsets[i], batch.offsets[i + 1]).release().ptr());
+  }
+  return views;
+}
+
+nb::object mapped(const Reader& reader, std::size_t file) {
+  using Shared = std::shared_ptr<const MappedFile>;
+  auto kept = std::make_unique<Shared>(reader.mapping(file));
+  const MappedFile& mapping = **kept;
+  nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<Shared*>(p); });
+  static_cast<void>(kept.release());
+  return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(mapping.data(), {mapping.size()}, owner));
+}
+
+nb::list read_views(const Reader& reader, const Indices& indices) {
+  std::vector<View> found;
   {
     const nb::gil_scoped_release release;
-    batch = reader.read(indices.data(), indices.size());
+    found = reader.views(indices.data(), indices.size());
   }
-  const std::size_t bytes = batch.bytes();
-  return nb::make_tuple(adopt(std::move(batch.arena), bytes),
-                        adopt(std::move(batch.offsets), batch.count + 1));
+  std::vector<nb::object> files(reader.files().size());
+  nb::list views = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(found.size())));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    nb::object& file = files[found[i].file];
+    if (!file.is_valid()) file = mapped(reader, found[i].file);
+    PyList_SET_ITEM(views.ptr(), static_cast<Py_ssize_t>(i),
+                    slice(file, found[i].at.offset, found[i].at.offset + found[i].at.bytes).release().ptr());
+  }
+  return views;
+}
+
+Strategy strategy_of(const std::string& name) {
+  if (name == "auto") return Strategy::automatic;
+  if (name == "cached") return Strategy::cached;
+  if (name == "direct") return Strategy::direct;
+  if (name == "threads") return Strategy::threads;
+  if (name == "mmap") return Strategy::mmap;
+  throw ff::Error(ff::Code::invalid,
+                  "no strategy '" + name + "': choose auto, cached, direct, threads or mmap");
+}
+
+void make_reader(Reader* self, const std::vector<std::string>& paths, bool check_data, const std::string& strategy,
+                 unsigned threads) {
+  const ff::ffrecord::Options options{check_data, strategy_of(strategy), threads};
+  const nb::gil_scoped_release release;
+  new (self) Reader(paths, options);
 }
 
 Array<std::int64_t> offsets(const Reader& reader, std::int64_t number) {
@@ -129,13 +208,21 @@ std::vector<std::string> unchecked(const Reader& reader) {
 void ff::ffrecord::bind(nb::module_ m) {
   m.doc() = "Random batch reads of FFRecord files.";
   nb::class_<Reader>(m, "Reader", "Open record files, their samples numbered as one sequence; thread-safe.")
-      .def(nb::init<const std::vector<std::string>&, bool>(), nb::arg("paths"), nb::arg("check_data"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("__init__", &make_reader, nb::arg("paths"), nb::arg("check_data"), nb::arg("strategy") = "auto",
+           nb::arg("threads") = 0)
       .def_prop_ro("n", &Reader::count)
       .def("read", &read_batch, nb::arg("indices"),
            nb::sig("def read(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
                    "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]"),
            "One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.")
+      .def("read_list", &read_list, nb::arg("indices"),
+           nb::sig("def read_list(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
+                   "list[numpy.typing.NDArray[numpy.uint8]]"),
+           "The samples as views on one new arena.")
+      .def("read_views", &read_views, nb::arg("indices"),
+           nb::sig("def read_views(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
+                   "list[numpy.typing.NDArray[numpy.uint8]]"),
+           "The samples as read-only views on the mapped files, each checked once.")
       .def("check_all", &Reader::check_all, nb::call_guard<nb::gil_scoped_release>(),
            "Reads every file whole and compares every checksum.")
       .def("unchecked", &unchecked, "Files whose metadata carries no checksum.")
@@ -158,4 +245,5 @@ void ff::ffrecord::bind(nb::module_ m) {
       .def("checksums", &checksums, nb::arg("file"),
            nb::sig("def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]"),
            "CRC32 of each sample of one file.");
+  m.def("arena_bytes", &ff::ffrecord::Block::in_process, "Memory of all arenas of this process, in use or kept.");
 }

@@ -43,11 +43,11 @@ class Scratch {
 // Reads everything twice over in reverse order; false when the reader refused.
 bool readable(const std::string& path, bool check_data) {
   try {
-    const Reader reader({path, path}, check_data);
+    const Reader reader({path, path}, {.check_data = check_data});
     std::vector<std::int64_t> all;
     for (std::int64_t i = reader.count(); i > 0; --i) all.insert(all.end(), {i - 1, i - 1});
     const Batch batch = reader.read(all.data(), all.size());
-    for (std::size_t i = 0; i < batch.bytes(); ++i) static_cast<void>(*(volatile std::uint8_t*)&batch.arena[i]);
+    for (std::size_t i = 0; i < batch.bytes(); ++i) static_cast<void>(*(volatile std::uint8_t*)&batch.arena.data()[i]);
     reader.check_all();
     return true;
   } catch (const ff::Error&) {
@@ -102,7 +102,7 @@ void damage_v2(const Scratch& scratch, const Bytes& good) {
 
 // Threads on one reader of a fresh file check the pages of its index at the same time.
 void share(const Scratch& scratch, const Bytes& file, const std::vector<Bytes>& samples) {
-  const Reader reader({scratch.store(file)}, true);
+  const Reader reader({scratch.store(file)}, {});
   std::vector<std::thread> threads;
   for (unsigned seed = 0; seed < 4; ++seed) {
     threads.emplace_back([&reader, &samples, seed] {
@@ -114,7 +114,7 @@ void share(const Scratch& scratch, const Bytes& file, const std::vector<Bytes>& 
         for (std::size_t j = 0; j < wanted.size(); ++j) {
           const Bytes& sample = samples[wanted[j]];
           CHECK(batch.offsets[j + 1] - batch.offsets[j] == static_cast<std::int64_t>(sample.size()) &&
-                     std::equal(sample.begin(), sample.end(), batch.arena.get() + batch.offsets[j]));
+                     std::equal(sample.begin(), sample.end(), batch.arena.data() + batch.offsets[j]));
         }
       }
     });

@@ -81,6 +81,10 @@ void RecordFile::corrupted(const std::string& what) const {
                                    "; write it again or restore it from a copy");
 }
 
+void RecordFile::ends_at(std::int64_t offset) const {
+  corrupted("it ends at byte " + std::to_string(offset) + ", shorter than when it was opened");
+}
+
 std::int64_t RecordFile::file_size() const {
   struct stat status;
   if (::fstat(fd(), &status) != 0) throw_errno("cannot stat record file '" + path_ + "'");
@@ -89,8 +93,7 @@ std::int64_t RecordFile::file_size() const {
 
 void RecordFile::check_mapped() const {
   const std::int64_t now = file_size();
-  if (now < mapping_.bytes())
-    corrupted("it ends at byte " + std::to_string(now) + ", shorter than when it was opened");
+  if (now < mapping_.bytes()) ends_at(now);
 }
 
 void RecordFile::read(iovec* parts, int count, std::int64_t offset) const {
@@ -102,7 +105,7 @@ void RecordFile::read(iovec* parts, int count, std::int64_t offset) const {
       if (errno == EINTR) continue;
       throw_errno("cannot read record file '" + path_ + "' at byte " + std::to_string(offset));
     }
-    if (got == 0) corrupted("it ends at byte " + std::to_string(offset) + ", shorter than when it was opened");
+    if (got == 0) ends_at(offset);
     offset += got;
     for (auto left = static_cast<std::size_t>(got); left > 0;) {
       const std::size_t step = std::min(left, parts->iov_len);
@@ -124,11 +127,6 @@ void RecordFile::compare(std::int64_t i, const Extent& extent, std::uint32_t fou
     corrupted("sample " + std::to_string(i) + " (" + std::to_string(extent.bytes) + " bytes at byte " +
               std::to_string(extent.offset) + ") has checksum " + hex(found) + ", the index says " +
               hex(extent.crc));
-}
-
-void RecordFile::check(std::int64_t i, const void* data) const {
-  const Extent extent = at(i);
-  compare(i, extent, crc32(0, data, static_cast<std::size_t>(extent.bytes)));
 }
 
 void RecordFile::check_all() const {

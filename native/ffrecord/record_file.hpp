@@ -97,9 +97,10 @@ class RecordFile {
   void read(iovec* parts, int count, std::int64_t offset) const;
   void read(void* data, std::size_t size, std::int64_t offset) const;
 
-  // REQUIRES: `data` holds the bytes of sample i in the file. Throws Code::corrupted, naming the sample,
-  // when their CRC32 differs.
-  void check(std::int64_t i, const void* data) const;
+  // Throws Code::corrupted, naming sample i, when `found`, the CRC32 of its bytes, is not that of the index.
+  void compare(std::int64_t i, const Extent& extent, std::uint32_t found) const;
+  // Throws Code::corrupted: the file ends there, before what it held when it was opened.
+  [[noreturn]] void ends_at(std::int64_t offset) const;
 
   // Reads all samples with a buffer of 1 MiB and checks each.
   void check_all() const;
@@ -113,8 +114,6 @@ class RecordFile {
   Mapping mapping_;
 
  private:
-  void compare(std::int64_t i, const Extent& extent, std::uint32_t found) const;
-
   std::string path_;
   Descriptor fd_;
 };

@@ -11,7 +11,7 @@ class Reader:
     Open record files, their samples numbered as one sequence; thread-safe.
     """
 
-    def __init__(self, paths: Sequence[str], check_data: bool) -> None: ...
+    def __init__(self, paths: Sequence[str], check_data: bool, strategy: str = 'auto', threads: int = 0) -> None: ...
 
     @property
     def n(self) -> int: ...
@@ -20,6 +20,12 @@ class Reader:
         """
         One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.
         """
+
+    def read_list(self, indices: numpy.typing.NDArray[numpy.int64]) -> list[numpy.typing.NDArray[numpy.uint8]]:
+        """The samples as views on one new arena."""
+
+    def read_views(self, indices: numpy.typing.NDArray[numpy.int64]) -> list[numpy.typing.NDArray[numpy.uint8]]:
+        """The samples as read-only views on the mapped files, each checked once."""
 
     def check_all(self) -> None:
         """Reads every file whole and compares every checksum."""
@@ -51,3 +57,6 @@ class Reader:
 
     def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]:
         """CRC32 of each sample of one file."""
+
+def arena_bytes() -> int:
+    """Memory of all arenas of this process, in use or kept."""
