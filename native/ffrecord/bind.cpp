@@ -5,10 +5,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "ffrecord/reader.hpp"
+#include "ffrecord/v2_file.hpp"
 
 namespace nb = nanobind;
 
@@ -19,6 +20,10 @@ namespace {
 using ff::ffrecord::Batch;
 using ff::ffrecord::Reader;
 using ff::ffrecord::RecordFile;
+using ff::ffrecord::Extent;
+using ff::ffrecord::Run;
+using ff::ffrecord::V2File;
+using ff::ffrecord::V2Slot;
 using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
@@ -31,11 +36,18 @@ Array<T> adopt(std::unique_ptr<T[]> data, std::size_t size) {
   return Array<T>(pointer, {size}, owner);
 }
 
-template <typename T>
-Array<T> copy(const std::vector<T>& values) {
-  auto data = std::make_unique_for_overwrite<T[]>(values.size());
-  std::copy(values.begin(), values.end(), data.get());
-  return adopt(std::move(data), values.size());
+// One number of each sample of a file, and `last` behind them if there is one.
+template <typename T, typename Pick>
+Array<T> column(const RecordFile& file, Pick pick, const T* last = nullptr) {
+  const auto count = static_cast<std::size_t>(file.count());
+  auto data = std::make_unique_for_overwrite<T[]>(count + 1);
+  {
+    const nb::gil_scoped_release release;
+    file.check_mapped();
+    for (std::size_t i = 0; i < count; ++i) data[i] = pick(file.at(static_cast<std::int64_t>(i)));
+  }
+  if (last != nullptr) data[count] = *last;
+  return adopt(std::move(data), count + (last != nullptr));
 }
 
 const RecordFile& file_at(const Reader& reader, std::int64_t file) {
@@ -55,6 +67,54 @@ nb::tuple read_batch(const Reader& reader, const Indices& indices) {
   const std::size_t bytes = batch.bytes();
   return nb::make_tuple(adopt(std::move(batch.arena), bytes),
                         adopt(std::move(batch.offsets), batch.count + 1));
+}
+
+Array<std::int64_t> offsets(const Reader& reader, std::int64_t number) {
+  const RecordFile& file = file_at(reader, number);
+  const std::int64_t size = file.size();
+  return column<std::int64_t>(file, [](const Extent& extent) { return extent.offset; }, &size);
+}
+
+Array<std::uint32_t> checksums(const Reader& reader, std::int64_t file) {
+  return column<std::uint32_t>(file_at(reader, file), [](const Extent& extent) { return extent.crc; });
+}
+
+Array<std::uint8_t> extents(const Reader& reader, const Indices& indices) {
+  const std::size_t bytes = indices.size() * sizeof(Extent);
+  auto data = std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
+  {
+    const nb::gil_scoped_release release;
+    const std::vector<Extent> found = reader.extents(indices.data(), indices.size());
+    if (bytes > 0) std::memcpy(data.get(), found.data(), bytes);
+  }
+  return adopt(std::move(data), bytes);
+}
+
+nb::tuple locate(const Reader& reader, std::int64_t index) {
+  if (index < 0 || index >= reader.count()) throw std::out_of_range("no such sample");
+  const auto [file, i] = reader.locate(index);
+  return nb::make_tuple(file->path(), i);
+}
+
+nb::tuple last_commit(const Reader& reader, std::int64_t number) {
+  const auto* const file = dynamic_cast<const V2File*>(&file_at(reader, number));
+  if (file == nullptr) throw nb::type_error("a v1 file has no commits");
+  nb::list runs;
+  for (const Run& run : file->runs()) runs.append(nb::make_tuple(run.first, run.place, run.count));
+  const V2Slot& commit = file->commit();
+  return nb::make_tuple(file->alignment(), commit.commit, commit.footer, commit.end, commit.samples,
+                        file->slot_place(), file->slot_torn(), runs);
+}
+
+std::vector<int> versions(const Reader& reader) {
+  std::vector<int> found;
+  for (const auto& file : reader.files()) found.push_back(file->version());
+  return found;
+}
+
+nb::bytes schema(const Reader& reader, std::int64_t file) {
+  const std::string json = file_at(reader, file).schema();
+  return nb::bytes(json.data(), json.size());
 }
 
 std::vector<std::string> unchecked(const Reader& reader) {
@@ -79,12 +139,23 @@ void ff::ffrecord::bind(nb::module_ m) {
       .def("check_all", &Reader::check_all, nb::call_guard<nb::gil_scoped_release>(),
            "Reads every file whole and compares every checksum.")
       .def("unchecked", &unchecked, "Files whose metadata carries no checksum.")
-      .def("offsets", [](const Reader& r, std::int64_t file) { return copy(file_at(r, file).offsets()); },
-           nb::arg("file"),
+      .def("versions", &versions, "Version of the format of each file.")
+      .def("schema", &schema, nb::arg("file"), "The columns of one file as JSON; empty without.")
+      .def("locate", &locate, nb::arg("index"), nb::sig("def locate(self, index: int) -> tuple[str, int]"),
+           "The file of a sample and its number in that file.")
+      .def("extents", &extents, nb::arg("indices"),
+           nb::sig("def extents(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
+                   "numpy.typing.NDArray[numpy.uint8]"),
+           "Index entries of v2, 32 bytes each, in the order of `indices`; also of the samples of v1 files.")
+      .def("last_commit", &last_commit, nb::arg("file"),
+           nb::sig("def last_commit(self, file: int) -> "
+                   "tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]"),
+           "Of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its "
+           "slot, whether that slot is torn, and the runs (first sample, place, samples).")
+      .def("offsets", &offsets, nb::arg("file"),
            nb::sig("def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]"),
            "Start of each sample of one file in bytes, and the size of the file.")
-      .def("checksums", [](const Reader& r, std::int64_t file) { return copy(file_at(r, file).checksums()); },
-           nb::arg("file"),
+      .def("checksums", &checksums, nb::arg("file"),
            nb::sig("def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]"),
            "CRC32 of each sample of one file.");
 }

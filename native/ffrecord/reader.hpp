@@ -37,6 +37,11 @@ class Reader {
   // std::out_of_range for an index outside [0, count()), Code::corrupted for a damaged sample.
   Batch read(const std::int64_t* indices, std::size_t count) const;
 
+  // Where the samples lie in their files, in the order of `indices`; throws what `read` throws.
+  std::vector<Extent> extents(const std::int64_t* indices, std::size_t count) const;
+  // The file of sample `index` of the sequence, and its number there. REQUIRES: 0 <= index < count().
+  std::pair<const RecordFile*, std::int64_t> locate(std::int64_t index) const;
+
   // Checks every sample of every file.
   void check_all() const;
 

@@ -27,6 +27,25 @@ class Reader:
     def unchecked(self) -> list[str]:
         """Files whose metadata carries no checksum."""
 
+    def versions(self) -> list[int]:
+        """Version of the format of each file."""
+
+    def schema(self, file: int) -> bytes:
+        """The columns of one file as JSON; empty without."""
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """The file of a sample and its number in that file."""
+
+    def extents(self, indices: numpy.typing.NDArray[numpy.int64]) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        Index entries of v2, 32 bytes each, in the order of `indices`; also of the samples of v1 files.
+        """
+
+    def last_commit(self, file: int) -> tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]:
+        """
+        Of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its slot, whether that slot is torn, and the runs (first sample, place, samples).
+        """
+
     def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]:
         """Start of each sample of one file in bytes, and the size of the file."""
 

@@ -1,7 +1,8 @@
 """FFRecord: record files with random batch reads.
 
 A file holds N samples of any length, each with its CRC32; `FileReader` fetches any batch of them in
-one call. The v1 format of the original is read and written byte for byte (docs/ffrecord.md).
+one call. The v1 format of the original is read and written byte for byte (docs/ffrecord.md); v2 adds
+commits, columns, compression and alignment (docs/ffrecord-v2.md).
 The torch face is `fireflyer.ffrecord.torch`; importing this package does not import torch.
 """
 

@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fireflyer._native.ffrecord import Reader
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, Corrupted
+from fireflyer.ffrecord.columns import Columns, Row, RowCodec, from_json
 from fireflyer.ffrecord.paths import PathName, record_files, record_path
+from fireflyer.ffrecord.zstd import ENTRY, expand
 
 Sample = npt.NDArray[np.uint8]
 Indices = Sequence[int] | npt.NDArray[np.integer]
@@ -32,9 +34,10 @@ class FileReader:
     Attributes:
         n: number of samples in all files.
         fnames: the files, in the order of their samples.
+        columns: name -> (dtype, shape) of files whose samples are rows, else None.
 
     Raises:
-        ConfigError: a name without the suffix `.ffr`, no file at all.
+        ConfigError: a name without the suffix `.ffr`, no file at all, files of different columns.
         StorageError: a file cannot be opened or read.
         Corrupted: an index does not match its checksum or the size of its file.
     """
@@ -50,6 +53,9 @@ class FileReader:
         self._paths = [os.path.abspath(name) for name in self.fnames]
         self._native: Reader | None = Reader(self.fnames, self.check_data)
         self.n: int = self._native.n
+        self._may_be_packed = 2 in self._native.versions()
+        self.columns = self._common_columns(self._native)
+        self._rows = None if self.columns is None else RowCodec(self.columns)
         for path in self._native.unchecked():
             warnings.warn(
                 f"record file '{path}' has no checksum of its metadata (an old file): "
@@ -76,9 +82,55 @@ class FileReader:
     def read_batch(self, indices: Indices) -> tuple[Sample, npt.NDArray[np.int64]]:
         """The k samples at `indices` as one array and its k + 1 offsets; raises what `read` does.
 
-        Sample j is `arena[offsets[j]:offsets[j + 1]]`.
+        Sample j is `arena[offsets[j]:offsets[j + 1]]`. Compressed samples come decompressed.
         """
-        return self._open().read(_index_array(indices))
+        native = self._open()
+        wanted = _index_array(indices)
+        arena, offsets = native.read(wanted)
+        if not self._may_be_packed:
+            return arena, offsets
+        entries = native.extents(wanted).view(ENTRY)
+        return expand(arena, offsets, entries, lambda j: _named(native, int(wanted[j])))
+
+    def rows(self, indices: Indices) -> list[Row]:
+        """The rows at `indices`: column -> array, a writable view on one new arena; str and bytes as such.
+
+        Raises:
+            ConfigError: the files have no columns.
+            Corrupted: also when the sizes in a row do not fit its bytes.
+            IndexError, StorageError: as `read`.
+        """
+        if self._rows is None:
+            raise ConfigError("these record files have no columns: use read")
+        native = self._open()
+        found = []
+        for index, data in zip(indices, self.read(indices), strict=True):
+            try:
+                found.append(self._rows.decode(data))
+            except ValueError as error:
+                raise Corrupted(
+                    f"{_named(native, int(index))} is damaged: {error}; "
+                    "write it again or restore it from a copy"
+                ) from error
+        return found
+
+    def read_columns(self, indices: Indices) -> dict[str, Any]:
+        """The rows at `indices` by columns: k values of each; raises what `rows` does.
+
+        A column of fixed shape comes as one array of shape (k, *shape), any other as a list.
+        """
+        rows = self.rows(indices)
+        batch: dict[str, Any] = {}
+        for name, column in (self.columns or {}).items():
+            values = [row[name] for row in rows]
+            fixed = column.dtype not in ("str", "bytes") and None not in column.shape
+            if fixed:
+                shape = (len(rows), *(size or 0 for size in column.shape))
+                stacked = np.empty(shape, np.dtype(column.dtype))
+                batch[name] = np.stack(values, out=stacked) if values else stacked
+            else:
+                batch[name] = values
+        return batch
 
     def read_one(self, index: int) -> Sample:
         """The sample at `index`; raises what `read` does."""
@@ -97,11 +149,11 @@ class FileReader:
             fresh.check_all()
 
     def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
-        """Start of each sample of file number `file` in bytes, then the size of that file."""
+        """Start of each sample of file number `file` in bytes, then the end of its last commit."""
         return self._open().offsets(file)
 
     def get_checksums(self, file: int) -> npt.NDArray[np.uint32]:
-        """CRC32 of each sample of file number `file`."""
+        """CRC32 of each sample of file number `file`, as it is stored."""
         return self._open().checksums(file)
 
     def close(self) -> None:
@@ -125,10 +177,30 @@ class FileReader:
     def __repr__(self) -> str:
         return f"FileReader({len(self.fnames)} files, {self.n} samples)"
 
+    def _common_columns(self, native: Reader) -> Columns | None:
+        common: Columns | None = None
+        for number, name in enumerate(self.fnames):
+            try:
+                columns = from_json(text) if (text := native.schema(number)) else None
+            except ValueError as error:
+                raise Corrupted(f"record file '{name}' is damaged: {error}") from error
+            if number and columns != common:
+                raise ConfigError(
+                    f"record files '{self.fnames[0]}' and '{name}' have different columns: "
+                    "read them apart"
+                )
+            common = columns
+        return common
+
     def _open(self) -> Reader:
         if self._native is None:
             raise ValueError("the FileReader is closed")
         return self._native
+
+
+def _named(native: Reader, index: int) -> str:
+    path, number = native.locate(index)
+    return f"record file '{path}', sample {number}"
 
 
 def _index_array(indices: Indices) -> npt.NDArray[np.int64]:
