@@ -42,8 +42,8 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
             continue
         say(f"installing {peer} into {target}")
         commands = (
-            [sys.executable, "-m", "venv", target],
-            [python_of(folder, peer), "-m", "pip", "install", "-q", *packages],
+            [sys.executable, "-m", "venv", str(target)],
+            [str(python_of(folder, peer)), "-m", "pip", "install", "-q", *packages],
         )
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -150,7 +150,9 @@ class Peer:
 
 
 @contextmanager
-def started(folder: Path | None, names: Sequence[str]) -> Iterator[tuple[list[Peer], dict[str, str]]]:
+def started(
+    folder: Path | None, names: Sequence[str]
+) -> Iterator[tuple[list[Peer], dict[str, str]]]:
     """The peers that are installed, and for each other one why it is missing."""
     peers: list[Peer] = []
     missing: dict[str, str] = {}

@@ -42,6 +42,15 @@ From = Annotated[
         help="folder, tar, parquet, mds, text, jsonl, numpy, torch or records; else by the name.",
     ),
 ]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format", metavar="auto|v1|v2", help="auto: v1 for bytes alone, v2 for typed columns."
+    ),
+]
+Compression = Annotated[
+    str | None, typer.Option("--compression", metavar="zstd", help="Compress samples; makes v2.")
+]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Threads that read ahead.")]
 
 
@@ -56,6 +65,8 @@ def pack(
     columns: Columns = None,
     files: FilesCount = None,
     file_size: FileSize = None,
+    version: Format = "auto",
+    compression: Compression = None,
     jobs: Jobs = 4,
     force: Force = False,
     json: Json = False,
@@ -68,14 +79,14 @@ def pack(
       fireflyer record pack table.parquet -o table.ffr --columns image,label
       fireflyer record pack my_data:TrainSet -o train/ --files 8
 
-    A folder alone becomes one packed folder, the tree of its names included; with --files, --file-size
-    or --columns its files become rows.
+    Of a folder of class folders the rows are {image or data, label, class, name}. With --format v1 a
+    folder becomes a packed folder instead: the bytes of its files and the tree of their names.
     """
     from fireflyer.cli import recording
 
     recording.pack(
-        source, out, kind=kind, columns=columns, files=files, file_size=file_size, jobs=jobs,
-        force=force, json=json,
+        source, out, kind=kind, columns=columns, files=files, file_size=file_size,
+        form=recording.form_of(version, compression), jobs=jobs, force=force, json=json,
     )  # fmt: skip
 
 
@@ -145,7 +156,13 @@ def verify(
 
 
 @record.command()
-def merge(files: Files, out: Out, force: Force = False, json: Json = False) -> None:
+def merge(
+    files: Files,
+    out: Out,
+    compression: Compression = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
     """Put record files one behind the other into one.
 
     \b
@@ -153,7 +170,7 @@ def merge(files: Files, out: Out, force: Force = False, json: Json = False) -> N
     """
     from fireflyer.cli import recording
 
-    recording.merge(files, out, force=force, json=json)
+    recording.merge(files, out, compression=compression, force=force, json=json)
 
 
 @record.command()
@@ -170,6 +187,7 @@ def split(
     shuffle: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Shuffle before --fractions.")
     ] = None,
+    compression: Compression = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -183,7 +201,7 @@ def split(
 
     recording.split(
         files, out, count=count, parts=parts, file_size=file_size, fractions=fractions, names=names,
-        shuffle=shuffle, force=force, json=json,
+        shuffle=shuffle, compression=compression, force=force, json=json,
     )  # fmt: skip
 
 
@@ -199,6 +217,8 @@ def convert(
     ] = "",
     kind: From = None,
     columns: Columns = None,
+    version: Format = "auto",
+    compression: Compression = None,
     jobs: Jobs = 4,
     force: Force = False,
     json: Json = False,
@@ -212,5 +232,6 @@ def convert(
     from fireflyer.cli import recording
 
     recording.convert(
-        source, out, to=to, kind=kind, columns=columns, jobs=jobs, force=force, json=json
-    )
+        source, out, to=to, kind=kind, columns=columns,
+        form=recording.form_of(version, compression), jobs=jobs, force=force, json=json,
+    )  # fmt: skip

@@ -19,6 +19,7 @@ from fireflyer.ffrecord.convert.preview import as_text, page
 from fireflyer.ffrecord.convert.records import RecordSource, file_names
 from fireflyer.ffrecord.convert.source import Row, Selected, Source, as_array
 from fireflyer.ffrecord.convert.writing import (
+    Form,
     Plan,
     Written,
     refuse_existing,
@@ -39,13 +40,14 @@ def pack(
     columns: str | None,
     files: int | None,
     file_size: str | None,
+    form: Form,
     jobs: int,
     force: bool,
     json: bool,
 ) -> None:
     source = _chosen(open_source(paths, kind), columns)
-    plan = _plan(out, source.length, None, files, file_size, force)
-    if isinstance(source, FolderSource) and not plan.parts:
+    plan = _plan(out, source.length, None, files, file_size, form, force)
+    if isinstance(source, FolderSource) and form.version == 1 and not plan.parts:
         with _progress(f"packing {source.name}", None):
             _done(moving.pack_tree(source, plan), json=json)
         return
@@ -72,6 +74,7 @@ def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: 
         rows.append(
             (
                 each.file,
+                f"v{each.version}{' zstd' if each.compressed else ''}",
                 f"{each.samples:,}",
                 listing.size_text(each.bytes),
                 *(
@@ -82,7 +85,7 @@ def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: 
                 listing.columns_text(each),
             )
         )
-    table(("FILE", "SAMPLES", "SIZE", "MIN", "MEDIAN", "MAX", "COLUMNS"), rows)
+    table(("FILE", "FORMAT", "SAMPLES", "SIZE", "MIN", "MEDIAN", "MAX", "COLUMNS"), rows)
     if len(found) > 1:
         total = sum(each.samples for each in found)
         size = listing.size_text(sum(each.bytes for each in found))
@@ -126,11 +129,12 @@ def verify(files: list[str], *, data: bool, most: int, json: bool) -> int:
     return 1 if found.damages else 0
 
 
-def merge(files: list[str], out: Path, *, force: bool, json: bool) -> None:
+def merge(files: list[str], out: Path, *, compression: str | None, force: bool, json: bool) -> None:
     with _notes():
         source = moving.same_kind(file_names(files))
     with _progress(f"merging {source.name}", source.length) as advance:
-        written = moving.merge(source, Plan(out=out, force=force), advance)
+        form = moving.form_of(source, compression)
+        written = moving.pack(source, Plan(out=out, form=form, force=force), 1, advance)
     _done(written, json=json)
 
 
@@ -144,6 +148,7 @@ def split(
     fractions: str | None,
     names: str | None,
     shuffle: int | None,
+    compression: str | None,
     force: bool,
     json: bool,
 ) -> None:
@@ -154,16 +159,17 @@ def split(
         raise ConfigError("--names and --shuffle go with --fractions")
     with _notes():
         source = moving.same_kind(file_names(files))
+    form = moving.form_of(source, compression)
     if fractions is None:
-        plan = _plan(out, source.length, count, parts, file_size, force)
+        plan = _plan(out, source.length, count, parts, file_size, form, force)
         with _progress(f"splitting {source.name}", source.length) as advance:
-            written = moving.merge(source, plan, advance)
+            written = moving.pack(source, plan, 1, advance)
     else:
         wanted = _fractions(fractions)
         called = names.split(",") if names is not None else [f"part{i}" for i in range(len(wanted))]
         with _progress(f"splitting {source.name}", source.length) as advance:
             written = moving.split_by_fractions(
-                source, wanted, called, out, seed=shuffle, force=force, advance=advance
+                source, wanted, called, out, form, seed=shuffle, force=force, advance=advance
             )
     _done(written, json=json)
 
@@ -175,6 +181,7 @@ def convert(
     to: str,
     kind: str | None,
     columns: str | None,
+    form: Form,
     jobs: int,
     force: bool,
     json: bool,
@@ -182,11 +189,14 @@ def convert(
     target = to or out.suffix.removeprefix(".")
     if target not in ("ffr", *moving.EXPORTS):
         raise ConfigError(f"--to: {target!r} is none of ffr, {', '.join(moving.EXPORTS)}")
+    if target != "ffr" and form != Form():
+        raise ConfigError(f"--format and --compression are of record files, not of {target}")
     with _notes():
         source = _chosen(open_source(paths, kind), columns)
     with _progress(f"converting {source.name}", source.length) as advance:
         if target == "ffr":
-            written = moving.pack(source, Plan(out=out, force=force), jobs, advance)
+            plan = Plan(out=out, form=form, force=force)
+            written = moving.pack(source, plan, jobs, advance)
         else:
             written = moving.export(source, target, out, force, advance)
     _done(written, json=json)
@@ -202,6 +212,7 @@ def _plan(
     count: int | None,
     files: int | None,
     file_size: str | None,
+    form: Form,
     force: bool,
 ) -> Plan:
     if files is not None and file_size is not None:
@@ -212,7 +223,18 @@ def _plan(
             raise ConfigError("--files: this source does not tell its length; use --file-size")
         per_file = max(1, -(-total // files))
     size = None if file_size is None else parse_size(file_size)
-    return Plan(out=out, per_file=per_file, file_bytes=size, force=force)
+    return Plan(out=out, per_file=per_file, file_bytes=size, form=form, force=force)
+
+
+def form_of(version: str, compression: str | None) -> Form:
+    """What --format and --compression say.
+
+    Raises:
+        ConfigError: they say nothing that is known.
+    """
+    if version not in ("auto", "v1", "v2"):
+        raise ConfigError(f"--format {version!r} is none of auto, v1, v2")
+    return Form(None if version == "auto" else int(version[1:]), compression)
 
 
 def parse_size(text: str) -> int:

@@ -1,12 +1,12 @@
-"""One peer of `fireflyer bench records`, in a process of the environment that has it. Imports nothing of ours.
+"""One peer of `fireflyer bench records`, in a process of the environment that has it, without our code.
 
 Started as `python worker.py PEER`. Each line of standard input is a JSON object; each gets one line back:
   {"do": "hello"}                              -> {"version", "views", "verifies", "sequential"}
   {"do": "prepare", "raw": DIR, "work": DIR}   -> {"bytes"}        writes the peer's format once
   {"do": "round", "work": DIR, "indices": FILE, "batch": B, "cold": BOOL, "views": BOOL}
                                                -> {"seconds", "bytes"}
-  or {"error": TEXT}. It ends at the end of its input. Opening is not timed; whatever is read is touched, if it
-  was not copied: one byte a page.
+  or {"error": TEXT}. It ends at the end of its input. Opening is not timed; of views
+  one byte a page is touched.
 """
 
 import json
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module, metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,7 @@ class ArrayRecord(Peer):
 
     def open(self, work: Path, views: bool) -> Any:
         module = import_module("array_record.python.array_record_module")
-        return module.ArrayRecordReader(
-            str(work / "data.array_record"), "readahead_buffer_size:0"
-        )
+        return module.ArrayRecordReader(str(work / "data.array_record"), "readahead_buffer_size:0")
 
     def batch(self, handle: Any, indices: list[int]) -> list[Any]:
         found: list[Any] = handle.read(indices)
@@ -172,7 +171,7 @@ def raw_samples(raw: Path) -> tuple[Iterator[bytes], int]:
     """The samples of raw.bin and their number."""
     offsets = np.load(raw / "offsets.npy").tolist()
     data = np.memmap(raw / "raw.bin", np.uint8, "r")
-    pairs = zip(offsets[:-1], offsets[1:], strict=True)
+    pairs = pairwise(offsets)
     return (data[start:end].tobytes() for start, end in pairs), len(offsets) - 1
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from fireflyer.errors import FireflyerError, StorageError
 from fireflyer.ffrecord.convert.records import batches
+from fireflyer.ffrecord.convert.writing import row_bytes
 from fireflyer.ffrecord.reader import FileReader
 
 
@@ -48,8 +49,7 @@ def _samples(
 ) -> None:
     for batch in batches(reader, range(reader.n)):
         try:
-            arena, _ = reader.read_batch(batch)
-            size = arena.nbytes
+            size = _read(reader, batch)
         except StorageError:
             size = _one_by_one(reader, batch, found, most)
         found.samples += len(batch)
@@ -58,11 +58,18 @@ def _samples(
             return
 
 
+def _read(reader: FileReader, batch: list[int]) -> int:
+    """Reads and checks samples, rows as such; their bytes."""
+    if reader.columns is not None:
+        return sum(row_bytes(row) for row in reader.rows(batch))
+    return reader.read_batch(batch)[0].nbytes
+
+
 def _one_by_one(reader: FileReader, batch: Sequence[int], found: Checked, most: int) -> int:
     size = 0
     for index in batch:
         try:
-            size += reader.read_one(index).nbytes
+            size += _read(reader, [index])
         except StorageError as error:
             _note(found, most, str(error))
             if found.more:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from fireflyer.ffrecord.convert.records import Kind, RecordSource, lengths
+from fireflyer.ffrecord.convert.records import Kind, RecordSource, is_compressed, lengths
 from fireflyer.ffrecord.convert.source import Column
 
 
@@ -27,7 +27,9 @@ class Listed(msgspec.Struct, frozen=True):
     samples: int
     bytes: int
     """Of the file."""
+    version: int
     holds: Kind
+    compressed: bool
     columns: list[dict[str, object]]
     lengths: Lengths | None
     """None for a file without samples."""
@@ -41,7 +43,9 @@ def describe_file(name: str) -> Listed:
             file=name,
             samples=source.length or 0,
             bytes=os.stat(name).st_size,
+            version=source.version,
             holds=source.kind,
+            compressed=is_compressed(reader),
             columns=[
                 {"name": column.name, "dtype": column.dtype, "shape": list(column.shape)}
                 for column in source.columns

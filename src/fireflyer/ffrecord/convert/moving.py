@@ -13,10 +13,16 @@ import numpy as np
 
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert.folder import FolderSource
-from fireflyer.ffrecord.convert.records import RecordSource, columns_of, is_packed_folder
+from fireflyer.ffrecord.convert.records import (
+    RecordSource,
+    columns_of,
+    is_compressed,
+    is_packed_folder,
+)
 from fireflyer.ffrecord.convert.source import Column, Row, Source, as_array, describe
 from fireflyer.ffrecord.convert.writing import (
     Advance,
+    Form,
     NewFolder,
     Plan,
     Written,
@@ -57,7 +63,7 @@ def same_kind(files: Sequence[str]) -> RecordSource:
             if not columns and is_packed_folder(reader):
                 raise ConfigError(
                     f"{name} is a packed folder, whose tree of names belongs to this one file: "
-                    "unpack its rows first, `fireflyer record convert`"
+                    "`fireflyer record convert` makes rows of it"
                 )
         if first is not None and columns != first:
             raise ConfigError(
@@ -68,9 +74,11 @@ def same_kind(files: Sequence[str]) -> RecordSource:
     return RecordSource(files, raw=True)
 
 
-def merge(source: RecordSource, plan: Plan, advance: Advance) -> Written:
-    """All samples of `source` in one file or in equal parts."""
-    return pack(source, plan, 1, advance)
+def form_of(source: RecordSource, compression: str | None) -> Form:
+    """The form that keeps what `source` is: its version, and whether it is compressed."""
+    if compression is None and is_compressed(source.reader):
+        compression = "zstd"
+    return Form(2 if compression is not None else source.version, compression)
 
 
 def split_by_fractions(
@@ -78,6 +86,7 @@ def split_by_fractions(
     fractions: Sequence[float],
     names: Sequence[str],
     out: Path,
+    form: Form,
     *,
     seed: int | None,
     force: bool,
@@ -99,7 +108,7 @@ def split_by_fractions(
     first = size = 0
     with NewFolder(out) as folder:
         for name, count in zip(names, counts, strict=True):
-            plan = Plan(out=folder.path / f"{name}.ffr", total=count)
+            plan = Plan(out=folder.path / f"{name}.ffr", total=count, form=form)
             rows = source.rows_at(order[first : first + count])
             size += write_rows(rows, source.columns, plan, _from(advance, first, size)).bytes
             first += count

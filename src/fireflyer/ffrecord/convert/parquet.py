@@ -20,6 +20,9 @@ class ParquetSource:
     arrays; a struct becomes a column for each of its fields, `image.bytes`.
     """
 
+    length: int | None
+    columns: tuple[Column, ...]
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """
         Raises:

@@ -74,9 +74,8 @@ def page(files: Sequence[str], shown: int = SHOWN) -> str:
 
 _KINDS = {
     "bytes": "Samples of bytes",
-    "rows in v1": "Rows with named values",
     "packed folder": "A packed folder",
-    "columns": "Rows with typed columns",
+    "rows": "Rows with typed columns",
 }
 
 

@@ -1,23 +1,25 @@
 """Record files as a source, of either version."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from fireflyer.errors import ConfigError
-from fireflyer.ffrecord.convert import rowcode
 from fireflyer.ffrecord.convert.source import Column, Row
 from fireflyer.ffrecord.folder import PackedFolder
 from fireflyer.ffrecord.paths import PathName, record_files
 from fireflyer.ffrecord.reader import FileReader
+from fireflyer.ffrecord.zstd import ENTRY
 
 BATCH_BYTES = 8 << 20
 BATCH_SAMPLES = 1024
 
-Kind = Literal["bytes", "rows in v1", "packed folder", "columns"]
+_AT_ONCE = 1 << 16  # index entries looked at together
+
+Kind = Literal["bytes", "packed folder", "rows"]
 
 BYTES = (Column("data", "bytes"),)
 
@@ -26,10 +28,11 @@ class RecordSource:
     """Samples of record files as rows.
 
     Args:
-        raw: v1 samples stay bytes whatever they hold.
+        raw: the tree of names of a packed folder is a sample like the others.
 
     Attributes:
-        kind: "columns" for v2 with a schema; of v1, and v2 without one: what the samples are.
+        kind: rows, bytes, or the files of a packed folder, {data, name}.
+        version: of the format; 2 where the files differ.
     """
 
     def __init__(self, fnames: PathName | Sequence[PathName], *, raw: bool = False) -> None:
@@ -37,36 +40,19 @@ class RecordSource:
         self.reader = FileReader(self.files)
         self.name = self.files[0] if len(self.files) == 1 else f"{len(self.files)} record files"
         self.length: int | None = self.reader.n
+        self.version = max(self.reader._open().versions())
+        self.kind: Kind = "bytes"
+        self.columns: tuple[Column, ...] = columns_of(self.reader) or BYTES
         self._folder: PackedFolder | None = None
         self._names: list[str] = []
-        schema = columns_of(self.reader)
-        self.kind: Kind = "bytes"
-        self.columns: tuple[Column, ...] = BYTES
-        if schema:
-            self.kind, self.columns = "columns", schema
-        elif not raw:
-            self._look_inside()
-
-    def _look_inside(self) -> None:
-        n = self.reader.n
-        if n == 0:
-            return
-        first = self._head(0)
-        if first == rowcode.MAGIC:
-            self.kind = "rows in v1"
-            self.columns = tuple(rowcode.columns_of(self._decoded(0)))
-        elif len(self.files) == 1 and is_packed_folder(self.reader):
+        if self.reader.columns is not None:
+            self.kind = "rows"
+        elif not raw and len(self.files) == 1 and is_packed_folder(self.reader):
             self.kind = "packed folder"
             self._folder = PackedFolder(self.files[0])
             self._names = self._folder.list(list_dir=False, recursive=True)
             self.length = len(self._names)
             self.columns = (*BYTES, Column("name", "str"))
-
-    def _head(self, index: int) -> bytes:
-        return self.reader.read_one(index)[: len(rowcode.MAGIC)].tobytes()
-
-    def _decoded(self, index: int) -> Row:
-        return rowcode.decode(self.reader.read_one(index).tobytes(), f"{self.name}, sample {index}")
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
         return self.rows_at(range(self.length or 0))
@@ -78,18 +64,13 @@ class RecordSource:
                 yield {"data": memoryview(self._folder.read_one(name)), "name": name}  # type: ignore[arg-type]
             return
         for batch in batches(self.reader, indices):
-            if self.kind == "columns":
-                read_rows: Any = self.reader
-                yield from read_rows.rows(batch)
+            if self.kind == "rows":
+                yield from self.reader.rows(batch)
                 continue
             arena, offsets = self.reader.read_batch(batch)
             view = memoryview(arena)  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
-            for index, (start, end) in zip(batch, pairwise(offsets.tolist()), strict=True):
-                sample = view[start:end]
-                if self.kind == "rows in v1":
-                    yield rowcode.decode(bytes(sample), f"{self.name}, sample {index}")
-                else:
-                    yield {"data": sample}
+            for start, end in pairwise(offsets.tolist()):
+                yield {"data": view[start:end]}
 
 
 def file_names(fnames: PathName | Sequence[PathName]) -> list[str]:
@@ -113,30 +94,44 @@ def is_packed_folder(reader: FileReader) -> bool:
 
 
 def columns_of(reader: FileReader) -> tuple[Column, ...]:
-    """The columns of a file's schema; none where samples are bytes."""
-    found: Iterable[Any] = getattr(reader, "columns", None) or ()
-    return tuple(Column(c.name, c.dtype, tuple(c.shape)) for c in found)
+    """The columns of the files' schema; none where samples are bytes."""
+    return tuple(Column(name, c.dtype, c.shape) for name, c in (reader.columns or {}).items())
 
 
-def lengths(reader: FileReader) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Bytes of every sample, in order."""
-    parts = [np.diff(reader.get_offsets(file)) for file in range(len(reader.fnames))]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+def is_compressed(reader: FileReader) -> bool:
+    """Whether any of the first samples is stored compressed."""
+    first = np.arange(min(reader.n, _AT_ONCE))
+    return bool(reader._open().extents(first).view(ENTRY)["codec"].any())
+
+
+def lengths(
+    reader: FileReader, indices: Sequence[int] | np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Bytes of the samples at `indices`, or of all; of compressed ones, of what they hold.
+
+    Raises:
+        Corrupted: a page of the index does not match its checksum.
+    """
+    native = reader._open()
+    wanted = np.asarray(range(reader.n) if indices is None else indices, np.int64)
+    found = np.empty(len(wanted), np.int64)
+    for at in range(0, len(wanted), _AT_ONCE):
+        part = np.ascontiguousarray(wanted[at : at + _AT_ONCE])
+        found[at : at + _AT_ONCE] = native.extents(part).view(ENTRY)["raw"]
+    return found
 
 
 def batches(
     reader: FileReader, indices: Sequence[int] | np.ndarray[Any, Any]
 ) -> Iterator[list[int]]:
     """`indices` in runs of at most BATCH_BYTES (or one sample) and BATCH_SAMPLES."""
-    sizes = lengths(reader)
-    batch: list[int] = []
-    held = 0
-    for index in map(int, indices):
-        size = int(sizes[index])
-        if batch and (held + size > BATCH_BYTES or len(batch) == BATCH_SAMPLES):
-            yield batch
-            batch, held = [], 0
-        batch.append(index)
-        held += size
-    if batch:
-        yield batch
+    for at in range(0, len(indices), _AT_ONCE):
+        part = np.asarray(indices[at : at + _AT_ONCE], np.int64)
+        first = held = 0
+        for number, size in enumerate(lengths(reader, part).tolist()):
+            full = held + size > BATCH_BYTES or number - first == BATCH_SAMPLES
+            if number > first and full:
+                yield part[first:number].tolist()
+                first, held = number, 0
+            held += size
+        yield part[first:].tolist()

@@ -5,13 +5,12 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from fireflyer.errors import ConfigError, StorageError
-from fireflyer.ffrecord.convert import rowcode
-from fireflyer.ffrecord.convert.source import Column, Row
+from fireflyer.ffrecord.convert.source import Column, Row, describe
 from fireflyer.ffrecord.paths import SUFFIX
 from fireflyer.ffrecord.writer import FileWriter
 
@@ -27,18 +26,14 @@ class RecordWriter(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
 
-class _Rows:
-    """Rows of a file: bytes alone, or rows in v1."""
+class _Samples:
+    """The one column of a file without a schema."""
 
-    def __init__(self, writer: FileWriter, columns: Sequence[Column]) -> None:
-        self._writer = writer
-        self._single = columns[0].name if is_bytes(columns) else None
+    def __init__(self, writer: FileWriter, column: Column) -> None:
+        self._writer, self._name = writer, column.name
 
     def write(self, row: Row) -> None:
-        if self._single is None:
-            self._writer.write_one(rowcode.encode(row))
-            return
-        value = row[self._single]
+        value = row[self._name]
         self._writer.write_one(value.encode() if isinstance(value, str) else value)
 
     def __enter__(self) -> Self:
@@ -48,19 +43,65 @@ class _Rows:
         self._writer.__exit__(*error)
 
 
-def is_bytes(columns: Sequence[Column]) -> bool:
-    """Whether rows of these columns are stored as samples of bytes: one column of bytes or text."""
-    return len(columns) == 1 and columns[0].dtype in ("bytes", "str")
+class _Rows:
+    """Rows of a file with columns."""
+
+    def __init__(self, writer: FileWriter) -> None:
+        self._writer = writer
+
+    def write(self, row: Row) -> None:
+        self._writer.write_row(row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writer.__exit__(*error)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How rows are stored.
+
+    Attributes:
+        version: of the format; None: v1 for a single column of bytes that is not compressed, else v2.
+        compression: "zstd" or None.
+    """
+
+    version: int | None = None
+    compression: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.compression not in (None, "zstd"):
+            raise ConfigError(f"--compression {self.compression!r}: there is zstd alone")
+        if self.version == 1 and self.compression is not None:
+            raise ConfigError("v1 files hold no compressed samples: use --format v2")
 
 
 def open_writer(
-    path: str | os.PathLike[str], columns: Sequence[Column], n: int | None = None
+    path: str | os.PathLike[str], columns: Sequence[Column], form: Form, n: int | None = None
 ) -> RecordWriter:
-    """A writer of rows with `columns`; with `n` rows announced they are written once.
+    """A writer of rows with `columns`; with `n` rows announced those of a v1 file are written once.
 
-    Raises: what `FileWriter` does.
+    A column of bytes alone has no schema: its values are the samples. In v1 one of text neither.
+
+    Raises:
+        ConfigError: v1 cannot hold the columns; and what `FileWriter` raises.
     """
-    return _Rows(FileWriter(path, n), columns)
+    single = len(columns) == 1 and columns[0].dtype == "bytes"
+    version = form.version or (1 if single and form.compression is None else 2)
+    if version == 1:
+        if len(columns) != 1 or columns[0].dtype not in ("bytes", "str"):
+            raise ConfigError(
+                f"v1 files hold one column of bytes or text, not {describe(columns)}: "
+                "use --format v2, or choose one by --columns"
+            )
+        return _Samples(FileWriter(path, n), columns[0])
+    if single:
+        writer = FileWriter(path, n, version=2, compression=form.compression)
+        return _Samples(writer, columns[0])
+    schema = {column.name: (column.dtype, column.shape) for column in columns}
+    return _Rows(FileWriter(path, n, version=2, columns=schema, compression=form.compression))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +121,7 @@ class Plan:
     per_file: int | None = None
     file_bytes: int | None = None
     force: bool = False
+    form: Form = field(default_factory=Form)
 
     @property
     def parts(self) -> bool:
@@ -106,7 +148,7 @@ def write_rows(
     """
     refuse_existing(plan.out, folder=plan.parts, force=plan.force)
     if not plan.parts:
-        with open_writer(plan.out, columns, plan.total) as writer:
+        with open_writer(plan.out, columns, plan.form, plan.total) as writer:
             count = _fill(writer, iter(rows), advance, 0, 0)[0]
         return Written([str(plan.out)], count, plan.out.stat().st_size)
     with NewFolder(plan.out) as folder:
@@ -128,7 +170,7 @@ def _write_parts(
         if plan.total is not None and plan.per_file is not None:
             n = min(plan.per_file, plan.total - count)
         in_file = file_bytes = 0
-        with open_writer(folder / names[-1], columns, n) as writer:
+        with open_writer(folder / names[-1], columns, plan.form, n) as writer:
             while row is not None:
                 writer.write(row)
                 in_file += 1
