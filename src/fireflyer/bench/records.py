@@ -18,7 +18,7 @@ from fireflyer.bench.records_cases import Indices, Timed
 from fireflyer.bench.records_data import DataSet, drop_cache, order, tiny_samples, warm
 from fireflyer.bench.records_peers import REQUIRES, Peer, started
 from fireflyer.bench.report import Row
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, PeerLost
 
 UNIT = "us a sample"
 PACKED_BYTES = 2 << 30
@@ -88,7 +88,11 @@ class Bench:
         for peer in self.peers:
             work = self.spec.work / "peers" / peer.name / data.folder.name
             self.say(f"{peer.name} {peer.version}: {data.name}")
-            peer.prepare(data.folder, work)
+            try:
+                peer.prepare(data.folder, work)
+            except PeerLost as error:
+                missing[peer.name] = str(error)
+                continue
             candidates[peer.name] = self._peer(peer, work, batch, cold=cold, views=False)
         if not cold:
             for path in (data.record, data.folder / "loose", self.spec.work / "peers"):
@@ -130,9 +134,10 @@ class Bench:
         limit = "fio" if cold else "memcpy"
         bound = times.get(limit, [])
         mine = times["ours"]
-        copying = [peer.name for peer in self.peers if not peer.sequential]
+        there = [peer for peer in self.peers if peer.name in times]
+        copying = [peer.name for peer in there if not peer.sequential]
         if not cold and data is self.large:
-            copying = [peer.name for peer in self.peers if peer.verifies]
+            copying = [peer.name for peer in there if peer.verifies]
         best = min(copying, key=lambda name: float(np.median(times[name])), default=None)
         rows = []
         for name, theirs in times.items():

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from importlib import import_module, metadata
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,22 @@ class Lmdb(Peer):
 
 
 class Mosaic(Peer):
+    """torchvision, of which only the image classes make use, is replaced by empty names: its wheel must fit
+    the build of torch, CPU or CUDA, and that is not so everywhere.
+    """
+
     package = "mosaicml-streaming"
+
+    def __init__(self) -> None:
+        names: dict[str, dict[str, Any]] = {
+            "torchvision": {},
+            "torchvision.datasets": {"VisionDataset": object},
+            "torchvision.transforms": {},
+            "torchvision.transforms.functional": {"to_tensor": None},
+        }
+        for name, content in names.items():
+            sys.modules[name] = ModuleType(name)
+            vars(sys.modules[name]).update(content)
 
     def write(self, samples: Iterator[bytes], count: int, work: Path) -> None:
         writer = import_module("streaming").MDSWriter
@@ -149,7 +165,12 @@ class WebDataset(Peer):
 
     def open(self, work: Path, views: bool) -> Any:
         data = import_module("webdataset").WebDataset(str(work / "data.tar"), shardshuffle=False)
-        return iter(data)
+
+        def again_and_again() -> Iterator[Any]:
+            while True:
+                yield from data
+
+        return again_and_again()
 
     def batch(self, handle: Any, indices: list[int]) -> list[Any]:
         return [next(handle)["bin"] for _ in indices]

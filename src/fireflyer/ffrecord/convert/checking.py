@@ -89,9 +89,8 @@ def worst(found: Checked) -> str:
     if not found.damages:
         return f"{found.files} files, {found.samples:,} samples: all sound"
     named = "at least " if found.more else ""
-    return (
-        f"{named}{len(found.damages)} damages in {found.bad_files} of {found.files} files checked"
-    )
+    count = f"{len(found.damages)} damage{'s' if len(found.damages) != 1 else ''}"
+    return f"{named}{count} in {found.bad_files} of {found.files} files checked"
 
 
 def total_samples(files: Sequence[str]) -> int:

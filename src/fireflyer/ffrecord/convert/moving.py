@@ -121,7 +121,7 @@ def shares(total: int, fractions: Sequence[float]) -> list[int]:
     Raises:
         ConfigError: a fraction is not positive, or they do not sum to 1.
     """
-    if not fractions or any(f <= 0 for f in fractions) or abs(sum(fractions) - 1) > 1e-6:
+    if not all(f > 0 for f in fractions) or not abs(sum(fractions) - 1) < 1e-6:
         raise ConfigError(f"fractions must be positive and sum to 1, not {list(fractions)}")
     ends = [round(total * end) for end in np.cumsum(fractions).tolist()]
     ends[-1] = total

@@ -5,6 +5,7 @@ from the files is escaped.
 """
 
 import base64
+import codecs
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -108,7 +109,7 @@ def _field(name: str, value: Any, *, alone: bool) -> str:
     for signature, kind in _SIGNATURES:
         if data.startswith(signature):
             return label + _image(data, kind)
-    text = as_text(data[: 4 * SNIPPET])
+    text = as_text(data[: 4 * SNIPPET], cut=len(data) > 4 * SNIPPET)
     if text is not None:
         return f"<p>{label}{_snippet(text)}</p>"
     return f"<p>{label}<code>{data[:48].hex(' ', 4)}{' ...' if len(data) > 48 else ''}</code></p>"
@@ -121,15 +122,13 @@ def _image(data: bytes, kind: str) -> str:
     return f'<img loading="lazy" alt="{escape(kind)}" src="data:{kind};base64,{coded}">'
 
 
-def as_text(data: bytes) -> str | None:
-    """`data` as text if it is UTF-8 of characters for people; its end may be cut inside a character."""
-    for cut in range(4):
-        try:
-            text = data[: len(data) - cut].decode()
-        except UnicodeDecodeError:
-            continue
-        return text if all(c.isprintable() or c in "\n\r\t" for c in text) else None
-    return None
+def as_text(data: bytes, *, cut: bool = False) -> str | None:
+    """`data` as text if it is UTF-8 of characters for people; with `cut`, it may end inside one."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
+    except UnicodeDecodeError:
+        return None
+    return text if all(c.isprintable() or c in "\n\r\t" for c in text) else None
 
 
 def _snippet(text: str) -> str:

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from fireflyer.errors import ConfigError
@@ -40,7 +40,8 @@ class DatasetSource:
             raise ConfigError(f"{spec} is {type(self._items).__name__}, not a data set")
         self._indexed = hasattr(self._items, "__getitem__") and hasattr(self._items, "__len__")
         self.length: int | None = len(self._items) if self._indexed else None
-        first = next(islice(self._raw(1), 1), None)
+        self._once: list[Any] = []  # what was taken from an iterator that does not begin anew
+        first = self._first()
         if first is None:
             raise ConfigError(f"{spec}: the data set is empty")
         self.columns: tuple[Column, ...] = tuple(
@@ -51,10 +52,19 @@ class DatasetSource:
         for number, row in enumerate(self._raw(jobs)):
             yield checked(row, self.columns, f"{self.name}, item {number}")
 
+    def _first(self) -> Row | None:
+        if self._indexed:
+            return _row(self._items[0]) if self.length else None
+        begun = iter(self._items)
+        taken = list(islice(begun, 1))
+        if begun is self._items:
+            self._once = taken
+        return _row(taken[0]) if taken else None
+
     def _raw(self, jobs: int) -> Iterator[Row]:
         if self._indexed:
             return ahead(lambda index: _row(self._items[index]), self.length or 0, jobs)
-        return map(_row, iter(self._items))
+        return map(_row, chain(self._once, self._items))
 
 
 def _is_data(value: Any) -> bool:
