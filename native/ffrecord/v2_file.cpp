@@ -101,8 +101,8 @@ void V2File::load_slots() {
 bool V2File::valid(const unsigned char* page, int parity, V2Slot& slot) const {
   std::memcpy(&slot, page, sizeof slot);
   return sealed(&slot, sizeof slot) && slot.zero == 0 && all_zero(slot.zeros, sizeof slot.zeros) &&
-         all_zero(page + sizeof slot, kPage - static_cast<std::int64_t>(sizeof slot)) && slot.commit >= 0 &&
-         slot.commit < INT64_MAX && slot.commit % 2 == parity;
+         all_zero(page + sizeof slot, kPage - static_cast<std::int64_t>(sizeof slot)) && slot.samples >= 0 &&
+         slot.commit >= 0 && slot.commit < INT64_MAX && slot.commit % 2 == parity;
 }
 
 // Takes commit number `commit` for the last one if its footer ends the file: its slot was torn when it was
@@ -146,9 +146,9 @@ std::vector<Run> V2File::load_footer(const V2Slot& slot, std::string& wrong) con
   if (!runs.empty()) std::memcpy(runs.data(), footer + head_bytes, runs.size() * sizeof(Run));
   std::int64_t samples = 0;
   for (const Run& run : runs) {
-    const std::int64_t room = slot.footer - run.place;
-    if (run.first != samples || run.count <= 0 || run.place < data_start_ || run.place % kPage != 0 ||
-        room <= 0 || run.count > room / kPage * kPageEntries) {
+    const bool placed = run.place >= data_start_ && run.place < slot.footer && run.place % kPage == 0;
+    if (!placed || run.first != samples || run.count <= 0 ||
+        run.count > (slot.footer - run.place) / kPage * kPageEntries) {
       wrong = "has a run of index pages that cannot be";
       return {};
     }

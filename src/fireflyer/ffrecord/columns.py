@@ -115,12 +115,12 @@ class RowCodec:
         parts: list[Part] = [b""]
         for name, column in self.columns.items():
             data = self._data(name, column, row[name])
+            size = memoryview(cast("Buffer", data)).nbytes
             if column.dtype in _TEXT:
-                sizes.append(len(data))
+                sizes.append(size)
             else:
                 shape = cast("npt.NDArray[Any]", data).shape
                 sizes += [s for s, want in zip(shape, column.shape, strict=True) if want is None]
-            size = memoryview(cast("Buffer", data)).nbytes
             if size:
                 parts.append(data)
             if size % _ALIGN:
@@ -150,16 +150,14 @@ class RowCodec:
             return np.asarray(given, order="C")
         if given.dtype.kind not in "biufc":
             raise TypeError(f"column '{name}' takes {column.dtype}, not {given.dtype}")
-        with np.errstate(all="ignore"):
-            array = given.astype(dtype, order="C", casting="unsafe")
-            kept = (
-                np.can_cast(given.dtype, dtype, "same_kind")
-                if dtype.kind in "fc"
-                else np.array_equal(array, given)
-            )
+        kept = dtype.kind not in "fc" or np.can_cast(given.dtype, dtype, "same_kind")
+        if kept:
+            with np.errstate(all="ignore"):
+                array = given.real.astype(dtype) if dtype.kind in "biu" else given.astype(dtype)
+            kept = dtype.kind in "fc" or np.array_equal(array, given)
         if not kept:
             raise ValueError(f"column '{name}' is {column.dtype}, which cannot hold {given.dtype}")
-        return array
+        return np.asarray(array, order="C")
 
     def decode(self, data: npt.NDArray[np.uint8]) -> Row:
         """The row in `data`: arrays are views on it; ValueError when sizes and bytes do not fit."""

@@ -143,6 +143,34 @@ class Output:
             self.fd = -1
 
 
+class Tail:
+    """What is written next to an `Output`, gathered in blocks of 1 MiB; a sample is copied at most once.
+
+    Invariant: the bytes of the file before `end` are in it, but for the last ones in the buffer.
+    """
+
+    def __init__(self, file: Output, end: int) -> None:
+        self.end = end
+        self._file = file
+        self._buffer = memoryview(bytearray(BLOCK))
+        self._used = 0
+
+    def add(self, parts: Sequence[memoryview]) -> None:
+        size = sum(map(len, parts))
+        if self._used + size > BLOCK:
+            self._file.write([self._buffer[: self._used], *parts], self.end - self._used)
+            self._used = 0
+        else:
+            for part in parts:
+                self._buffer[self._used : self._used + len(part)] = part
+                self._used += len(part)
+        self.end += size
+
+    def flush(self) -> None:
+        self._file.write([self._buffer[: self._used]], self.end - self._used)
+        self._used = 0
+
+
 def bytes_of(data: "SampleBuffer") -> memoryview:
     """All bytes of a contiguous buffer, as a flat view."""
     view = memoryview(cast("Buffer", data))

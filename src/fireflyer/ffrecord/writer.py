@@ -19,7 +19,7 @@ import numpy as np
 from fireflyer._native import crc32
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.columns import Columns, ColumnsLike, RowCodec, columns_of
-from fireflyer.ffrecord.output import BLOCK, Output, bytes_of, translated
+from fireflyer.ffrecord.output import Output, Tail, bytes_of, translated
 from fireflyer.ffrecord.paths import PathName, record_path
 from fireflyer.ffrecord.writer2 import DEFAULT_ALIGN, Version2
 
@@ -57,11 +57,10 @@ class _Version1:
     def __init__(self, target: str, n: int | None) -> None:
         self._announced = n
         self._base = 0 if n is None else _HEADER + _PER_SAMPLE * n
-        self._end = self._base  # where the next sample starts in the temporary file
         self._checksums = array("I")
         self._offsets = array("q")
-        self._pending = bytearray()  # the last bytes before _end, not yet in the file
         self._file = Output.temporary(target)
+        self._tail = Tail(self._file, self._base)
 
     @property
     def count(self) -> int:
@@ -69,23 +68,16 @@ class _Version1:
 
     def add(self, parts: list[memoryview]) -> None:
         checksum = 0
-        size = 0
         for part in parts:
             checksum = crc32(part, checksum)
-            size += len(part)
-        if len(self._pending) + size <= BLOCK:
-            for part in parts:
-                self._pending += part
-        else:
-            self._file.write([self._pending, *parts], self._end - len(self._pending))
-            self._pending.clear()
-        self._offsets.append(self._end)
+        start = self._tail.end
+        self._tail.add(parts)
+        self._offsets.append(start)
         self._checksums.append(checksum)
-        self._end += size
 
     def close(self) -> None:
         file = self._file
-        file.write([self._pending], self._end - len(self._pending))
+        self._tail.flush()
         first = _HEADER + _PER_SAMPLE * self.count
         offsets = np.frombuffer(self._offsets, "<i8") + (first - self._base)
         metadata = struct.pack("<q", self.count) + self._checksums.tobytes() + offsets.tobytes()
@@ -97,7 +89,7 @@ class _Version1:
         whole = Output.temporary(file.target)
         try:
             whole.write(header, 0)
-            whole.copy_from(file, self._end, first)
+            whole.copy_from(file, self._tail.end, first)
             whole.publish()
         finally:
             whole.discard()

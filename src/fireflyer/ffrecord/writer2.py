@@ -15,7 +15,7 @@ from fireflyer._native import crc32
 from fireflyer._native.ffrecord import Reader
 from fireflyer.errors import ConfigError, Corrupted
 from fireflyer.ffrecord.columns import Columns, from_json, to_json
-from fireflyer.ffrecord.output import BLOCK, Output
+from fireflyer.ffrecord.output import Output, Tail
 from fireflyer.ffrecord.zstd import ENTRY, PLAIN, ZSTD, compressor
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ALIGN = 8
 _MAX_ALIGN = 1 << 20
+_ZEROS = memoryview(bytes(_MAX_ALIGN))
 _MAGIC = b"\x89FFREC2\n"
 _PAGE = 4096
 _PAGE_ENTRIES = 127
@@ -46,7 +47,7 @@ class Version2:
     """The body of a v2 file, for `FileWriter`; not thread-safe.
 
     Invariants: bytes [0, committed) are never changed, but for the slot that the last commit is not
-    in; `count` samples end at `_end`, of which the last `_pending` bytes are not in the file.
+    in; the last of `count` samples ends at the end of `_tail`.
     """
 
     def __init__(
@@ -66,8 +67,7 @@ class Version2:
         self._runs: list[Run] = []
         self._slots = 0  # place of slot 0
         self._entries = bytearray()  # index entries of the samples behind the last commit
-        self._pending = bytearray()
-        self._end = 0
+        self._tail = Tail(file, 0)
 
     @classmethod
     def create(
@@ -89,7 +89,7 @@ class Version2:
             padded = schema.ljust(_up(len(schema), _PAGE), b"\0")
             file.write([_MAGIC, struct.pack("<I", crc32(rest)), rest, padded], 0)
             body._slots = _PAGE + len(padded)
-            body._end = body._slots + 2 * _PAGE
+            body._tail.end = body._slots + 2 * _PAGE
         except BaseException:
             file.discard()
             raise
@@ -111,7 +111,7 @@ class Version2:
                 raise Corrupted(f"record file '{target}' is damaged: {error}") from error
             body = cls(file, columns, align, compression, level)
             body._commit, body._committed, body._runs = commit, samples, runs
-            body._keep = body._end = end
+            body._keep = body._tail.end = end
             body._slots = slot - _PAGE * (commit % 2)
             if torn:
                 # The next commit overwrites the other slot, the only one that is whole.
@@ -140,16 +140,10 @@ class Version2:
         for part in parts:
             checksum = crc32(part, checksum)
         size = sum(map(len, parts))
-        place = _up(self._end, self._align)
-        self._pending += bytes(place - self._end)
-        if len(self._pending) + size <= BLOCK:
-            for part in parts:
-                self._pending += part
-        else:
-            self._file.write([self._pending, *parts], place - len(self._pending))
-            self._pending.clear()
+        before = self._tail.end
+        place = _up(before, self._align)
+        self._tail.add([_ZEROS[: place - before], *parts])
         self._entries += _ENTRY.pack(place, size, raw, checksum, codec)
-        self._end = place + size
 
     def commit(self) -> None:
         """Returns when all samples are on disk; without new ones only a new file is made."""
@@ -173,12 +167,10 @@ class Version2:
     def _write_commit(self) -> None:
         file = self._file
         file.check_name()
-        file.write([self._pending], self._end - len(self._pending))
-        self._pending.clear()
+        self._tail.flush()
         commit = self._commit + 1
         samples = self.count
-        runs = self._write_index(_up(self._end, _PAGE))
-        footer = _up(self._end, _PAGE)
+        runs, footer = self._write_index(_up(self._tail.end, _PAGE))
         body = struct.pack("<Iq", len(runs), commit) + b"".join(
             struct.pack("<3q", *r) for r in runs
         )
@@ -195,11 +187,11 @@ class Version2:
             self._keep = end
             file.publish()
         self._commit, self._committed, self._runs = commit, samples, runs
-        self._end = end
+        self._tail.end = end
         self._entries.clear()
 
-    def _write_index(self, place: int) -> list[Run]:
-        """Writes the pages of the new run from `place` on; returns all runs.
+    def _write_index(self, place: int) -> tuple[list[Run], int]:
+        """Writes the pages of the new run from `place` on; returns all runs and the end of the pages.
 
         It takes in each last run that has no more bits in its length than the new one, so lengths of
         runs have ever fewer bits: there are no more runs than bits in the number of samples, and a
@@ -210,7 +202,7 @@ class Version2:
         while runs and runs[-1][2].bit_length() <= (self.count - first).bit_length():
             first = runs.pop()[0]
         if self.count == first:
-            return runs
+            return runs, place
         runs.append((first, place, self.count - first))
         fresh = np.frombuffer(bytes(self._entries), ENTRY)
         # Read by their places in the last commit, so their checksums are compared once more.
@@ -225,8 +217,7 @@ class Version2:
             pages = _index_pages(part, start)
             self._file.write([memoryview(pages)], place)
             place += len(pages)
-        self._end = place
-        return runs
+        return runs, place
 
     def _write_slot(
         self, commit: int, footer: int, end: int, samples: int, sync: bool = True

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,8 @@ def compressor(level: int) -> "zstandard.ZstdCompressor":
         raise ConfigError(
             f"zstd has no compression level {level}: take one of -7 to {package.MAX_COMPRESSION_LEVEL}"
         )
-    return package.ZstdCompressor(level=level)
+    made: zstandard.ZstdCompressor = package.ZstdCompressor(level=level)
+    return made
 
 
 def expand(
@@ -68,7 +69,7 @@ def expand(
     def work(part: list[int]) -> None:
         decompressor = package.ZstdDecompressor(max_window_size=1 << 31)
         for j in part:
-            frame = memoryview(stored[source[j] : source[j + 1]])
+            frame = stored[source[j] : source[j + 1]].data
             size = target[j + 1] - target[j]
             try:
                 # The size in the frame is what would be allocated: it must be the one of the index.
@@ -90,7 +91,7 @@ def expand(
     return arena, places
 
 
-def _package() -> "type[zstandard]":
+def _package() -> Any:
     try:
         import zstandard
     except ImportError as error:
