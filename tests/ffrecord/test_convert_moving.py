@@ -85,7 +85,7 @@ def test_rows_come_back(tmp_path: Path, compression: str | None, total: int | No
         ({"file_bytes": 1 << 30}, [40]),
     ],
 )
-def test_parts(tmp_path: Path, plan: dict[str, int], counts: list[int]) -> None:
+def test_parts(tmp_path: Path, plan: dict[str, Any], counts: list[int]) -> None:
     out = tmp_path / "parts"
     written = write_rows(iter(ROWS), COLUMNS, Plan(out=out, **plan), quiet)
     assert written.files == [str(out / f"PART_{i:05d}.ffr") for i in range(len(counts))]
@@ -106,7 +106,7 @@ def test_no_rows_make_one_empty_file(tmp_path: Path) -> None:
     [{}, {"total": 40}, {"per_file": 5}, {"file_bytes": 100}, {"total": 40, "per_file": 5}],
 )
 def test_an_interrupt_leaves_nothing(
-    tmp_path: Path, error: type[BaseException], options: dict[str, int]
+    tmp_path: Path, error: type[BaseException], options: dict[str, Any]
 ) -> None:
     def failing() -> Iterator[Row]:
         yield from ROWS[:12]
