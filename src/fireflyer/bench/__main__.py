@@ -320,7 +320,7 @@ def records(
         float, typer.Option(min=0.0001, max=10, help="of the data sets; goals are for 1")
     ] = 1.0,
     only: Annotated[
-        str, typer.Option(help="warm, small, cold, loader, files, pack, open")
+        str, typer.Option(help="warm, views, small, cold, loader, files, pack, open")
     ] = ",".join(options.RECORDS),
     rounds: Rounds = 5,
     json_to: JsonTo = None,

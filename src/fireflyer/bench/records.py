@@ -93,7 +93,7 @@ class Bench:
             except PeerLost as error:
                 missing[peer.name] = str(error)
                 continue
-            candidates[peer.name] = self._peer(peer, work, batch, cold=cold, views=False)
+            candidates[peer.name] = self._peer(peer, work, cold=cold, views=False)
         if not cold:
             for path in (data.record, data.folder / "loose", self.spec.work / "peers"):
                 if path.exists():
@@ -102,7 +102,7 @@ class Bench:
         times = self._rounds(candidates, data.count, wanted, batch)
         return self._rows(data, times, missing, cold=cold)
 
-    def _peer(self, peer: Peer, work: Path, batch: int, *, cold: bool, views: bool) -> Timed:
+    def _peer(self, peer: Peer, work: Path, *, cold: bool, views: bool) -> Timed:
         name = self.spec.work / "indices.npy"
 
         def run(indices: Indices, size: int) -> float:
@@ -156,6 +156,33 @@ class Bench:
                 notes = ", verified" if peer.verifies else ", in order" if peer.sequential else ""
                 return f"{name} {peer.version}{notes}"
         return name
+
+    def views(self) -> list[Row]:
+        """Views of the mapped file against those of LMDB."""
+        data = self.made(self.large)
+        mine = cases.views(data)
+        if mine is None:
+            self.say("this build's reader has no views")
+            return []
+        warm(data.record)
+        case = f"warm {data.name} views"
+        candidates = {"ours": mine}
+        why = self.missing.get("lmdb", "")
+        for peer in self.peers:
+            if peer.views:
+                work = self.spec.work / "peers" / peer.name / data.folder.name
+                peer.prepare(data.folder, work)
+                warm(work)
+                candidates[peer.name] = self._peer(peer, work, cold=False, views=True)
+        wanted = min(10_240, data.count * 2)
+        times = self._rounds(candidates, data.count, wanted, LARGE_BATCH)
+        ours = times.pop("ours")
+        goal = goals.records(case, "peer")
+        rows = [
+            Row.of_times(case, UNIT, ours, self._title(name), theirs, goal=goal)
+            for name, theirs in times.items()
+        ]
+        return rows or [Row.of_times(case, UNIT, ours, why, [])]
 
     def loader(self) -> list[Row]:
         """Batches of torch's DataLoader against items one by one."""
@@ -258,6 +285,7 @@ class Bench:
 
 GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
     "warm": Bench.warm_large,
+    "views": Bench.views,
     "small": Bench.warm_small,
     "cold": Bench.cold_large,
     "loader": Bench.loader,
