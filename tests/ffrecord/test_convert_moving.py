@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fireflyer.errors import ConfigError, Corrupted
+from fireflyer.errors import ConfigError, Corrupted, NoSpace
 from fireflyer.ffrecord import FileReader, FileWriter, open_folder
 from fireflyer.ffrecord.convert import checking, listing, moving
 from fireflyer.ffrecord.convert.detect import open_source
@@ -18,7 +18,13 @@ from fireflyer.ffrecord.convert.folder import FolderSource
 from fireflyer.ffrecord.convert.preview import as_text, page
 from fireflyer.ffrecord.convert.records import RecordSource
 from fireflyer.ffrecord.convert.source import Column, Row, Selected
-from fireflyer.ffrecord.convert.writing import Form, Plan, write_rows
+from fireflyer.ffrecord.convert.writing import (
+    Form,
+    Plan,
+    refuse_existing,
+    write_atomically,
+    write_rows,
+)
 
 ROWS: list[Row] = [
     {
@@ -394,3 +400,29 @@ def test_lengths_in_words() -> None:
     ]  # fmt: skip
     found = listing.of_lengths(np.array([1, 2, 3, 4, 100]))
     assert found == listing.Lengths(min=1, median=3, mean=22.0, p95=100, max=100)
+
+
+def test_statistics_of_many_samples_look_at_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "SAMPLED", 10)
+    with FileWriter(tmp_path / "a.ffr", 1000) as writer:
+        for i in range(1000):
+            writer.write_one(bytes(i))
+    with FileReader(tmp_path / "a.ffr") as reader:
+        assert listing.some_lengths(reader).tolist() == list(range(0, 1000, 100))
+
+
+def test_a_full_disk_is_no_space(tmp_path: Path) -> None:
+    out = Path("/dev/full/a.tar")
+    with pytest.raises(ConfigError, match="folder around it"):
+        refuse_existing(out, folder=False, force=False)
+
+    def fill(path: Path) -> None:
+        path.write_bytes(b"half")
+        with open("/dev/full", "wb", buffering=0) as full:
+            full.write(b"x")
+
+    with pytest.raises(NoSpace, match="cannot write"):
+        write_atomically(tmp_path / "a.tar", fill)
+    assert os.listdir(tmp_path) == []

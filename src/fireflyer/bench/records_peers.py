@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -49,7 +50,7 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 failed.append(f"{peer}: {done.stderr.strip().splitlines()[-1:]}")
-                subprocess.run(["rm", "-rf", target], check=True)
+                shutil.rmtree(target, ignore_errors=True)
                 break
     if failed:
         raise ConfigError(f"--install-peers: {'; '.join(failed)}")

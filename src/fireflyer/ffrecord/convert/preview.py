@@ -18,6 +18,7 @@ from fireflyer.ffrecord.convert.listing import (
     histogram,
     of_lengths,
     size_text,
+    some_lengths,
 )
 from fireflyer.ffrecord.convert.records import RecordSource, lengths
 from fireflyer.ffrecord.convert.source import Row, as_array
@@ -38,12 +39,13 @@ def page(files: Sequence[str], shown: int = SHOWN) -> str:
     """
     source = RecordSource(files)
     with source.reader as reader:
-        sizes = lengths(reader)
+        sizes = some_lengths(reader)
         total = source.length or 0
         picked = sorted({i * total // shown for i in range(shown)}) if total else []
+        shown_sizes = lengths(reader, picked).tolist()
         samples = [
-            _sample(index, row, int(sizes[index]))
-            for index, row in zip(picked, source.rows_at(picked), strict=True)
+            _sample(index, row, size)
+            for index, row, size in zip(picked, source.rows_at(picked), shown_sizes, strict=True)
         ]
     listed = [describe_file(name) for name in source.files]
     stats = of_lengths(sizes)

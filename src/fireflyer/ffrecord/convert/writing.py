@@ -1,5 +1,6 @@
 """Rows into record files: one file, or a folder of parts that appears whole or not at all."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fireflyer.errors import ConfigError, StorageError
+from fireflyer.errors import ConfigError, NoSpace, StorageError
 from fireflyer.ffrecord.convert.source import Column, Row, describe
 from fireflyer.ffrecord.paths import SUFFIX
 from fireflyer.ffrecord.writer import FileWriter
@@ -228,7 +229,7 @@ class NewFolder:
         try:
             self.path.mkdir()
         except OSError as error:
-            raise StorageError(f"cannot write {self._out}: {error.strerror}") from error
+            raise _cannot_write(self._out, error) from error
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -236,7 +237,7 @@ class NewFolder:
             if kind is None:
                 self._take_place()
         except OSError as error:
-            raise StorageError(f"cannot write {self._out}: {error.strerror}") from error
+            raise _cannot_write(self._out, error) from error
         finally:
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -265,6 +266,11 @@ def write_atomically(out: Path, fill: Callable[[Path], None]) -> None:
             os.close(descriptor)
         partial.replace(out)
     except OSError as error:
-        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
+        raise _cannot_write(out, error) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _cannot_write(out: Path, error: OSError) -> StorageError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (NoSpace if full else StorageError)(f"cannot write {out}: {error.strerror or error}")
