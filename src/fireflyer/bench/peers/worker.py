@@ -11,10 +11,12 @@ Started as `python worker.py PEER`. Each line of standard input is a JSON object
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module, metadata
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -113,7 +115,7 @@ class Mosaic(Peer):
         }
         for name, content in names.items():
             sys.modules[name] = ModuleType(name)
-            vars(sys.modules[name]).update(content)
+            vars(sys.modules[name]).update(content, __spec__=ModuleSpec(name, None))
 
     def write(self, samples: Iterator[bytes], count: int, work: Path) -> None:
         writer = import_module("streaming").MDSWriter
@@ -199,7 +201,8 @@ def raw_samples(raw: Path) -> tuple[Iterator[bytes], int]:
 def prepare(peer: Peer, raw: Path, work: Path) -> dict[str, Any]:
     done = work / "written"
     if not done.exists():
-        work.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
         samples, count = raw_samples(raw)
         peer.write(samples, count, work)
         done.write_text("")
