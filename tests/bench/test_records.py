@@ -197,3 +197,64 @@ def test_groups_and_options_name_the_same() -> None:
     from fireflyer.bench import options
 
     assert tuple(records.GROUPS) == options.RECORDS
+
+
+FAKE_LMDB = """
+import pathlib, pickle
+class Env:
+    def __init__(self, path):
+        self.path, self.held = pathlib.Path(path), {}
+    def begin(self, write=False, buffers=False):
+        if not write:
+            self.held = pickle.loads(self.path.read_bytes())
+        return self
+    def put(self, key, value, append): self.held[key] = value
+    def get(self, key): return self.held[key]
+    def sync(self): self.path.write_bytes(pickle.dumps(self.held))
+    def abort(self): pass
+    def close(self): pass
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+def open(path, **_):
+    return Env(path)
+"""
+
+
+def test_the_worker_writes_and_reads_a_peers_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "fake"
+    (fake / "lmdb-9.9.dist-info").mkdir(parents=True)
+    (fake / "lmdb-9.9.dist-info" / "METADATA").write_text("Name: lmdb\nVersion: 9.9\n")
+    (fake / "lmdb.py").write_text(FAKE_LMDB)
+    monkeypatch.setenv("PYTHONPATH", str(fake))
+    python = records_peers.python_of(tmp_path / "peers", "lmdb")
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    data = DataSet(name="t", folder=tmp_path / "d", count=20, mean=9000, deviation=30, loose=0)
+    data.make()
+    np.save(tmp_path / "i.npy", order(0, 20, 20))
+    work = tmp_path / "work"
+    with records_peers.started(tmp_path / "peers", ["lmdb"]) as ((peer,), missing):
+        assert missing == {}
+        assert (peer.version, peer.views, peer.verifies, peer.sequential) == (
+            "9.9",
+            True,
+            False,
+            False,
+        )
+        peer.prepare(data.folder, work)
+        made = (work / "data.lmdb").stat().st_mtime_ns
+        peer.prepare(data.folder, work)
+        assert (work / "data.lmdb").stat().st_mtime_ns == made
+        for cold, views in ((False, False), (True, False), (False, True)):
+            assert peer.round(work, tmp_path / "i.npy", 8, cold=cold, views=views) > 0
+        reply = peer.ask(
+            {"do": "round", "work": str(work), "indices": str(tmp_path / "i.npy"), "batch": 7,
+             "cold": False, "views": True}
+        )  # fmt: skip
+        assert reply["bytes"] == data.sizes().sum()
+        with pytest.raises(PeerLost, match="cannot round: FileNotFoundError"):
+            peer.round(tmp_path / "nothing", tmp_path / "i.npy", 8, cold=False, views=False)
+        assert peer.round(work, tmp_path / "i.npy", 8, cold=False, views=False) > 0
