@@ -159,8 +159,8 @@ std::vector<Run> V2File::load_footer(const V2Slot& slot, std::string& wrong) con
 }
 
 Extent V2File::at(std::int64_t i) const {
-  std::size_t number = runs_.size() - 1;
-  while (runs_[number].first > i) --number;  // at most 63 runs, nearly all samples in the first few
+  std::size_t number = 0;  // at most 63 runs, most samples in the first few
+  while (number + 1 < runs_.size() && runs_[number + 1].first <= i) ++number;
   const Run& run = runs_[number];
   const std::int64_t in_run = (i - run.first) / kPageEntries;
   const auto& page = *reinterpret_cast<const V2Page*>(mapping_.data() + run.place + in_run * kPage);
