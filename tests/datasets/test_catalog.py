@@ -451,3 +451,23 @@ def test_sweep_takes_what_no_version_owns_once_it_is_old(root: str, records: Rec
     assert catalog.sweep(50.0) == []
     kept.verify()
     assert storage.size(f"a/@1/{new}/x.ffr") == 1
+
+
+def test_a_publisher_whose_data_was_swept_does_not_publish(root: str, records: Records) -> None:
+    storage = open_storage(root)
+
+    class Swept:
+        """A storage that sweeps with no mercy behind the last file."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(storage, name)
+
+        def write(self, name: str, chunks: Any) -> None:
+            storage.write(name, chunks)
+            if name.endswith("PART_00002.ffr"):
+                assert len(Catalog(root).sweep(-1.0)) == 1
+
+    swept: Any = Swept()
+    with pytest.raises(StorageError, match="is missing from its data"):
+        Catalog(swept).publish("a", records(6), licence="x")
+    assert Catalog(root).list() == []

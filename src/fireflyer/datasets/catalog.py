@@ -319,13 +319,15 @@ class Catalog:
         self._refuse_used(name, version)
         where = f"{mf.directory_of(name, version)}/{mf.MANIFEST}"
         text = mf.encode(manifest)
+        _, digest = mf.decode(text, where, name, version)
+        dataset = Dataset(self._storage, manifest, digest, self._cache)
+        dataset.check_sizes()  # a sweep with too short an age may have taken the data
         # Without an atomic create two may believe that they made it: what is there now decides.
         if not self._storage.create(where, text) or self._storage.read(where) != text:
             raise VersionExists(
                 f"{name} version {version} was published by another at the same time"
             )
-        _, digest = mf.decode(text, where, name, version)
-        return Dataset(self._storage, manifest, digest, self._cache)
+        return dataset
 
     def _delete_data(self, directory: str) -> None:
         try:

@@ -9,6 +9,7 @@ from fireflyer.datasets.manifest import Manifest, directory_of
 from fireflyer.errors import ConfigError, Corrupted, StorageError
 from fireflyer.ffrecord import ChunkCache, FileReader, RemoteFiles
 from fireflyer.ffrecord.reader import Indices
+from fireflyer.ffrecord.spans import side_by_side
 from fireflyer.storage import DirectoryStorage, Storage
 
 _BLOCK = 4 << 20
@@ -62,12 +63,7 @@ class Dataset:
             Corrupted: number or sizes of samples or files are not those of the manifest.
             StorageError: a file is missing or cannot be read.
         """
-        for file in self.manifest.files:
-            size = self._storage.size(self._path(file.name))
-            if size is None:
-                raise StorageError(f"{self.id}: file {file.name} is missing from its data")
-            if size != file.bytes:
-                raise Corrupted(f"{self.id}: {file.name} has {size} bytes, not {file.bytes}")
+        self.check_sizes()
         paths = [self._path(file.name) for file in self.manifest.files]
         reader: FileReader | RemoteFiles
         if isinstance(self._storage, DirectoryStorage):
@@ -77,6 +73,16 @@ class Dataset:
         if reader.n != self.n:
             raise Corrupted(f"{self.id}: its files hold {reader.n} samples, not {self.n}")
         return reader
+
+    def check_sizes(self) -> None:
+        """Compares the size of every file with the manifest; raises as `open`."""
+        paths = [self._path(file.name) for file in self.manifest.files]
+        sizes = side_by_side(self._storage.size, paths)
+        for file, size in zip(self.manifest.files, sizes, strict=True):
+            if size is None:
+                raise StorageError(f"{self.id}: file {file.name} is missing from its data")
+            if size != file.bytes:
+                raise Corrupted(f"{self.id}: {file.name} has {size} bytes, not {file.bytes}")
 
     def verify(self) -> None:
         """Reads all files and compares them with the SHA-256s of the manifest.

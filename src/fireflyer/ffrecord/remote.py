@@ -17,7 +17,7 @@ from fireflyer.ffrecord.chunks import ChunkCache
 from fireflyer.ffrecord.paths import SUFFIX, record_path
 from fireflyer.ffrecord.ranges import Retry
 from fireflyer.ffrecord.reader import Indices, Sample, _index_array
-from fireflyer.ffrecord.spans import HEADER, RemoteFile, Span, SpanReader, open_remote
+from fireflyer.ffrecord.spans import HEADER, RemoteFile, Span, SpanReader, open_remote, side_by_side
 from fireflyer.storage import FsspecStorage, Storage
 
 _MAGIC_V2 = b"\x89FFREC2\n"
@@ -64,10 +64,11 @@ class RemoteFiles:
         self.check_data = bool(check_data)
         self._storage, self._cache = storage, cache
         self._retry = Retry(attempts=attempts, backoff_s=backoff_s)
-        files = [open_remote(*place, self._retry) for place in _places(fnames, storage)]
+        places = _places(fnames, storage)
+        files = side_by_side(lambda place: open_remote(*place, self._retry), places)
         self.fnames = [file.shown for file in files]
         self._spans: SpanReader | None = SpanReader(files, cache, self._retry)
-        self._indices = [self._load_index(number) for number in range(len(files))]
+        self._indices = side_by_side(self._load_index, range(len(files)))
         self._starts = np.cumsum([0, *(len(checksums) for _, checksums in self._indices)])
         self.n = int(self._starts[-1])
 

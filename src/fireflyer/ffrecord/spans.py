@@ -1,9 +1,11 @@
 """Spans of remote files, read in one batch of ranges a storage, through a cache of chunks if there is one."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import TypeVar
 
 from fireflyer.errors import Corrupted, StorageError
 from fireflyer.ffrecord.chunks import ChunkCache
@@ -12,6 +14,9 @@ from fireflyer.storage import Storage
 
 HEADER = 12
 """Bytes of a v1 file ahead of its index."""
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 Span = tuple[int, int, int]
 """Number of the file, first byte, byte behind the last."""
@@ -38,6 +43,20 @@ class RemoteFile:
             return None
         place = self.shown.encode()
         return sha256(struct.pack("<Q", self.size) + self.header + place).hexdigest()[:40]
+
+
+_OPENING = 16
+
+
+def side_by_side(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """`work` of each item, in order, by up to 16 threads: opening many files costs few round trips.
+
+    The first exception is raised once all have ended.
+    """
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(_OPENING, len(items))) as pool:
+        return list(pool.map(work, items))
 
 
 def open_remote(storage: Storage, name: str, shown: str, retry: Retry) -> RemoteFile:
