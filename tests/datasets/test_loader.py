@@ -13,6 +13,8 @@ import pytest
 from fireflyer.datasets import DistributedLoader
 from fireflyer.datasets.order import Order
 from fireflyer.errors import ConfigError, Corrupted
+from fireflyer.ffrecord import FileWriter
+from fireflyer.storage import FsspecStorage
 
 Records = Callable[..., list[Path]]
 NumberOf = Callable[[Any], int]
@@ -301,3 +303,23 @@ def test_other_files_are_other_data(records: Records, tmp_path: Path) -> None:
     loader(moved).load_state_dict(state)
     with pytest.raises(ConfigError, match="saved loader has dataset"):
         loader(sorted(moved.iterdir())[::-1]).load_state_dict(state)
+
+
+def test_a_state_moves_between_local_and_remote_copies(records: Records) -> None:
+    paths = records(30)
+    remote = loader([f"memory://loader-test/{path.name}" for path in upload(paths)])
+    state = loader(paths).state_dict()
+    assert remote.state_dict() == state
+    changed = bytearray(paths[0].read_bytes())
+    changed[-1] ^= 1
+    with FileWriter(paths[0]) as writer:
+        writer.write_one(bytes(changed))
+    with pytest.raises(ConfigError, match="saved loader has"):
+        loader(paths).load_state_dict(state)
+
+
+def upload(paths: list[Path]) -> list[Path]:
+    storage = FsspecStorage("memory://loader-test")
+    for path in paths:
+        storage.write(path.name, [path.read_bytes()])
+    return paths

@@ -13,6 +13,8 @@ from fireflyer.ffrecord.spans import side_by_side
 from fireflyer.storage import DirectoryStorage, Storage
 
 _BLOCK = 4 << 20
+_TAIL = 64 << 10
+_MAGIC_V2 = b"\x89FFREC2\n"
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -124,8 +126,9 @@ def open_paths(paths: Paths, cache: ChunkCache | None) -> FileReader | RemoteFil
 
 
 def fingerprint(reader: Reader) -> str:
-    """Tells the data of one reader from others: by its files' names, sizes and first bytes, which hold
-    the checksum of the metadata; of a reader of one's own only by the number of samples."""
+    """Tells the data of one reader from others: by its files' names, sizes and heads (v1: the checksum of
+    all metadata; v2: also the last of the index), so the same local and remote; of a reader of one's
+    own only by the number of samples."""
     digest = sha256(reader.n.to_bytes(8, "little"))
     if isinstance(reader, RemoteFiles):
         for name in reader.fnames:
@@ -137,5 +140,11 @@ def fingerprint(reader: Reader) -> str:
         for name in reader.fnames:
             with open(name, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                digest.update(size.to_bytes(8, "little") + file.read(12))
+                head = file.read(12)
+                digest.update(size.to_bytes(8, "little") + head)
+                if head.startswith(
+                    _MAGIC_V2
+                ):  # its head says nothing of the samples, the index does
+                    file.seek(max(0, size - _TAIL))
+                    digest.update(file.read(_TAIL))
     return f"files:{digest.hexdigest()[:16]}"
