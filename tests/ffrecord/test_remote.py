@@ -152,6 +152,7 @@ def test_a_replaced_file_is_not_read_from_the_cache(
         memory.write("a.ffr", [encode([content] * 10)])
         reader = RemoteFiles(["a.ffr"], storage=memory, cache=cache)
         assert reader.read_one(5).tobytes() == content
+    assert len(list((tmp_path / "cache").rglob("*.chunk"))) == 2, "each has chunks of its own"
 
 
 def test_old_files_without_a_checksum_are_read_and_not_cached(
