@@ -1,6 +1,8 @@
 """v2 files by every strategy: the same bytes in every layout, and no damage that one of them overlooks."""
 
 import os
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -117,3 +119,22 @@ def test_damage_is_found_by_every_strategy(make: Make, layout: str, strategy: St
     with pytest.raises(Corrupted, match="the index page of samples 400 to 526"):
         fresh.read_views([450])
     assert contents(fresh, [399]) == [SAMPLES[399]]
+
+
+@pytest.mark.parametrize("strategy", get_args(Strategy))
+def test_places_need_not_rise_with_the_numbers(
+    tmp_path: Path, encode_v2: Callable[..., bytes], strategy: Strategy
+) -> None:
+    samples = [bytes([i]) * (i * 997 % 9000) for i in range(100)]
+    path = tmp_path / "a.ffr"
+    file = bytearray(encode_v2([samples]))
+    path.write_bytes(file)
+    place: int = Reader([str(path)], True).last_commit(0)[7][0][1]
+    head, end = place + 32, place + 32 * (1 + len(samples))
+    entries = [file[at : at + 32] for at in range(head, end, 32)]
+    file[head:end] = b"".join(reversed(entries))
+    struct.pack_into("<I", file, place, zlib.crc32(file[place + 4 : place + 4096]))
+    path.write_bytes(file)
+    reader = opened(path, strategy)
+    for indices in (list(range(100)), [5, 90, 5, 0, 99, 98]):
+        assert contents(reader, indices) == [samples[99 - i] for i in indices]

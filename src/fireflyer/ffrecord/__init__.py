@@ -6,8 +6,19 @@ commits, columns, compression and alignment (docs/ffrecord-v2.md).
 The torch face is `fireflyer.ffrecord.torch`; importing this package does not import torch.
 """
 
+from fireflyer.ffrecord.chunks import ChunkCache
 from fireflyer.ffrecord.folder import PackedFolder, open_folder, pack_folder
 from fireflyer.ffrecord.reader import FileReader
+from fireflyer.ffrecord.remote import RemoteFiles
 from fireflyer.ffrecord.writer import FileWriter, dump
 
-__all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "open_folder", "pack_folder"]
+__all__ = [
+    "ChunkCache",
+    "FileReader",
+    "FileWriter",
+    "PackedFolder",
+    "RemoteFiles",
+    "dump",
+    "open_folder",
+    "pack_folder",
+]
