@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
 
-.PHONY: help setup demo test lint bench soak native-test stubs clean
+.PHONY: help setup demo test lint bench soak native-test fuzz stubs clean
 help:
 	@grep -E '^[a-z-]+: .*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -29,6 +29,9 @@ soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for le
 
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)
+
+fuzz: setup  ## ten minutes of damaged record files (SECONDS=60 for less)
+	@scripts/fuzz.sh $(or $(SECONDS),600)
 
 stubs: setup  ## regenerate the committed type stubs of the native module
 	@scripts/stubs.sh

@@ -67,7 +67,7 @@ if [ ! -e "$deps" ]; then
 import tomllib, pathlib
 p = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = p["optional-dependencies"]
-names = p["dependencies"] + [d for e in ("torch", "demo", "dev") for d in extras[e]]
+names = p["dependencies"] + [d for e in ("torch", "demo", "zstd", "dev") for d in extras[e]]
 print("\n".join(n for n in names if not n.startswith("fireflyer[")))
 E2
 )

@@ -5,10 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
+#include <cstring>
+#include <memory>
 #include <stdexcept>
 
+#include "base/error.hpp"
 #include "ffrecord/reader.hpp"
+#include "ffrecord/v2_file.hpp"
 
 namespace nb = nanobind;
 
@@ -16,9 +19,17 @@ namespace ff::ffrecord { void bind(nb::module_ m); }
 
 namespace {
 
+using ff::ffrecord::Arena;
 using ff::ffrecord::Batch;
+using ff::ffrecord::Extent;
+using ff::ffrecord::MappedFile;
 using ff::ffrecord::Reader;
 using ff::ffrecord::RecordFile;
+using ff::ffrecord::Run;
+using ff::ffrecord::Strategy;
+using ff::ffrecord::V2File;
+using ff::ffrecord::V2Slot;
+using ff::ffrecord::View;
 using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Array = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
@@ -31,11 +42,18 @@ Array<T> adopt(std::unique_ptr<T[]> data, std::size_t size) {
   return Array<T>(pointer, {size}, owner);
 }
 
-template <typename T>
-Array<T> copy(const std::vector<T>& values) {
-  auto data = std::make_unique_for_overwrite<T[]>(values.size());
-  std::copy(values.begin(), values.end(), data.get());
-  return adopt(std::move(data), values.size());
+// One number of each sample of a file, and `last` behind them if there is one.
+template <typename T, typename Pick>
+Array<T> column(const RecordFile& file, Pick pick, const T* last = nullptr) {
+  const auto count = static_cast<std::size_t>(file.count());
+  auto data = std::make_unique_for_overwrite<T[]>(count + 1);
+  {
+    const nb::gil_scoped_release release;
+    file.check_mapped();
+    for (std::size_t i = 0; i < count; ++i) data[i] = pick(file.at(static_cast<std::int64_t>(i)));
+  }
+  if (last != nullptr) data[count] = *last;
+  return adopt(std::move(data), count + (last != nullptr));
 }
 
 const RecordFile& file_at(const Reader& reader, std::int64_t file) {
@@ -46,15 +64,136 @@ const RecordFile& file_at(const Reader& reader, std::int64_t file) {
   return *files[file];
 }
 
+Batch fetch(const Reader& reader, const Indices& indices) {
+  const nb::gil_scoped_release release;
+  return reader.read(indices.data(), indices.size());
+}
+
+// The array on an arena, which goes back to its pool with it.
+nb::object adopt(Arena arena, std::size_t bytes) {
+  auto kept = std::make_unique<Arena>(std::move(arena));
+  std::uint8_t* const data = kept->data();
+  nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<Arena*>(p); });
+  static_cast<void>(kept.release());
+  return nb::cast(Array<std::uint8_t>(data, {bytes}, owner));
+}
+
 nb::tuple read_batch(const Reader& reader, const Indices& indices) {
-  Batch batch;
+  Batch batch = fetch(reader, indices);
+  const std::size_t bytes = batch.bytes();
+  return nb::make_tuple(adopt(std::move(batch.arena), bytes), adopt(std::move(batch.offsets), batch.count + 1));
+}
+
+// array[start:end], without the interpreter.
+nb::object slice(const nb::object& array, std::int64_t start, std::int64_t end) {
+  const nb::object first = nb::steal(PyLong_FromLongLong(start));
+  const nb::object last = nb::steal(PyLong_FromLongLong(end));
+  const nb::object range = nb::steal(PySlice_New(first.ptr(), last.ptr(), nullptr));
+  PyObject* const view = range.is_valid() ? PyObject_GetItem(array.ptr(), range.ptr()) : nullptr;
+  if (view == nullptr) throw nb::python_error();
+  return nb::steal(view);
+}
+
+nb::list read_list(const Reader& reader, const Indices& indices) {
+  Batch batch = fetch(reader, indices);
+  const nb::object arena = adopt(std::move(batch.arena), batch.bytes());
+  nb::list views = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(batch.count)));
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    PyList_SET_ITEM(views.ptr(), static_cast<Py_ssize_t>(i),
+                    slice(arena, batch.offsets[i], batch.offsets[i + 1]).release().ptr());
+  }
+  return views;
+}
+
+nb::object mapped(const Reader& reader, std::size_t file) {
+  using Shared = std::shared_ptr<const MappedFile>;
+  auto kept = std::make_unique<Shared>(reader.mapping(file));
+  const MappedFile& mapping = **kept;
+  nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<Shared*>(p); });
+  static_cast<void>(kept.release());
+  return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(mapping.data(), {mapping.size()}, owner));
+}
+
+nb::list read_views(const Reader& reader, const Indices& indices) {
+  std::vector<View> found;
   {
     const nb::gil_scoped_release release;
-    batch = reader.read(indices.data(), indices.size());
+    found = reader.views(indices.data(), indices.size());
   }
-  const std::size_t bytes = batch.bytes();
-  return nb::make_tuple(adopt(std::move(batch.arena), bytes),
-                        adopt(std::move(batch.offsets), batch.count + 1));
+  std::vector<nb::object> files(reader.files().size());
+  nb::list views = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(found.size())));
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    nb::object& file = files[found[i].file];
+    if (!file.is_valid()) file = mapped(reader, found[i].file);
+    PyList_SET_ITEM(views.ptr(), static_cast<Py_ssize_t>(i),
+                    slice(file, found[i].at.offset, found[i].at.offset + found[i].at.bytes).release().ptr());
+  }
+  return views;
+}
+
+Strategy strategy_of(const std::string& name) {
+  if (name == "auto") return Strategy::automatic;
+  if (name == "cached") return Strategy::cached;
+  if (name == "direct") return Strategy::direct;
+  if (name == "threads") return Strategy::threads;
+  if (name == "mmap") return Strategy::mmap;
+  throw ff::Error(ff::Code::invalid,
+                  "no strategy '" + name + "': choose auto, cached, direct, threads or mmap");
+}
+
+void make_reader(Reader* self, const std::vector<std::string>& paths, bool check_data, const std::string& strategy,
+                 unsigned threads) {
+  const ff::ffrecord::Options options{check_data, strategy_of(strategy), threads};
+  const nb::gil_scoped_release release;
+  new (self) Reader(paths, options);
+}
+
+Array<std::int64_t> offsets(const Reader& reader, std::int64_t number) {
+  const RecordFile& file = file_at(reader, number);
+  const std::int64_t size = file.size();
+  return column<std::int64_t>(file, [](const Extent& extent) { return extent.offset; }, &size);
+}
+
+Array<std::uint32_t> checksums(const Reader& reader, std::int64_t file) {
+  return column<std::uint32_t>(file_at(reader, file), [](const Extent& extent) { return extent.crc; });
+}
+
+Array<std::uint8_t> extents(const Reader& reader, const Indices& indices) {
+  const std::size_t bytes = indices.size() * sizeof(Extent);
+  auto data = std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
+  {
+    const nb::gil_scoped_release release;
+    const std::vector<Extent> found = reader.extents(indices.data(), indices.size());
+    if (bytes > 0) std::memcpy(data.get(), found.data(), bytes);
+  }
+  return adopt(std::move(data), bytes);
+}
+
+nb::tuple locate(const Reader& reader, std::int64_t index) {
+  if (index < 0 || index >= reader.count()) throw std::out_of_range("no such sample");
+  const auto [file, i] = reader.locate(index);
+  return nb::make_tuple(file->path(), i);
+}
+
+nb::tuple last_commit(const Reader& reader, std::int64_t number) {
+  const auto* const file = dynamic_cast<const V2File*>(&file_at(reader, number));
+  if (file == nullptr) throw nb::type_error("a v1 file has no commits");
+  nb::list runs;
+  for (const Run& run : file->runs()) runs.append(nb::make_tuple(run.first, run.place, run.count));
+  const V2Slot& commit = file->commit();
+  return nb::make_tuple(file->alignment(), commit.commit, commit.footer, commit.end, commit.samples,
+                        file->slot_place(), file->slot_torn(), runs);
+}
+
+std::vector<int> versions(const Reader& reader) {
+  std::vector<int> found;
+  for (const auto& file : reader.files()) found.push_back(file->version());
+  return found;
+}
+
+nb::bytes schema(const Reader& reader, std::int64_t file) {
+  const std::string json = file_at(reader, file).schema();
+  return nb::bytes(json.data(), json.size());
 }
 
 std::vector<std::string> unchecked(const Reader& reader) {
@@ -69,22 +208,42 @@ std::vector<std::string> unchecked(const Reader& reader) {
 void ff::ffrecord::bind(nb::module_ m) {
   m.doc() = "Random batch reads of FFRecord files.";
   nb::class_<Reader>(m, "Reader", "Open record files, their samples numbered as one sequence; thread-safe.")
-      .def(nb::init<const std::vector<std::string>&, bool>(), nb::arg("paths"), nb::arg("check_data"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("__init__", &make_reader, nb::arg("paths"), nb::arg("check_data"), nb::arg("strategy") = "auto",
+           nb::arg("threads") = 0)
       .def_prop_ro("n", &Reader::count)
       .def("read", &read_batch, nb::arg("indices"),
            nb::sig("def read(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
                    "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]"),
            "One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.")
+      .def("read_list", &read_list, nb::arg("indices"),
+           nb::sig("def read_list(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
+                   "list[numpy.typing.NDArray[numpy.uint8]]"),
+           "The samples as views on one new arena.")
+      .def("read_views", &read_views, nb::arg("indices"),
+           nb::sig("def read_views(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
+                   "list[numpy.typing.NDArray[numpy.uint8]]"),
+           "The samples as read-only views on the mapped files, each checked once.")
       .def("check_all", &Reader::check_all, nb::call_guard<nb::gil_scoped_release>(),
            "Reads every file whole and compares every checksum.")
       .def("unchecked", &unchecked, "Files whose metadata carries no checksum.")
-      .def("offsets", [](const Reader& r, std::int64_t file) { return copy(file_at(r, file).offsets()); },
-           nb::arg("file"),
+      .def("versions", &versions, "Version of the format of each file.")
+      .def("schema", &schema, nb::arg("file"), "The columns of one file as JSON; empty without.")
+      .def("locate", &locate, nb::arg("index"), nb::sig("def locate(self, index: int) -> tuple[str, int]"),
+           "The file of a sample and its number in that file.")
+      .def("extents", &extents, nb::arg("indices"),
+           nb::sig("def extents(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
+                   "numpy.typing.NDArray[numpy.uint8]"),
+           "Index entries of v2, 32 bytes each, in the order of `indices`; also of the samples of v1 files.")
+      .def("last_commit", &last_commit, nb::arg("file"),
+           nb::sig("def last_commit(self, file: int) -> "
+                   "tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]"),
+           "Of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its "
+           "slot, whether that slot is torn, and the runs (first sample, place, samples).")
+      .def("offsets", &offsets, nb::arg("file"),
            nb::sig("def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]"),
            "Start of each sample of one file in bytes, and the size of the file.")
-      .def("checksums", [](const Reader& r, std::int64_t file) { return copy(file_at(r, file).checksums()); },
-           nb::arg("file"),
+      .def("checksums", &checksums, nb::arg("file"),
            nb::sig("def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]"),
            "CRC32 of each sample of one file.");
+  m.def("arena_bytes", &ff::ffrecord::Block::in_process, "Memory of all arenas of this process, in use or kept.");
 }

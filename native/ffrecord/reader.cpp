@@ -1,27 +1,20 @@
 #include "ffrecord/reader.hpp"
 
-#include <limits.h>
-
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 
+#include "base/error.hpp"
+
 namespace ff::ffrecord {
-namespace {
 
-// A run is cut here so that the checksum finds its bytes in the cache.
-constexpr std::int64_t kRunBytes = std::int64_t{1} << 20;
-constexpr int kRunParts = 256;
-static_assert(kRunParts <= IOV_MAX);
-
-}  // namespace
-
-Reader::Reader(const std::vector<std::string>& paths, bool check_data) : check_data_(check_data) {
+Reader::Reader(const std::vector<std::string>& paths, const Options& options, const Calls& calls)
+    : options_(options), calls_(calls) {
   starts_.push_back(0);
   for (const std::string& path : paths) {
-    files_.push_back(std::make_unique<RecordFile>(path));
+    files_.push_back(RecordFile::open(path));
+    sources_.push_back(std::make_unique<Source>(*files_.back(), calls_));
     starts_.push_back(starts_.back() + files_.back()->count());
   }
 }
@@ -32,69 +25,113 @@ std::size_t Reader::file_of(std::int64_t index) const {
                                   starts_.begin() - 1);
 }
 
-Batch Reader::read(const std::int64_t* indices, std::size_t count) const {
-  Batch batch;
-  batch.count = count;
-  batch.offsets = std::make_unique_for_overwrite<std::int64_t[]>(count + 1);
-  std::vector<Want> wants(count);
-  std::int64_t total = 0;
+// Looks the samples up in the mapped index of each file, whose size is compared first.
+std::vector<View> Reader::find(const std::int64_t* indices, std::size_t count) const {
+  std::vector<View> found(count);
+  std::vector<bool> mapped(files_.size());
   for (std::size_t slot = 0; slot < count; ++slot) {
     const std::int64_t index = indices[slot];
     if (index < 0 || index >= this->count())
       throw std::out_of_range("sample index " + std::to_string(index) + " is outside [0, " +
                               std::to_string(this->count()) + ")");
-    wants[slot] = {index, slot};
-    batch.offsets[slot] = total;
     const std::size_t file = file_of(index);
-    if (__builtin_add_overflow(total, files_[file]->length(index - starts_[file]), &total))
-      throw std::bad_alloc();
+    if (!mapped[file]) files_[file]->check_mapped();
+    mapped[file] = true;
+    found[slot] = {file, files_[file]->at(index - starts_[file])};
+  }
+  return found;
+}
+
+// The pieces of `wants`, which it sorts, without repeats. Without a batch they have no targets.
+Job Reader::plan(std::vector<Want>& wants, const std::vector<View>& found, const Batch* batch) const {
+  std::sort(wants.begin(), wants.end());
+  Job job;
+  job.check = options_.check_data;
+  job.threads = options_.threads;
+  job.pieces.reserve(wants.size());
+  for (std::size_t i = 0; i < wants.size(); ++i) {
+    if (i > 0 && wants[i].index == wants[i - 1].index) continue;
+    const View& view = found[wants[i].slot];
+    std::uint8_t* const target = batch != nullptr ? batch->arena.data() + batch->offsets[wants[i].slot] : nullptr;
+    job.pieces.push_back({view.at, target, wants[i].index - starts_[view.file], sources_[view.file].get()});
+    job.bytes += view.at.bytes;
+  }
+  // An index may place samples in another order than it numbers them.
+  for (auto first = job.pieces.begin(); first != job.pieces.end();) {
+    const Source* const source = first->source;
+    const auto last = std::find_if(first, job.pieces.end(), [&](const Piece& piece) { return piece.source != source; });
+    const auto earlier = [](const Piece& a, const Piece& b) { return a.at.offset < b.at.offset; };
+    if (!std::is_sorted(first, last, earlier)) std::stable_sort(first, last, earlier);
+    first = last;
+  }
+  return job;
+}
+
+Batch Reader::read(const std::int64_t* indices, std::size_t count) const {
+  Batch batch;
+  batch.count = count;
+  batch.offsets = std::make_unique_for_overwrite<std::int64_t[]>(count + 1);
+  std::vector<Want> wants(count);
+  const std::vector<View> found = find(indices, count);
+  std::int64_t total = 0;
+  for (std::size_t slot = 0; slot < count; ++slot) {
+    wants[slot] = {indices[slot], slot};
+    batch.offsets[slot] = total;
+    if (__builtin_add_overflow(total, found[slot].at.bytes, &total)) throw std::bad_alloc();
   }
   batch.offsets[count] = total;
-  batch.arena = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(total));
-  std::sort(wants.begin(), wants.end());
-  for (std::size_t at = 0; at < count;) at = read_run(wants, at, batch);
+  batch.arena = arenas_->take(static_cast<std::size_t>(total));
+  Job job = plan(wants, found, &batch);
+  fetch(job);
+  for (std::size_t i = 1; i < count && job.pieces.size() < count; ++i) {
+    if (wants[i].index != wants[i - 1].index) continue;
+    const std::size_t from = wants[i - 1].slot, to = wants[i].slot;
+    std::memcpy(batch.arena.data() + batch.offsets[to], batch.arena.data() + batch.offsets[from],
+                static_cast<std::size_t>(batch.offsets[to + 1] - batch.offsets[to]));
+  }
   return batch;
 }
 
-// Reads the samples from wants[at] on that lie side by side in one file; returns the place after them.
-std::size_t Reader::read_run(const std::vector<Want>& wants, std::size_t at, Batch& batch) const {
-  const std::size_t number = file_of(wants[at].index);
-  const RecordFile& file = *files_[number];
-  const std::int64_t start = starts_[number];
-  const std::int64_t end = starts_[number + 1];
-  const auto place = [&](std::size_t want) { return batch.arena.get() + batch.offsets[wants[want].slot]; };
-  const auto repeated = [&](std::size_t want) { return want > at && wants[want].index == wants[want - 1].index; };
-
-  std::array<iovec, kRunParts> parts;
-  int used = 0;
-  std::int64_t bytes = 0;
-  const std::uint8_t* arena_end = nullptr;  // where a sample that follows in the arena too would start
-  std::size_t stop = at;
-  for (; stop < wants.size() && used < kRunParts && bytes < kRunBytes; ++stop) {
-    if (repeated(stop)) continue;
-    const std::int64_t index = wants[stop].index;
-    if (index >= end || (stop > at && index != wants[stop - 1].index + 1)) break;
-    const auto length = static_cast<std::size_t>(file.length(index - start));
-    std::uint8_t* const target = place(stop);
-    if (target == arena_end) {
-      parts[used - 1].iov_len += length;
-    } else {
-      parts[used++] = {target, length};
+void Reader::fetch(Job& job) const {
+  switch (options_.strategy) {
+    case Strategy::automatic: {
+      if (fetch_cached(job) == 0) return;
+      // Where the kernel does not tell what is cached, the reads that found nothing have begun to fill the cache.
+      const bool blind = std::any_of(job.pieces.begin(), job.pieces.end(),
+                                     [](const Piece& piece) { return !piece.done && piece.source->blind; });
+      if (blind || fetch_direct(job, queues_, calls_) > 0) fetch_waiting(job);
+      return;
     }
-    arena_end = target + length;
-    bytes += static_cast<std::int64_t>(length);
+    case Strategy::cached: return fetch_buffered(job);
+    case Strategy::threads: return fetch_waiting(job);
+    case Strategy::mmap: return fetch_mapped(job);
+    case Strategy::direct:
+      if (fetch_direct(job, queues_, calls_) > 0)
+        throw Error(Code::storage,
+                    "cannot read records past the page cache: the kernel bars io_uring, or the file system O_DIRECT; "
+                    "use strategy \"auto\"");
   }
-  file.read(parts.data(), used, file.offsets()[wants[at].index - start]);
+}
 
-  for (std::size_t want = at; want < stop; ++want) {
-    const std::int64_t i = wants[want].index - start;
-    if (repeated(want)) {
-      std::memcpy(place(want), place(want - 1), static_cast<std::size_t>(file.length(i)));
-    } else if (check_data_) {
-      file.check(i, place(want));
-    }
-  }
-  return stop;
+std::vector<View> Reader::views(const std::int64_t* indices, std::size_t count) const {
+  std::vector<Want> wants(count);
+  std::vector<View> found = find(indices, count);
+  for (std::size_t slot = 0; slot < count; ++slot) wants[slot] = {indices[slot], slot};
+  Job job = plan(wants, found, nullptr);
+  verify_mapped(job);
+  return found;
+}
+
+std::vector<Extent> Reader::extents(const std::int64_t* indices, std::size_t count) const {
+  std::vector<Extent> extents;
+  extents.reserve(count);
+  for (const View& view : find(indices, count)) extents.push_back(view.at);
+  return extents;
+}
+
+std::pair<const RecordFile*, std::int64_t> Reader::locate(std::int64_t index) const {
+  const std::size_t file = file_of(index);
+  return {files_[file].get(), index - starts_[file]};
 }
 
 void Reader::check_all() const {

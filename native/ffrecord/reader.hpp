@@ -1,10 +1,10 @@
 // Random batch reads over several FFRecord files whose samples are numbered as one sequence.
 //
-// Threads: immutable after the constructor; `read` and `check_all` may run on any number of threads at once
-// and after fork. A Batch owns its memory and outlives the reader.
+// Threads: the files are immutable after the constructor; `read`, `views` and `check_all` may run on any number of
+// threads at once and after fork. A Batch outlives the reader.
 //
 // Invariants of a Batch of k indices: offsets has k + 1 values, offsets[0] == 0, sample j of the request is
-// arena[offsets[j], offsets[j + 1]); a repeated index has its own copy in each of its places.
+// arena[offsets[j], offsets[j + 1]) as it is stored; a repeated index has its own copy in each of its places.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,62 @@
 #include <string>
 #include <vector>
 
+#include "ffrecord/arena.hpp"
+#include "ffrecord/fetch.hpp"
 #include "ffrecord/record_file.hpp"
+#include "ffrecord/source.hpp"
 
 namespace ff::ffrecord {
 
+enum class Strategy {
+  automatic,  // the page cache, and what it does not hold past it, or by `threads` where that is barred
+  cached,     // all through the page cache, on as many threads as copying is worth
+  direct,     // all past the page cache; Code::storage where that is barred
+  threads,    // all through the page cache, on many threads that wait
+  mmap,       // copied from the mapped files
+};
+
+struct Options {
+  bool check_data = true;
+  Strategy strategy = Strategy::automatic;
+  unsigned threads = 0;  // at most as many at once in a batch; 0: cores up to 4 to copy, 16 to wait
+};
+
 struct Batch {
-  std::unique_ptr<std::uint8_t[]> arena;
+  Arena arena;
   std::unique_ptr<std::int64_t[]> offsets;
   std::size_t count = 0;
   std::size_t bytes() const { return static_cast<std::size_t>(offsets[count]); }
 };
 
+// A sample where it is mapped.
+struct View {
+  std::size_t file;
+  Extent at;
+};
+
 class Reader {
  public:
   // Opens all files or throws; with `check_data` every read compares the checksum of each sample.
-  Reader(const std::vector<std::string>& paths, bool check_data);
+  Reader(const std::vector<std::string>& paths, const Options& options, const Calls& calls = kernel());
+  ~Reader() { arenas_->close(); }
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
   std::int64_t count() const { return starts_.back(); }
   const std::vector<std::unique_ptr<RecordFile>>& files() const { return files_; }
 
-  // Reads the samples in the order of the file, neighbours with one system call. Throws
-  // std::out_of_range for an index outside [0, count()), Code::corrupted for a damaged sample.
+  // Throws std::out_of_range for an index outside [0, count()), Code::corrupted for a damaged sample.
   Batch read(const std::int64_t* indices, std::size_t count) const;
+
+  // Where the samples lie in their files, in the order of `indices`; throws what `read` throws.
+  std::vector<Extent> extents(const std::int64_t* indices, std::size_t count) const;
+  // The file of sample `index` of the sequence, and its number there. REQUIRES: 0 <= index < count().
+  std::pair<const RecordFile*, std::int64_t> locate(std::int64_t index) const;
+
+  // Where the samples are mapped as they are stored, each checked once; throws what `read` does.
+  std::vector<View> views(const std::int64_t* indices, std::size_t count) const;
+  const std::shared_ptr<const MappedFile>& mapping(std::size_t file) const { return sources_[file]->mapping(); }
 
   // Checks every sample of every file.
   void check_all() const;
@@ -48,11 +80,17 @@ class Reader {
     bool operator<(const Want& other) const { return index < other.index; }
   };
   std::size_t file_of(std::int64_t index) const;
-  std::size_t read_run(const std::vector<Want>& wants, std::size_t at, Batch& batch) const;
+  std::vector<View> find(const std::int64_t* indices, std::size_t count) const;
+  Job plan(std::vector<Want>& wants, const std::vector<View>& found, const Batch* batch) const;
+  void fetch(Job& job) const;
 
+  Options options_;
+  Calls calls_;
   std::vector<std::unique_ptr<RecordFile>> files_;
+  std::vector<std::unique_ptr<Source>> sources_;
   std::vector<std::int64_t> starts_;  // the index of each file's first sample; last: the number of samples
-  bool check_data_;
+  std::shared_ptr<ArenaPool> arenas_ = std::make_shared<ArenaPool>();
+  mutable Kept<DirectQueue> queues_;
 };
 
 }  // namespace ff::ffrecord

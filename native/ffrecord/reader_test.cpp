@@ -1,5 +1,5 @@
-// The reader on damaged files, for the sanitizers: whatever the bytes are, it answers or throws ff::Error.
-// Also many threads on one reader.
+// The reader on damaged files of both versions, for the sanitizers: whatever the bytes are, it answers or
+// throws ff::Error. Also many threads on one reader.
 #include "ffrecord/reader.hpp"
 
 #include <unistd.h>
@@ -10,41 +10,18 @@
 #include <thread>
 
 #include "base/check.hpp"
-#include "base/crc32.hpp"
 #include "base/error.hpp"
+#include "ffrecord/v2_encode.hpp"
 
 namespace {
 
 using ff::ffrecord::Batch;
 using ff::ffrecord::Reader;
-using Bytes = std::vector<unsigned char>;
+using ff::ffrecord::testing::Bytes;
+using ff::ffrecord::testing::encode_v1;
+using ff::ffrecord::testing::encode_v2;
 
-template <typename T>
-void append(Bytes& bytes, const T& value) {
-  const std::size_t end = bytes.size();
-  bytes.resize(end + sizeof value);
-  std::memcpy(bytes.data() + end, &value, sizeof value);
-}
-
-void seal(Bytes& file, std::size_t metadata_end) {
-  const std::uint32_t sum = ff::crc32(0, file.data() + 4, metadata_end - 4);
-  std::memcpy(file.data(), &sum, 4);
-}
-
-Bytes encode(const std::vector<Bytes>& samples) {
-  Bytes file(4);
-  const auto n = static_cast<std::int64_t>(samples.size());
-  append(file, n);
-  for (const Bytes& sample : samples) append(file, ff::crc32(0, sample.data(), sample.size()));
-  std::int64_t offset = 12 + 12 * n;
-  for (const Bytes& sample : samples) {
-    append(file, offset);
-    offset += static_cast<std::int64_t>(sample.size());
-  }
-  seal(file, file.size());
-  for (const Bytes& sample : samples) file.insert(file.end(), sample.begin(), sample.end());
-  return file;
-}
+void seal(Bytes& file, std::size_t metadata_end) { ff::ffrecord::testing::seal(file, 0, metadata_end); }
 
 // A file in the temporary directory, removed with its owner.
 class Scratch {
@@ -66,11 +43,11 @@ class Scratch {
 // Reads everything twice over in reverse order; false when the reader refused.
 bool readable(const std::string& path, bool check_data) {
   try {
-    const Reader reader({path, path}, check_data);
+    const Reader reader({path, path}, {.check_data = check_data});
     std::vector<std::int64_t> all;
     for (std::int64_t i = reader.count(); i > 0; --i) all.insert(all.end(), {i - 1, i - 1});
     const Batch batch = reader.read(all.data(), all.size());
-    for (std::size_t i = 0; i < batch.bytes(); ++i) static_cast<void>(*(volatile std::uint8_t*)&batch.arena[i]);
+    for (std::size_t i = 0; i < batch.bytes(); ++i) static_cast<void>(*(volatile std::uint8_t*)&batch.arena.data()[i]);
     reader.check_all();
     return true;
   } catch (const ff::Error&) {
@@ -107,8 +84,25 @@ void damage(const Scratch& scratch, const Bytes& good, std::mt19937_64& random) 
   }
 }
 
-void share(const Scratch& scratch, const std::vector<Bytes>& samples) {
-  const Reader reader({scratch.store(encode(samples))}, true);
+void damage_v2(const Scratch& scratch, const Bytes& good) {
+  CHECK(readable(scratch.store(good), true));
+  for (std::size_t cut = 0; cut < good.size(); cut += cut % 4096 < 80 ? 1 : 61)
+    CHECK(!readable(scratch.store(Bytes(good.begin(), good.begin() + cut)), true));
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    const bool used = good[at] != 0 || at < 4096;
+    if (!used && at % 509 != 0) continue;
+    Bytes bad = good;
+    bad[at] = static_cast<unsigned char>(bad[at] ^ 0x40);
+    const bool read = readable(scratch.store(bad), true);
+    CHECK(!read || !used);
+    ff::ffrecord::testing::seal_v2(bad);
+    readable(scratch.store(bad), false);
+  }
+}
+
+// Threads on one reader of a fresh file check the pages of its index at the same time.
+void share(const Scratch& scratch, const Bytes& file, const std::vector<Bytes>& samples) {
+  const Reader reader({scratch.store(file)}, {});
   std::vector<std::thread> threads;
   for (unsigned seed = 0; seed < 4; ++seed) {
     threads.emplace_back([&reader, &samples, seed] {
@@ -120,7 +114,7 @@ void share(const Scratch& scratch, const std::vector<Bytes>& samples) {
         for (std::size_t j = 0; j < wanted.size(); ++j) {
           const Bytes& sample = samples[wanted[j]];
           CHECK(batch.offsets[j + 1] - batch.offsets[j] == static_cast<std::int64_t>(sample.size()) &&
-                     std::equal(sample.begin(), sample.end(), batch.arena.get() + batch.offsets[j]));
+                     std::equal(sample.begin(), sample.end(), batch.arena.data() + batch.offsets[j]));
         }
       }
     });
@@ -139,10 +133,13 @@ int main() {
     return data;
   };
   const std::vector<Bytes> few = {bytes(5), bytes(0), bytes(40), bytes(1), bytes(7)};
-  CHECK(readable(scratch.store(encode(few)), true));
-  damage(scratch, encode(few), random);
+  CHECK(readable(scratch.store(encode_v1(few)), true));
+  damage(scratch, encode_v1(few), random);
   std::vector<Bytes> many;
   for (std::size_t i = 0; i < 500; ++i) many.push_back(bytes(i * 37 % 5000));
-  share(scratch, many);
+  share(scratch, encode_v1(many), many);
+  damage_v2(scratch, encode_v2({few}, "{}"));
+  const auto middle = many.begin() + 300;
+  share(scratch, encode_v2({{many.begin(), middle}, {middle, many.end()}}), many);
   return 0;
 }

@@ -1,6 +1,7 @@
 #include "ffrecord/record_file.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,19 +9,18 @@
 #include <bit>
 #include <cerrno>
 #include <cstdio>
-#include <memory>
 
 #include "base/crc32.hpp"
 #include "base/error.hpp"
+#include "ffrecord/v1_file.hpp"
+#include "ffrecord/v2_file.hpp"
 
 namespace ff::ffrecord {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the format is little-endian");
+static_assert(std::endian::native == std::endian::little, "the formats are little-endian");
 
-constexpr std::int64_t kHeader = 12;    // u32 checksum of the metadata, i64 number of samples
-constexpr std::int64_t kPerSample = 12;  // u32 checksum, i64 offset
-constexpr std::size_t kBlock = std::size_t{1} << 20;
+constexpr std::int64_t kBlock = std::int64_t{1} << 20;
 
 // O_NONBLOCK has no effect on a regular file; it keeps a FIFO from blocking the caller for ever.
 int open_file(const std::string& path) {
@@ -32,24 +32,48 @@ int open_file(const std::string& path) {
   return fd;
 }
 
+// Whether the file begins with the magic of v2; a shorter file does not.
+bool is_v2(int fd, const std::string& path) {
+  char start[sizeof kMagic];
+  ssize_t got;
+  do {
+    got = ::pread(fd, start, sizeof start, 0);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) throw_errno("cannot read record file '" + path + "'");
+  return got == sizeof start && std::memcmp(start, kMagic, sizeof start) == 0;
+}
+
+}  // namespace
+
 std::string hex(std::uint32_t value) {
   char text[16];
   std::snprintf(text, sizeof text, "%08x", value);
   return text;
 }
 
-}  // namespace
-
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-RecordFile::RecordFile(std::string path) : path_(std::move(path)), fd_(open_file(path_)) {
+Mapping::~Mapping() {
+  if (data_ != nullptr) ::munmap(data_, static_cast<std::size_t>(bytes_));
+}
+
+void Mapping::map(int fd, std::int64_t bytes, const std::string& path) {
+  void* const data = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) throw_errno("cannot map the index of record file '" + path + "'");
+  data_ = static_cast<unsigned char*>(data);
+  bytes_ = bytes;
+}
+
+std::unique_ptr<RecordFile> RecordFile::open(std::string path) {
+  Descriptor fd(open_file(path));
   struct stat status;
-  if (::fstat(fd_.get(), &status) != 0) throw_errno("cannot stat record file '" + path_ + "'");
+  if (::fstat(fd.get(), &status) != 0) throw_errno("cannot stat record file '" + path + "'");
   if (!S_ISREG(status.st_mode))
-    throw Error(Code::storage, "cannot read records from '" + path_ + "': it is not a regular file");
-  load_index(status.st_size);
+    throw Error(Code::storage, "cannot read records from '" + path + "': it is not a regular file");
+  if (is_v2(fd.get(), path)) return std::make_unique<V2File>(std::move(path), fd.release());
+  return std::make_unique<V1File>(std::move(path), fd.release());
 }
 
 void RecordFile::corrupted(const std::string& what) const {
@@ -57,56 +81,31 @@ void RecordFile::corrupted(const std::string& what) const {
                                    "; write it again or restore it from a copy");
 }
 
-void RecordFile::load_index(std::int64_t size) {
-  if (size < kHeader) corrupted(std::to_string(size) + " bytes are too few for a header");
-  unsigned char header[kHeader];
-  iovec head{header, kHeader};
-  read(&head, 1, 0);
-  std::uint32_t stored;
-  std::int64_t n;
-  std::memcpy(&stored, header, 4);
-  std::memcpy(&n, header + 4, 8);
-  if (n < 0 || n > (size - kHeader) / kPerSample)
-    corrupted("its header claims " + std::to_string(n) + " samples, its " + std::to_string(size) +
-              " bytes cannot hold their index");
-  if (stored == 0 && n == 0) corrupted("its header is empty, as a writer that died leaves it");
+void RecordFile::ends_at(std::int64_t offset) const {
+  corrupted("it ends at byte " + std::to_string(offset) + ", shorter than when it was opened");
+}
 
-  checksums_.resize(n);
-  offsets_.resize(n + 1);
-  iovec index[2] = {{checksums_.data(), static_cast<std::size_t>(n) * 4},
-                    {offsets_.data(), static_cast<std::size_t>(n) * 8}};
-  read(index, 2, kHeader);
-  std::uint32_t found = crc32(0, header + 4, 8);
-  found = crc32(found, checksums_.data(), static_cast<std::size_t>(n) * 4);
-  found = crc32(found, offsets_.data(), static_cast<std::size_t>(n) * 8);
-  metadata_checked_ = stored != 0 || found == 0;
-  if (metadata_checked_ && stored != found)
-    corrupted("its metadata has checksum " + hex(found) + ", its header says " + hex(stored));
+std::int64_t RecordFile::file_size() const {
+  struct stat status;
+  if (::fstat(fd(), &status) != 0) throw_errno("cannot stat record file '" + path_ + "'");
+  return status.st_size;
+}
 
-  offsets_[n] = size;
-  const std::int64_t first = kHeader + kPerSample * n;
-  if (offsets_[0] != first)
-    corrupted("its samples start at byte " + std::to_string(offsets_[0]) + " instead of " +
-              std::to_string(first));
-  const auto wrong = std::is_sorted_until(offsets_.begin(), offsets_.end());
-  if (wrong != offsets_.end()) {
-    const auto i = wrong - offsets_.begin();
-    corrupted("sample " + std::to_string(i - 1) + " starts at byte " + std::to_string(offsets_[i - 1]) +
-              ", after its end at " + std::to_string(offsets_[i]) +
-              (i == n ? ", the end of the file" : ""));
-  }
+void RecordFile::check_mapped() const {
+  const std::int64_t now = file_size();
+  if (now < mapping_.bytes()) ends_at(now);
 }
 
 void RecordFile::read(iovec* parts, int count, std::int64_t offset) const {
   for (;;) {
     while (count > 0 && parts->iov_len == 0) ++parts, --count;
     if (count == 0) return;
-    const ssize_t got = ::preadv(fd_.get(), parts, count, offset);
+    const ssize_t got = ::preadv(fd(), parts, count, offset);
     if (got < 0) {
       if (errno == EINTR) continue;
       throw_errno("cannot read record file '" + path_ + "' at byte " + std::to_string(offset));
     }
-    if (got == 0) corrupted("it ends at byte " + std::to_string(offset) + ", shorter than when it was opened");
+    if (got == 0) ends_at(offset);
     offset += got;
     for (auto left = static_cast<std::size_t>(got); left > 0;) {
       const std::size_t step = std::min(left, parts->iov_len);
@@ -118,38 +117,38 @@ void RecordFile::read(iovec* parts, int count, std::int64_t offset) const {
   }
 }
 
-void RecordFile::compare(std::int64_t i, std::uint32_t found) const {
-  if (found != checksums_[i])
-    corrupted("sample " + std::to_string(i) + " (" + std::to_string(length(i)) + " bytes at byte " +
-              std::to_string(offsets_[i]) + ") has checksum " + hex(found) + ", the index says " +
-              hex(checksums_[i]));
+void RecordFile::read(void* data, std::size_t size, std::int64_t offset) const {
+  iovec part{data, size};
+  read(&part, 1, offset);
 }
 
-void RecordFile::check(std::int64_t i, const void* data) const {
-  compare(i, crc32(0, data, static_cast<std::size_t>(length(i))));
+void RecordFile::compare(std::int64_t i, const Extent& extent, std::uint32_t found) const {
+  if (found != extent.crc)
+    corrupted("sample " + std::to_string(i) + " (" + std::to_string(extent.bytes) + " bytes at byte " +
+              std::to_string(extent.offset) + ") has checksum " + hex(found) + ", the index says " +
+              hex(extent.crc));
 }
 
 void RecordFile::check_all() const {
+  check_mapped();
   const auto buffer = std::make_unique_for_overwrite<unsigned char[]>(kBlock);
-  std::int64_t position = offsets_[0];
-  std::int64_t block_end = position;
-  const unsigned char* next = buffer.get();
+  std::int64_t start = 0;  // the buffer holds the bytes [start, stop) of the file
+  std::int64_t stop = 0;
   for (std::int64_t i = 0; i < count(); ++i) {
+    const Extent extent = at(i);
     std::uint32_t found = 0;
-    while (position < offsets_[i + 1]) {
-      if (position == block_end) {
-        const auto size = std::min<std::int64_t>(kBlock, offsets_[count()] - position);
-        iovec part{buffer.get(), static_cast<std::size_t>(size)};
-        read(&part, 1, position);
-        next = buffer.get();
-        block_end = position + size;
+    const std::int64_t end = extent.offset + extent.bytes;
+    for (std::int64_t position = extent.offset; position < end;) {
+      if (position < start || position >= stop) {
+        start = position;
+        stop = std::min(position + kBlock, size_);
+        read(buffer.get(), static_cast<std::size_t>(stop - start), start);
       }
-      const std::int64_t step = std::min(offsets_[i + 1], block_end) - position;
-      found = crc32(found, next, static_cast<std::size_t>(step));
-      next += step;
+      const std::int64_t step = std::min(end, stop) - position;
+      found = crc32(found, buffer.get() + (position - start), static_cast<std::size_t>(step));
       position += step;
     }
-    compare(i, found);
+    compare(i, extent, found);
   }
 }
 

@@ -1,17 +1,17 @@
-// One FFRecord v1 file, open for reading: its index in memory and positioned reads of its samples.
+// A record file of either version, open for reading: where its samples lie, and positioned reads.
 //
-// Threads: immutable after the constructor; every method may run on any number of threads at once, and
-// after fork, since reads never touch the file position.
+// Threads: every method may run on any number of threads at once, and after fork: what was opened is never
+// changed, and reads never touch the file position.
 //
-// Invariants, established by the constructor or it throws:
-//   offset(0) == 12 + 12 * count(),  offset(i) <= offset(i + 1),  offset(count()) == size of the file.
+// Invariant: at(i) lies inside [0, size()), or at() throws, whatever has become of the mapped index.
 #pragma once
 
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace ff::ffrecord {
 
@@ -23,45 +23,101 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
 };
 
+// The first bytes of a file, mapped for reading.
+class Mapping {
+ public:
+  Mapping() = default;
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  void map(int fd, std::int64_t bytes, const std::string& path);
+  const unsigned char* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  unsigned char* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+enum Codec : std::uint32_t { kPlain = 0, kZstd = 1 };
+
+// Where a sample lies; the layout of an index entry of v2.
+struct Extent {
+  std::int64_t offset;
+  std::int64_t bytes;   // in the file
+  std::int64_t raw;     // of the sample: equal to `bytes` when it is stored plain
+  std::uint32_t crc;    // of the bytes in the file
+  std::uint32_t codec;  // Codec
+};
+static_assert(sizeof(Extent) == 32);
+
+// Samples [first, first + count) are behind the index pages from `place` on.
+struct Run {
+  std::int64_t first;
+  std::int64_t place;
+  std::int64_t count;
+};
+static_assert(sizeof(Run) == 24);
+
 class RecordFile {
  public:
-  // Opens `path` and checks its index. Throws Code::storage when it cannot be read, Code::corrupted when
-  // the metadata does not match its checksum, or the index does not match the size of the file.
-  explicit RecordFile(std::string path);
+  // Opens `path` and checks its metadata. Throws Code::storage when it cannot be read, Code::corrupted when
+  // the metadata does not match its checksum or the size of the file.
+  static std::unique_ptr<RecordFile> open(std::string path);
+  virtual ~RecordFile() = default;
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+
+  virtual int version() const = 0;
+  virtual std::int64_t count() const = 0;
+  // REQUIRES: 0 <= i < count(), and check_mapped() returned not long ago. Throws Code::corrupted when the
+  // part of the index that holds sample i is damaged.
+  virtual Extent at(std::int64_t i) const = 0;
+  // False for a v1 file whose metadata checksum is 0: written before there was one, or without it.
+  virtual bool metadata_checked() const { return true; }
+  // The columns as JSON; empty for a file without.
+  virtual std::string schema() const { return {}; }
 
   const std::string& path() const { return path_; }
-  std::int64_t count() const { return static_cast<std::int64_t>(checksums_.size()); }
-  const std::vector<std::uint32_t>& checksums() const { return checksums_; }
-  const std::vector<std::int64_t>& offsets() const { return offsets_; }  // count() + 1 values
-  std::int64_t length(std::int64_t i) const { return offsets_[i + 1] - offsets_[i]; }
-  // False for a file whose metadata checksum is 0: written before there was one, or by a writer without it.
-  bool metadata_checked() const { return metadata_checked_; }
+  int fd() const { return fd_.get(); }
+  // Bytes that belong to the samples that were there when it was opened.
+  std::int64_t size() const { return size_; }
+
+  // Throws Code::corrupted when the file no longer holds the mapped index, whose use would be a SIGBUS.
+  void check_mapped() const;
 
   // Fills the buffers of `parts` with the bytes from `offset` on; consumes `parts`. Throws
   // Code::corrupted when the file has become shorter than it was when it was opened.
   void read(iovec* parts, int count, std::int64_t offset) const;
+  void read(void* data, std::size_t size, std::int64_t offset) const;
 
-  // REQUIRES: `data` holds sample i. Throws Code::corrupted, naming the sample, when its CRC32 differs.
-  void check(std::int64_t i, const void* data) const;
+  // Throws Code::corrupted, naming sample i, when `found`, the CRC32 of its bytes, is not that of the index.
+  void compare(std::int64_t i, const Extent& extent, std::uint32_t found) const;
+  // Throws Code::corrupted: the file ends there, before what it held when it was opened.
+  [[noreturn]] void ends_at(std::int64_t offset) const;
 
-  // Reads the whole file once with a buffer of 1 MiB and checks every sample.
+  // Reads all samples with a buffer of 1 MiB and checks each.
   void check_all() const;
 
- private:
-  void load_index(std::int64_t size);
+ protected:
+  RecordFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  std::int64_t file_size() const;
   [[noreturn]] void corrupted(const std::string& what) const;
-  void compare(std::int64_t i, std::uint32_t found) const;
 
+  std::int64_t size_ = 0;
+  Mapping mapping_;
+
+ private:
   std::string path_;
   Descriptor fd_;
-  std::vector<std::uint32_t> checksums_;
-  std::vector<std::int64_t> offsets_;
-  bool metadata_checked_ = true;
 };
+
+std::string hex(std::uint32_t value);
 
 }  // namespace ff::ffrecord

@@ -8,10 +8,15 @@
     │   └── DeadlineExceeded   no answer in time
     ├── StorageError           bytes at rest
     │   ├── Corrupted          a checksum or a structure does not hold
-    │   └── NoSpace            disk, quota or memory is full
+    │   ├── NoSpace            disk, quota or memory is full
+    │   └── Unavailable        the place does not answer, or with transient errors only
     ├── CollectiveError        a collective operation cannot complete
     │   └── RankFailed         because of one rank; `rank` names it
     ├── CheckpointError        no checkpoint that can be used, or state that cannot be saved
+    ├── DatasetError           the catalog refuses or cannot do what was asked of a dataset
+    │   ├── NoSuchDataset      it, or this version of it, is not there
+    │   ├── VersionExists      the version is published, or was once
+    │   └── AccessDenied       it is not for this user
     ├── TaskError              the platform refuses or cannot do what was asked of a task
     └── LabError               the lab cannot be set up on this machine
 
@@ -65,6 +70,12 @@ class NoSpace(StorageError):
     retryable = True
 
 
+class Unavailable(StorageError):
+    """A place does not answer, or only with errors that come and go."""
+
+    retryable = True
+
+
 class CollectiveError(FireflyerError):
     """A collective operation cannot complete."""
 
@@ -90,6 +101,22 @@ class Cancelled(FireflyerError):
 
 class CheckpointError(FireflyerError):
     """No usable checkpoint exists, or a state cannot be saved."""
+
+
+class DatasetError(FireflyerError):
+    """The catalog refuses, or cannot do, what was asked of a dataset."""
+
+
+class NoSuchDataset(DatasetError):
+    """A dataset, or a version of it, is not there."""
+
+
+class VersionExists(DatasetError):
+    """A version number is taken: published versions never change, removed ones never return."""
+
+
+class AccessDenied(DatasetError):
+    """A dataset is not for this user."""
 
 
 class TaskError(FireflyerError):

@@ -10,17 +10,25 @@ import contextlib
 import errno
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fireflyer.errors import ConfigError, Corrupted, NoSpace, StorageError
+from fireflyer.errors import ConfigError, Corrupted, NoSpace, StorageError, Unavailable
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the names of files that are being written; a killed writer leaves them behind."""
 
 Chunk = bytes | bytearray | memoryview
 """Contiguous bytes to write."""
+
+Range = tuple[str, int, int]
+"""Name, first byte, byte behind the last."""
+
+_PERMANENT = (
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
+    *(NotImplementedError, ValueError, TypeError),
+)
 
 _counter = itertools.count()
 
@@ -45,6 +53,11 @@ class Storage(Protocol):
         Raises:
             Corrupted: if the file ends before the buffer is full.
         """
+        ...
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        """What `read` gives for each range, all in one request where the place can; a range that could
+        not be read has its error in its place, an `Unavailable` if it is worth repeating."""
         ...
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
@@ -95,6 +108,17 @@ def _error(action: str, path: object, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(f"cannot {action} {path}: {reason}; free some space and try again")
     return StorageError(f"cannot {action} {path}: {reason}")
+
+
+def _unread(path: str, error: BaseException) -> StorageError:
+    """A driver's error as one of ours. What says nothing of a missing file or right may pass."""
+    if not isinstance(error, Exception):
+        raise error
+    reason = str(error) or type(error).__name__
+    kind = StorageError if isinstance(error, _PERMANENT) else Unavailable
+    translated = kind(f"cannot read {path}: {reason}")
+    translated.__cause__ = error
+    return translated
 
 
 def _discard(temporary: Path) -> None:
@@ -151,6 +175,15 @@ class DirectoryStorage:
                     filled += count
         except OSError as error:
             raise _error("read", path, error) from error
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        answers: list[bytes | StorageError] = []
+        for name, start, end in ranges:
+            try:
+                answers.append(self.read(name, start, end - start))
+            except StorageError as error:
+                answers.append(error)
+        return answers
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path = self.root / _checked(name)
@@ -255,6 +288,7 @@ class FsspecStorage:
 
     A whole file appears at once where the file system's own move or put does so (object stores,
     memory); `create` checks and then writes, so it cannot arbitrate between racing writers.
+    Pickles by its URL; a forked child connects anew.
     """
 
     def __init__(self, url: str) -> None:
@@ -262,15 +296,27 @@ class FsspecStorage:
         Raises:
             ConfigError: if fsspec does not know the URL's scheme, or lacks the package for it.
         """
+        self._url = url
+        self._connect()
+
+    def _connect(self) -> None:
         import fsspec.core  # only here: most programs never need it
 
-        self._fs: Any
-        self._url = url
         try:
-            self._fs, root = fsspec.core.url_to_fs(url)
+            self._system, root = fsspec.core.url_to_fs(self._url)
         except (ValueError, ImportError) as error:
-            raise ConfigError(f"cannot use {url}: {error}") from error
+            raise ConfigError(f"cannot use {self._url}: {error}") from error
         self._root = str(root).rstrip("/")
+        self._process = os.getpid()
+
+    @property
+    def _fs(self) -> Any:
+        if self._process != os.getpid():
+            self._connect()  # connections and the event loop stay with the parent
+        return self._system
+
+    def __reduce__(self) -> tuple[type["FsspecStorage"], tuple[str]]:
+        return type(self), (self._url,)
 
     def __str__(self) -> str:
         return self._url
@@ -283,8 +329,8 @@ class FsspecStorage:
             return int(self._fs.size(self._path(name)))
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise _error("look at", self._path(name), error) from error
+        except Exception as error:  # drivers raise their own
+            raise _unread(self._path(name), error) from error
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         end = None if length is None else offset + length
@@ -299,6 +345,15 @@ class FsspecStorage:
             end = offset + len(data)
             raise Corrupted(f"{self._path(name)} ends at byte {end}, inside a needed range")
         buffer[:] = data
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        paths = [self._path(name) for name, _, _ in ranges]
+        starts, ends = [start for _, start, _ in ranges], [end for _, _, end in ranges]
+        answers = self._fs.cat_ranges(paths, starts, ends, on_error="return")
+        return [
+            _unread(path, answer) if isinstance(answer, BaseException) else bytes(answer)
+            for path, answer in zip(paths, answers, strict=True)
+        ]
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path, temporary = self._path(name), self._path(_temporary(name))

@@ -6,14 +6,15 @@ import signal
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fireflyer.storage import Chunk, Storage
+from fireflyer.errors import StorageError
+from fireflyer.storage import Chunk, Range, Storage
 
 DEADLINE_S = 60
 
@@ -84,6 +85,11 @@ class ToldStorage:
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         self._before("read_into", name)
         self._inner.read_into(name, offset, buffer)
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        for name, _, _ in ranges:
+            self._before("read_many", name)
+        return self._inner.read_many(ranges)
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         self._before("write", name)

@@ -11,6 +11,7 @@ VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
+GROUPS = ["record"]
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """
@@ -52,7 +53,7 @@ def test_the_overview_imports_not_even_what_typer_parses_options_with() -> None:
 
 def test_the_overview_names_every_verb(helped: Any) -> None:
     listed = helped["texts"][""].partition("Commands:")[2]
-    assert [line.split()[0] for line in listed.strip().splitlines()] == VERBS + HANDED_OVER
+    assert [line.split()[0] for line in listed.strip().splitlines()] == VERBS + HANDED_OVER + GROUPS
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -39,3 +39,54 @@ def store(tmp_path: Path) -> Store:
         return path
 
     return write
+
+
+def page(content: bytes) -> bytes:
+    """`content` behind its checksum, filled up with zeros to 4096 bytes under it."""
+    padded = content.ljust(4092, b"\0")
+    return struct.pack("<I", zlib.crc32(padded)) + padded
+
+
+def encode_v2(commits: Sequence[Sequence[bytes]], align: int = 8, schema: bytes = b"") -> bytes:
+    """The bytes of the v2 file that these commits, none but the first of them empty, leave behind."""
+
+    def up(value: int, multiple: int) -> int:
+        return (value + multiple - 1) // multiple * multiple
+
+    rest = struct.pack("<IQQI", 2, align, len(schema), zlib.crc32(schema)).ljust(4084, b"\0")
+    file = bytearray(b"\x89FFREC2\n" + struct.pack("<I", zlib.crc32(rest)) + rest + schema)
+    slots = up(len(file), 4096)
+    file += bytes(slots + 8192 - len(file))
+    entries: list[bytes] = []
+    runs: list[tuple[int, int, int]] = []
+    for number, samples in enumerate(commits):
+        for sample in samples:
+            file += bytes(up(len(file), align) - len(file))
+            where = (len(file), len(sample), len(sample), zlib.crc32(sample), 0)
+            entries.append(struct.pack("<QQQII", *where))
+            file += sample
+        first = len(entries) - len(samples)
+        while runs and len(f"{runs[-1][2]:b}") <= len(f"{len(entries) - first:b}"):
+            first = runs.pop()[0]
+        file += bytes(up(len(file), 4096) - len(file))
+        if samples:
+            runs.append((first, len(file), len(entries) - first))
+        for at in range(first, len(entries), 127) if samples else ():
+            part = entries[at : at + 127]
+            file += page(struct.pack("<IQ16x", len(part), at) + b"".join(part))
+        footer = struct.pack("<IQ", len(runs), number) + b"".join(
+            struct.pack("<QQQ", *run) for run in runs
+        )
+        place = len(file)
+        file += struct.pack("<I", zlib.crc32(footer)) + footer
+        body = (0, number, place, len(footer) + 4, len(file), len(entries))
+        slot = struct.pack("<IQQQQQ16x", *body)
+        at = slots + 4096 * (number % 2)
+        file[at : at + 64] = struct.pack("<I", zlib.crc32(slot)) + slot
+    return bytes(file)
+
+
+@pytest.fixture(name="encode_v2", scope="session")
+def encode_v2_fixture() -> Callable[..., bytes]:
+    """(commits, align=8, schema=b"") -> the bytes of their v2 file, sharing nothing with ours."""
+    return encode_v2

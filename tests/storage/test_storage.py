@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,25 @@ def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_an_unknown_url_is_named() -> None:
     with pytest.raises(ConfigError, match="nosuch://x"):
         open_storage("nosuch://x")
+
+
+def test_many_ranges_are_read_at_once_and_errors_stand_in_their_places(storage: Storage) -> None:
+    storage.write("a", [bytes(range(100))])
+    storage.write("d/b", [b"hello"])
+    first, missing, second, short = storage.read_many(
+        [("a", 90, 95), ("absent", 0, 5), ("d/b", 1, 4), ("a", 98, 200)]
+    )
+    assert (first, second, short) == (bytes(range(90, 95)), b"ell", bytes([98, 99]))
+    assert isinstance(missing, StorageError)
+    assert not missing.retryable
+    assert storage.read_many([]) == []
+
+
+def test_an_fsspec_storage_pickles_and_works_in_a_forked_child(tmp_path: Path) -> None:
+    storage = FsspecStorage(f"file://{tmp_path}")
+    storage.write("f", [b"x"])
+    assert pickle.loads(pickle.dumps(storage)).read("f") == b"x"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if storage.read("f") == b"x" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

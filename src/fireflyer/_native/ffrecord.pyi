@@ -11,7 +11,7 @@ class Reader:
     Open record files, their samples numbered as one sequence; thread-safe.
     """
 
-    def __init__(self, paths: Sequence[str], check_data: bool) -> None: ...
+    def __init__(self, paths: Sequence[str], check_data: bool, strategy: str = 'auto', threads: int = 0) -> None: ...
 
     @property
     def n(self) -> int: ...
@@ -21,14 +21,42 @@ class Reader:
         One arena and the k + 1 offsets of the k samples in it, in the order of `indices`.
         """
 
+    def read_list(self, indices: numpy.typing.NDArray[numpy.int64]) -> list[numpy.typing.NDArray[numpy.uint8]]:
+        """The samples as views on one new arena."""
+
+    def read_views(self, indices: numpy.typing.NDArray[numpy.int64]) -> list[numpy.typing.NDArray[numpy.uint8]]:
+        """The samples as read-only views on the mapped files, each checked once."""
+
     def check_all(self) -> None:
         """Reads every file whole and compares every checksum."""
 
     def unchecked(self) -> list[str]:
         """Files whose metadata carries no checksum."""
 
+    def versions(self) -> list[int]:
+        """Version of the format of each file."""
+
+    def schema(self, file: int) -> bytes:
+        """The columns of one file as JSON; empty without."""
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """The file of a sample and its number in that file."""
+
+    def extents(self, indices: numpy.typing.NDArray[numpy.int64]) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        Index entries of v2, 32 bytes each, in the order of `indices`; also of the samples of v1 files.
+        """
+
+    def last_commit(self, file: int) -> tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]:
+        """
+        Of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its slot, whether that slot is torn, and the runs (first sample, place, samples).
+        """
+
     def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]:
         """Start of each sample of one file in bytes, and the size of the file."""
 
     def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]:
         """CRC32 of each sample of one file."""
+
+def arena_bytes() -> int:
+    """Memory of all arenas of this process, in use or kept."""

@@ -304,6 +304,56 @@ def tune(
         typer.echo(f"written to {out}; use it with {rules.VARIABLE}={out}")
 
 
+@app.command()
+def records(
+    peers: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="environments of the peers, one below it for each"),
+    ] = None,
+    install_peers: Annotated[
+        bool, typer.Option("--install-peers", help="make those that are missing, from PyPI")
+    ] = False,
+    work: Annotated[
+        Path, typer.Option(metavar="DIR", help="where the data lies; it is made once")
+    ] = Path("bench-records"),
+    scale: Annotated[
+        float, typer.Option(min=0.0001, max=10, help="of the data sets; goals are for 1")
+    ] = 1.0,
+    only: Annotated[
+        str, typer.Option(help="warm, views, small, cold, loader, files, pack, open")
+    ] = ",".join(options.RECORDS),
+    rounds: Rounds = 5,
+    json_to: JsonTo = None,
+) -> None:
+    """Random batch reads of record files.
+
+    Against array_record, LMDB, mosaicml-streaming, pylance, webdataset and loose files, memcpy, fio, cat.
+    At scale 1 it writes about 15 GB into --work.
+
+    \b
+    fireflyer bench records --peers peers --install-peers
+    fireflyer bench records --peers peers --scale 0.05 --only warm,cold
+    """
+    machine = Machine.here()
+    groups = _names("--only", only, options.RECORDS)
+    if install_peers and peers is None:
+        raise typer.BadParameter("--install-peers needs --peers DIR")
+    from fireflyer.bench import records as bench
+    from fireflyer.bench import records_peers
+
+    def say(text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+    if install_peers and peers is not None:
+        records_peers.install(peers, say)
+    spec = bench.Spec(peers=peers, work=work, scale=scale, rounds=rounds, only=groups)
+    rows = bench.run(spec, say)
+    say("")
+    _report("records", machine, rows, [], json_to)
+
+
 def _collective(name: str, asked: Asked) -> None:
     machine = Machine.here()
     kinds = options.MEMORY if name == "allreduce" else options.MEMORY[:2]

@@ -1,4 +1,4 @@
-"""The ratios that are asked of HFReduce, by case; None where nothing is asked.
+"""The ratios that are asked of HFReduce and of record files, by case; None where nothing is asked.
 
 A time that must be at most x times the peer's is a ratio of at least 1/x.
 """
@@ -64,3 +64,23 @@ def flat_gloo(hosts: int, ranks_per_host: int, order: str, size: int) -> float |
     if (hosts, ranks_per_host) != (2, 4) or size not in (16 * M, 64 * M):
         return None
     return _FLAT_GLOO[order]
+
+
+OPENING_MS = 50.0
+_RECORDS = {
+    ("warm 64 KiB", "peer"): 3.0,
+    ("warm 64 KiB", "memcpy"): 0.6,
+    ("warm 64 KiB views", "peer"): 0.9,
+    ("warm 1 KiB", "peer"): 1.3,
+    ("cold 64 KiB", "fio"): 1.2,
+    ("cold 64 KiB", "peer"): 1.8,
+    ("DataLoader, in process", "one by one"): 5.0,
+    ("DataLoader, 2 workers", "one by one"): 5.0,
+    ("small files", "files"): 3.0,
+    ("packing", "cat"): 0.7,
+}
+
+
+def records(case: str, peer: str) -> float | None:
+    """Random reads of record files; "peer" is the fastest one that the case allows."""
+    return _RECORDS.get((case, peer))

@@ -10,6 +10,7 @@ OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 MEMORY = ("zero-copy", "staged", "shared")
 PEERS = ("gloo", "mpi")
 TUNED = ("allreduce", "broadcast", "reduce")
+RECORDS = ("warm", "views", "small", "cold", "loader", "files", "pack", "open")
 ORDERS = ("contiguous", "round-robin")
 WIRES = {"bf16": 2, "fp16": 2, "int8": 1}
 """Bytes an element, without the scales of the blocks."""

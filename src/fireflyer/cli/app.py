@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fireflyer.cli.record import record
 from fireflyer.program import in_one_line
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
   fireflyer run --nodes 2 -d train.py   two nodes, in the background
   fireflyer ps                          what runs and what waits
   fireflyer logs -f t1                  follow a task's output
+  fireflyer record pack photos/ -o p.ffr  a folder as one record file
 
 `fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage.
 """,
@@ -260,6 +262,8 @@ def _become(command: list[str]) -> None:
     sys.stdout.flush()
     os.execv(command[0], command)
 
+
+app.add_typer(record)
 
 _hand_over("demo", "Train a model, lose a worker, carry on.")
 _hand_over("bench", "Measure against peers: fireflyer bench NAME --help.")

@@ -47,7 +47,7 @@ def tasks(found: list[TaskView], *, json: bool) -> None:
         )
         for view in found
     ]
-    _table(("TASK", "NAME", "STATE", "RANKS", "ATTEMPT", "RESTARTS", "AGE", "REASON"), rows)
+    table(("TASK", "NAME", "STATE", "RANKS", "ATTEMPT", "RESTARTS", "AGE", "REASON"), rows)
 
 
 def task(view: TaskView, *, json: bool) -> None:
@@ -74,14 +74,14 @@ def task(view: TaskView, *, json: bool) -> None:
             )
             for rank in view.ranks
         ]
-        _table(("RANK", "NODE", "PID", "STATE", "LOG"), rows)
+        table(("RANK", "NODE", "PID", "STATE", "LOG"), rows)
 
 
 def nodes(found: list[NodeView], *, json: bool) -> None:
     if json:
         as_json(found)
         return
-    _table(("NODE", "TASK"), [(node.name, node.task or "-") for node in found])
+    table(("NODE", "TASK"), [(node.name, node.task or "-") for node in found])
 
 
 def events(found: list[Event], *, json: bool) -> None:
@@ -89,7 +89,7 @@ def events(found: list[Event], *, json: bool) -> None:
         as_json(found)
         return
     rows = [(str(e.seq), clock(e.wall), e.task, str(e.attempt), e.kind, details(e)) for e in found]
-    _table(("SEQ", "TIME", "TASK", "ATTEMPT", "EVENT", "DETAIL"), rows)
+    table(("SEQ", "TIME", "TASK", "ATTEMPT", "EVENT", "DETAIL"), rows)
 
 
 def event_line(event: Event) -> str:
@@ -141,7 +141,7 @@ def _rank_state(pid: int | None, ended: str | None) -> str:
     return ended or ("starting" if pid is None else "running")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A plain table; as wide as it needs to be when stdout is no terminal. No cell is read as markup."""
     from rich.console import Console
     from rich.table import Table

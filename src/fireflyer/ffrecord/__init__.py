@@ -1,12 +1,24 @@
 """FFRecord: record files with random batch reads.
 
 A file holds N samples of any length, each with its CRC32; `FileReader` fetches any batch of them in
-one call. The v1 format of the original is read and written byte for byte (docs/ffrecord.md).
+one call. The v1 format of the original is read and written byte for byte (docs/ffrecord.md); v2 adds
+commits, columns, compression and alignment (docs/ffrecord-v2.md).
 The torch face is `fireflyer.ffrecord.torch`; importing this package does not import torch.
 """
 
+from fireflyer.ffrecord.chunks import ChunkCache
 from fireflyer.ffrecord.folder import PackedFolder, open_folder, pack_folder
 from fireflyer.ffrecord.reader import FileReader
+from fireflyer.ffrecord.remote import RemoteFiles
 from fireflyer.ffrecord.writer import FileWriter, dump
 
-__all__ = ["FileReader", "FileWriter", "PackedFolder", "dump", "open_folder", "pack_folder"]
+__all__ = [
+    "ChunkCache",
+    "FileReader",
+    "FileWriter",
+    "PackedFolder",
+    "RemoteFiles",
+    "dump",
+    "open_folder",
+    "pack_folder",
+]

@@ -6,17 +6,20 @@ import warnings
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import TracebackType
-from typing import Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fireflyer._native.ffrecord import Reader
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, Corrupted
+from fireflyer.ffrecord.columns import Columns, Row, RowCodec, from_json
 from fireflyer.ffrecord.paths import PathName, record_files, record_path
+from fireflyer.ffrecord.zstd import ENTRY, PLAIN, expand
 
 Sample = npt.NDArray[np.uint8]
 Indices = Sequence[int] | npt.NDArray[np.integer]
+Strategy = Literal["auto", "cached", "direct", "threads", "mmap"]
 
 
 class FileReader:
@@ -28,18 +31,31 @@ class FileReader:
     Args:
         fnames: a file, a list of files, or a directory (all its `*.ffr` files sorted by name).
         check_data: compare the CRC32 of every sample that is read; costs little.
+        strategy: how the bytes come: `auto`, what the page cache holds from there, the rest past it
+            (io_uring with O_DIRECT, or threads where that is barred); `cached` and `threads`, all
+            through the page cache, for a few threads that copy or many that wait; `direct`, all past
+            it; `mmap`, from the mapped files, each sample checked once.
+        threads: at most as many work on one batch; None: cores up to 4 to copy, 16 to wait.
 
     Attributes:
         n: number of samples in all files.
         fnames: the files, in the order of their samples.
+        columns: name -> (dtype, shape) of files whose samples are rows, else None.
 
     Raises:
-        ConfigError: a name without the suffix `.ffr`, no file at all.
+        ConfigError: a name without the suffix `.ffr`, no file at all, files of different columns.
         StorageError: a file cannot be opened or read.
         Corrupted: an index does not match its checksum or the size of its file.
+        ValueError: an unknown strategy.
     """
 
-    def __init__(self, fnames: PathName | Iterable[PathName], check_data: bool = True) -> None:
+    def __init__(
+        self,
+        fnames: PathName | Iterable[PathName],
+        check_data: bool = True,
+        strategy: Strategy = "auto",
+        threads: int | None = None,
+    ) -> None:
         if isinstance(fnames, str | os.PathLike):
             self.fnames = record_files(fnames) if os.path.isdir(fnames) else [record_path(fnames)]
         else:
@@ -48,8 +64,15 @@ class FileReader:
             raise ConfigError("no record file given: pass a file, a list of files or a directory")
         self.check_data = bool(check_data)
         self._paths = [os.path.abspath(name) for name in self.fnames]
-        self._native: Reader | None = Reader(self.fnames, self.check_data)
+        if threads is not None and threads < 1:
+            raise ConfigError(f"a batch needs at least one thread, not {threads}")
+        self.strategy: Strategy = strategy
+        self.threads = threads
+        self._native: Reader | None = Reader(self.fnames, self.check_data, strategy, threads or 0)
         self.n: int = self._native.n
+        self._may_be_packed = 2 in self._native.versions()
+        self.columns = self._common_columns(self._native)
+        self._rows = None if self.columns is None else RowCodec(self.columns)
         for path in self._native.unchecked():
             warnings.warn(
                 f"record file '{path}' has no checksum of its metadata (an old file): "
@@ -68,17 +91,90 @@ class FileReader:
         Raises:
             IndexError: an index is negative or not below `n`.
             Corrupted: a sample does not match its checksum, or its file was truncated.
-            StorageError: the file cannot be read.
+            StorageError: the file cannot be read, or not as `strategy` demands.
         """
-        arena, offsets = self.read_batch(indices)
+        native = self._open()
+        wanted = _index_array(indices)
+        if self._packed(native, wanted) is None:
+            return native.read_list(wanted)
+        arena, offsets = self.read_batch(wanted)
         return [arena[start:end] for start, end in pairwise(offsets.tolist())]
 
     def read_batch(self, indices: Indices) -> tuple[Sample, npt.NDArray[np.int64]]:
         """The k samples at `indices` as one array and its k + 1 offsets; raises what `read` does.
 
-        Sample j is `arena[offsets[j]:offsets[j + 1]]`.
+        Sample j is `arena[offsets[j]:offsets[j + 1]]`. Compressed samples come decompressed. For
+        small samples it is the faster one: a view costs as much as reading 256 bytes.
         """
-        return self._open().read(_index_array(indices))
+        native = self._open()
+        wanted = _index_array(indices)
+        entries = self._packed(native, wanted)
+        arena, offsets = native.read(wanted)
+        if entries is None:
+            return arena, offsets
+        return expand(arena, offsets, entries, lambda j: _named(native, int(wanted[j])))
+
+    def rows(self, indices: Indices) -> list[Row]:
+        """The rows at `indices`: column -> array, a writable view on one new arena; str and bytes as such.
+
+        Raises:
+            ConfigError: the files have no columns.
+            Corrupted: also when the sizes in a row do not fit its bytes.
+            IndexError, StorageError: as `read`.
+        """
+        if self._rows is None:
+            raise ConfigError("these record files have no columns: use read")
+        native = self._open()
+        found = []
+        for index, data in zip(indices, self.read(indices), strict=True):
+            try:
+                found.append(self._rows.decode(data))
+            except ValueError as error:
+                raise Corrupted(
+                    f"{_named(native, int(index))} is damaged: {error}; "
+                    "write it again or restore it from a copy"
+                ) from error
+        return found
+
+    def read_columns(self, indices: Indices) -> dict[str, Any]:
+        """The rows at `indices` by columns: k values of each; raises what `rows` does.
+
+        A column of fixed shape comes as one array of shape (k, *shape), any other as a list.
+        """
+        rows = self.rows(indices)
+        batch: dict[str, Any] = {}
+        for name, column in (self.columns or {}).items():
+            values = [row[name] for row in rows]
+            fixed = column.dtype not in ("str", "bytes") and None not in column.shape
+            if fixed:
+                shape = (len(rows), *(size or 0 for size in column.shape))
+                stacked = np.empty(shape, np.dtype(column.dtype))
+                batch[name] = np.stack(values, out=stacked) if values else stacked
+            else:
+                batch[name] = values
+        return batch
+
+    def read_views(self, indices: Indices) -> list[Sample]:
+        """The samples at `indices` as read-only views on the mapped files; copies nothing.
+
+        A sample is checked the first time it is asked for. Views keep the mapping, not the reader,
+        alive. Touching one whose file was cut meanwhile ends the process with SIGBUS, as with any
+        mapped file.
+
+        Raises:
+            ConfigError: a sample is compressed.
+            IndexError, Corrupted, StorageError: as `read`.
+        """
+        native = self._open()
+        wanted = _index_array(indices)
+        entries = self._packed(native, wanted)
+        if entries is not None:
+            first = int(np.flatnonzero(entries["codec"] != PLAIN)[0])
+            raise ConfigError(
+                f"{_named(native, int(wanted[first]))} is compressed, so no view can show it: "
+                "use read, or write the file without compression"
+            )
+        return native.read_views(wanted)
 
     def read_one(self, index: int) -> Sample:
         """The sample at `index`; raises what `read` does."""
@@ -97,11 +193,11 @@ class FileReader:
             fresh.check_all()
 
     def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
-        """Start of each sample of file number `file` in bytes, then the size of that file."""
+        """Start of each sample of file number `file` in bytes, then the end of its last commit."""
         return self._open().offsets(file)
 
     def get_checksums(self, file: int) -> npt.NDArray[np.uint32]:
-        """CRC32 of each sample of file number `file`."""
+        """CRC32 of each sample of file number `file`, as it is stored."""
         return self._open().checksums(file)
 
     def close(self) -> None:
@@ -119,16 +215,43 @@ class FileReader:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[list[str], bool]]:
-        return type(self), (self._paths, self.check_data)
+    def __reduce__(self) -> tuple[type[Self], tuple[list[str], bool, Strategy, int | None]]:
+        return type(self), (self._paths, self.check_data, self.strategy, self.threads)
 
     def __repr__(self) -> str:
         return f"FileReader({len(self.fnames)} files, {self.n} samples)"
+
+    def _common_columns(self, native: Reader) -> Columns | None:
+        common: Columns | None = None
+        for number, name in enumerate(self.fnames):
+            try:
+                columns = from_json(text) if (text := native.schema(number)) else None
+            except ValueError as error:
+                raise Corrupted(f"record file '{name}' is damaged: {error}") from error
+            if number and columns != common:
+                raise ConfigError(
+                    f"record files '{self.fnames[0]}' and '{name}' have different columns: "
+                    "read them apart"
+                )
+            common = columns
+        return common
+
+    def _packed(self, native: Reader, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.void] | None:
+        """The index entries of `wanted`; None if no sample of them is compressed."""
+        if not self._may_be_packed:
+            return None
+        entries = native.extents(wanted).view(ENTRY)
+        return entries if np.any(entries["codec"] != PLAIN) else None
 
     def _open(self) -> Reader:
         if self._native is None:
             raise ValueError("the FileReader is closed")
         return self._native
+
+
+def _named(native: Reader, index: int) -> str:
+    path, number = native.locate(index)
+    return f"record file '{path}', sample {number}"
 
 
 def _index_array(indices: Indices) -> npt.NDArray[np.int64]:

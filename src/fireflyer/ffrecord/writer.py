@@ -1,177 +1,273 @@
 """Writing record files: a file is visible under its name whole and on disk, or not at all.
 
-Samples go to a temporary file in the directory of the target. `close` writes the header, syncs the
-file, renames it into place and syncs the directory. When the number of samples was not given, the
-samples are spooled first and copied behind a header of the right size by the kernel.
+Samples go to a temporary file in the directory of the target. `close` writes the metadata, syncs the
+file, renames it into place and syncs the directory. A v2 file (writer2.py) may be committed before,
+and added to later.
 """
 
-import errno
 import os
-import secrets
 import struct
 import threading
 import warnings
 from array import array
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from fireflyer._native import crc32
-from fireflyer.errors import ConfigError, NoSpace, StorageError
+from fireflyer.errors import ConfigError
+from fireflyer.ffrecord.columns import Columns, ColumnsLike, RowCodec, columns_of
+from fireflyer.ffrecord.output import Output, Tail, bytes_of, translated
 from fireflyer.ffrecord.paths import PathName, record_path
+from fireflyer.ffrecord.writer2 import DEFAULT_ALIGN, Version2
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from fireflyer.ffrecord.output import SampleBuffer
 
-    # numpy's stubs call their arrays buffers only from Python 3.12 on.
-    SampleBuffer = Buffer | npt.NDArray[Any] | np.generic
-
-_BLOCK = 1 << 20
 _HEADER = 12
 _PER_SAMPLE = 12
-_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-class _Temporary:
-    """A file beside `target` that takes its name in `commit` or vanishes in `discard`."""
+class _Body(Protocol):
+    """The bytes of a file that is being written; OSError comes out as it is."""
 
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.path = os.path.join(os.path.dirname(target), f".ffrecord-{secrets.token_hex(8)}.tmp")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.fd = os.open(self.path, flags, 0o666)
+    @property
+    def count(self) -> int:
+        """Samples so far; in an appended file with those before."""
 
-    def write(self, buffers: Sequence["Buffer"], offset: int) -> None:
-        """Writes all of `buffers` at `offset`; the file position is never used, so a fork is harmless."""
-        views = [memoryview(b) for b in buffers if len(memoryview(b)) > 0]
-        while views:
-            done = os.pwritev(self.fd, views, offset)
-            offset += done
-            while views and done >= len(views[0]):
-                done -= len(views.pop(0))
-            if views:
-                views[0] = views[0][done:]
-
-    def copy_from(self, source: "_Temporary", size: int, offset: int) -> None:
-        """Copies the first `size` bytes of `source` to `offset`, in the kernel where it can."""
-        done = 0
-        in_kernel = True
-        while done < size:
-            if in_kernel:
-                try:
-                    step = os.copy_file_range(source.fd, self.fd, size - done, done, offset + done)
-                except OSError as error:
-                    if error.errno not in _NO_KERNEL_COPY:
-                        raise
-                    in_kernel = False
-                    continue
-            else:
-                block = os.pread(source.fd, min(_BLOCK, size - done), done)
-                self.write([block], offset + done)
-                step = len(block)
-            if step == 0:
-                raise OSError(errno.EIO, f"temporary file {source.path} was truncated by others")
-            done += step
-
-    def commit(self) -> None:
-        os.fsync(self.fd)
-        os.replace(self.path, self.target)
-        self.close()
-        directory = os.open(os.path.dirname(self.target) or ".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-    def discard(self) -> None:
-        self.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
+    def add(self, parts: list[memoryview]) -> None:
+        """Appends one sample, the parts of which lie side by side in it."""
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Completes the file, so that `discard` changes nothing more."""
+
+    def discard(self) -> None:
+        """Gives up what is not complete; closes the file."""
+
+
+class _Version1:
+    """The body of a v1 file.
+
+    When the number of samples was not given, the samples are spooled first and copied behind a header
+    of the right size by the kernel.
+    """
+
+    def __init__(self, target: str, n: int | None) -> None:
+        self._announced = n
+        self._base = 0 if n is None else _HEADER + _PER_SAMPLE * n
+        self._checksums = array("I")
+        self._offsets = array("q")
+        self._file = Output.temporary(target)
+        self._tail = Tail(self._file, self._base)
+
+    @property
+    def count(self) -> int:
+        return len(self._checksums)
+
+    def add(self, parts: list[memoryview]) -> None:
+        checksum = 0
+        for part in parts:
+            checksum = crc32(part, checksum)
+        start = self._tail.end
+        self._tail.add(parts)
+        self._offsets.append(start)
+        self._checksums.append(checksum)
+
+    def close(self) -> None:
+        file = self._file
+        self._tail.flush()
+        first = _HEADER + _PER_SAMPLE * self.count
+        offsets = np.frombuffer(self._offsets, "<i8") + (first - self._base)
+        metadata = struct.pack("<q", self.count) + self._checksums.tobytes() + offsets.tobytes()
+        header = [struct.pack("<I", crc32(metadata)), metadata]
+        if self._announced is not None:
+            file.write(header, 0)
+            file.publish()
+            return
+        whole = Output.temporary(file.target)
+        try:
+            whole.write(header, 0)
+            whole.copy_from(file, self._tail.end, first)
+            whole.publish()
+        finally:
+            whole.discard()
+
+    def discard(self) -> None:
+        self._file.discard()
 
 
 class FileWriter:
     """Writes one record file; it appears under its name in `close`, complete and synced to disk.
 
     Until then, and for ever when the writer fails, dies or is discarded, nothing opens under that
-    name except what was there before. Threads may share a writer; a forked child may not use it.
+    name except what was there before; of a v2 file, what was committed. Threads may share a writer;
+    a forked child may not use it.
 
     Args:
-        fname: the file, ending in `.ffr`; an existing one is replaced in `close`.
-        n: number of samples that will be written. Without it the samples are written twice.
+        fname: the file, ending in `.ffr`; an existing one is replaced.
+        n: number of samples that will be written. Without it the samples of a v1 file are written twice.
+        version: of the format; 2 is implied by each of the following.
+        columns: name -> dtype or (dtype, shape): each sample is a row, for `write_row`.
+        compression: "zstd": samples that get smaller are stored compressed.
+        level: of the compression.
+        align: samples start at multiples of it, a power of 2 from 8 (the default) to 1 MiB.
 
     Attributes:
         n: as given.
-        count: number of samples written so far.
+        count: number of samples in the file so far.
+        columns: of a file with columns, else None.
 
     Raises:
-        ConfigError: wrong suffix, negative `n`.
+        ConfigError: wrong suffix, negative `n`, options that cannot be.
         NoSpace, StorageError: the file cannot be created.
     """
 
-    def __init__(self, fname: PathName, n: int | None = None) -> None:
-        self._file: _Temporary | None = None
-        self.fname = record_path(fname)
+    def __init__(
+        self,
+        fname: PathName,
+        n: int | None = None,
+        *,
+        version: int = 1,
+        columns: ColumnsLike | None = None,
+        compression: str | None = None,
+        level: int = 3,
+        align: int | None = None,
+    ) -> None:
+        self._body: _Body | None = None
+        name = record_path(fname)
         if n is not None and n < 0:
             raise ConfigError(f"a record file cannot hold {n} samples")
+        if version not in (1, 2):
+            raise ConfigError(f"there is no version {version} of record files: take 1 or 2")
+        checked = None if columns is None else columns_of(columns)
+        target = os.path.abspath(name)
+        if version == 1 and columns is None and compression is None and align is None:
+            self._begin(name, n, None, lambda: _Version1(target, n))
+            return
+        alignment = DEFAULT_ALIGN if align is None else align
+        self._begin(
+            name,
+            n,
+            checked,
+            lambda: Version2.create(target, checked, alignment, compression, level),
+        )
+
+    @classmethod
+    def append(cls, fname: PathName, *, compression: str | None = None, level: int = 3) -> Self:
+        """A writer that adds to the v2 file `fname`, behind its last commit.
+
+        What a writer that died has left behind that is cut off. Options: as of a new file.
+
+        Raises:
+            ConfigError: a v1 file, which cannot grow.
+            Corrupted: the file is damaged.
+            StorageError: another writer is adding to it, or it cannot be opened.
+        """
+        name = record_path(fname)
+        writer = cls.__new__(cls)
+        writer._body = None
+        opened: list[Version2] = []
+
+        def reopen() -> Version2:
+            opened.append(Version2.reopen(os.path.abspath(name), compression, level))
+            return opened[0]
+
+        writer._begin(name, None, None, reopen)
+        writer._take_columns(opened[0].columns)
+        return writer
+
+    def _begin(
+        self, name: str, n: int | None, columns: Columns | None, make: Callable[[], _Body]
+    ) -> None:
+        self.fname = name
         self.n = n
-        self._base = 0 if n is None else _HEADER + _PER_SAMPLE * n
-        self._end = self._base  # where the next sample starts in the temporary file
-        self._checksums = array("I")
-        self._offsets = array("q")
-        self._pending = bytearray()  # the last bytes before _end, not yet in the file
+        self._take_columns(columns)
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self._count = 0
         try:
-            self._file = _Temporary(os.path.abspath(self.fname))
+            self._body = make()
         except OSError as error:
-            raise _translated(error, self.fname) from error
+            raise translated(error, name) from error
+
+    def _take_columns(self, columns: Columns | None) -> None:
+        self.columns = columns
+        self._rows = None if columns is None else RowCodec(columns)
 
     @property
     def count(self) -> int:
-        return len(self._checksums)
+        body = self._body
+        return self._count if body is None else body.count
 
     def write_one(self, data: "SampleBuffer") -> None:
         """Appends one sample: all bytes of a C-contiguous buffer of any type and shape.
 
-        A failure discards the whole file.
+        A failure ends the writer: nothing stays of what was not committed.
 
         Raises:
-            ConfigError: more samples than `n`.
+            ConfigError: more samples than `n`, or the file has columns.
             ValueError: the buffer is not C-contiguous, or the writer is closed.
             NoSpace, StorageError: the bytes cannot be written.
         """
-        view = _bytes_of(data)
+        if self._rows is not None:
+            raise ConfigError(f"record file '{self.fname}' has columns: use write_row")
+        self._add([bytes_of(data)])
+
+    def write_row(self, row: Mapping[str, Any]) -> None:
+        """Appends one row: a value for each column, what numpy makes an array of, or str or bytes.
+
+        Raises:
+            ConfigError: the file has no columns.
+            ValueError, TypeError: a value that the column cannot hold; the writer goes on.
+            NoSpace, StorageError: the bytes cannot be written; this ends the writer.
+        """
+        if self._rows is None:
+            raise ConfigError(f"record file '{self.fname}' has no columns: use write_one")
+        self._add([bytes_of(part) for part in self._rows.encode(row)])
+
+    def _add(self, parts: list[memoryview]) -> None:
         self._own()
         with self._lock:
-            file = self._open()
-            if self.count == self.n:
+            body = self._open()
+            if body.count == self.n:
                 self._drop()
                 raise ConfigError(
                     f"record file '{self.fname}': more samples than the {self.n} announced; "
-                    "nothing was written: pass the right n, or none"
+                    "nothing more was written: pass the right n, or none"
                 )
             try:
-                checksum = crc32(view)
-                if len(self._pending) + len(view) <= _BLOCK:
-                    self._pending += view
-                else:
-                    file.write([self._pending, view], self._end - len(self._pending))
-                    self._pending.clear()
-                self._offsets.append(self._end)
-                self._checksums.append(checksum)
-                self._end += len(view)
+                body.add(parts)
             except OSError as error:
                 self._drop()
-                raise _translated(error, self.fname) from error
+                raise translated(error, self.fname) from error
+            except BaseException:
+                self._drop()
+                raise
+
+    def commit(self) -> None:
+        """Makes all samples so far visible and durable; without a new one it does nothing.
+
+        A failure ends the writer: the file is that of the commit before.
+
+        Raises:
+            ConfigError: a v1 file, which has one commit, `close`.
+            NoSpace, StorageError: the bytes cannot be written or synced.
+        """
+        self._own()
+        with self._lock:
+            body = self._open()
+            if not isinstance(body, Version2):
+                raise ConfigError(
+                    f"record file '{self.fname}' is v1, which cannot be committed before it is "
+                    "closed: pass version=2"
+                )
+            try:
+                body.commit()
+            except OSError as error:
+                self._drop()
+                raise translated(error, self.fname) from error
             except BaseException:
                 self._drop()
                 raise
@@ -181,28 +277,29 @@ class FileWriter:
 
         Raises:
             ConfigError: fewer samples than `n`; no file is made.
-            NoSpace, StorageError: the bytes cannot be written or synced; no file is made, unless only
-                the last step failed, the sync of the directory.
+            NoSpace, StorageError: the bytes cannot be written or synced; no file is made, or it stays
+                as it was committed, unless only the last step failed, the sync of the directory.
         """
         self._own()
         with self._lock:
-            if self._file is None:
+            body = self._body
+            if body is None:
                 return
-            if self.n is not None and self.count != self.n:
+            if self.n is not None and body.count != self.n:
                 self._drop()
                 raise ConfigError(
-                    f"record file '{self.fname}': {self.count} of {self.n} announced samples came; "
-                    "nothing was written: pass the right n, or none"
+                    f"record file '{self.fname}': {self._count} of {self.n} announced samples came; "
+                    "nothing more was written: pass the right n, or none"
                 )
             try:
-                self._finish(self._file)
+                body.close()
             except OSError as error:
-                raise _translated(error, self.fname) from error
+                raise translated(error, self.fname) from error
             finally:
                 self._drop()
 
     def discard(self) -> None:
-        """Ends the writer without a file; may be called again, and after `close` does nothing."""
+        """Ends the writer without what was not committed; may be called again, also after `close`."""
         self._own()
         with self._lock:
             self._drop()
@@ -224,32 +321,15 @@ class FileWriter:
             self.discard()
 
     def __del__(self) -> None:
-        if self._file is not None and os.getpid() == self._process:
+        if self._body is not None and os.getpid() == self._process:
             self._drop()
             warnings.warn(
-                f"FileWriter of '{self.fname}' was not closed: no file was made",
+                f"FileWriter of '{self.fname}' was not closed: no file was made, "
+                "or it is as it was committed",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,
             )
-
-    def _finish(self, file: _Temporary) -> None:
-        file.write([self._pending], self._end - len(self._pending))
-        first = _HEADER + _PER_SAMPLE * self.count
-        offsets = np.frombuffer(self._offsets, "<i8") + (first - self._base)
-        metadata = struct.pack("<q", self.count) + self._checksums.tobytes() + offsets.tobytes()
-        header = [struct.pack("<I", crc32(metadata)), metadata]
-        if self.n is not None:
-            file.write(header, 0)
-            file.commit()
-            return
-        whole = _Temporary(file.target)
-        try:
-            whole.write(header, 0)
-            whole.copy_from(file, self._end, first)
-            whole.commit()
-        finally:
-            whole.discard()
 
     def _own(self) -> None:
         if os.getpid() != self._process:
@@ -258,16 +338,16 @@ class FileWriter:
                 "make one writer and one file for each process"
             )
 
-    def _open(self) -> _Temporary:
-        if self._file is None:
+    def _open(self) -> _Body:
+        if self._body is None:
             raise ValueError(f"the FileWriter of '{self.fname}' is closed")
-        return self._file
+        return self._body
 
     def _drop(self) -> None:
-        file, self._file = self._file, None
-        self._pending = bytearray()
-        if file is not None:
-            file.discard()
+        body, self._body = self._body, None
+        if body is not None:
+            self._count = body.count
+            body.discard()
 
 
 def dump(samples: Sequence[Any], fname: PathName, nfiles: int = 1) -> list[str]:
@@ -286,7 +366,7 @@ def dump(samples: Sequence[Any], fname: PathName, nfiles: int = 1) -> list[str]:
         try:
             os.makedirs(fname, exist_ok=True)
         except OSError as error:
-            raise _translated(error, os.fspath(fname)) from error
+            raise translated(error, os.fspath(fname)) from error
         size = max(1, -(-total // nfiles))
         parts = [
             (os.path.join(fname, f"PART_{number:05d}.ffr"), range(at, min(at + size, total)))
@@ -301,23 +381,3 @@ def dump(samples: Sequence[Any], fname: PathName, nfiles: int = 1) -> list[str]:
             for index in indices:
                 writer.write_one(samples[index])
     return [path for path, _ in parts]
-
-
-def _bytes_of(data: "SampleBuffer") -> memoryview:
-    """All bytes of a contiguous buffer, as a flat view."""
-    view = memoryview(cast("Buffer", data))
-    if not view.c_contiguous:
-        raise ValueError("a sample must be a C-contiguous buffer: copy it first")
-    if view.nbytes == 0:
-        return memoryview(b"")
-    try:
-        return view.cast("B")
-    except TypeError:  # formats of several fields cannot be cast
-        return memoryview(view.tobytes())
-
-
-def _translated(error: OSError, name: str) -> StorageError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    kind = NoSpace if full else StorageError
-    advice = "free some space and write it again" if full else "check its path and write it again"
-    return kind(f"cannot write record file '{name}': {error.strerror or error}; {advice}")

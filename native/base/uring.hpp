@@ -1,0 +1,27 @@
+// A ring of the kernel (io_uring) for reads, by the raw system calls.
+//
+// Thread contract: one thread at a time, any thread. It belongs to the process that made it: a forked child has
+// neither its memory nor its descriptor (base/fork_guard.hpp), see own().
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "base/read_queue.hpp"
+
+struct io_uring_params;
+
+namespace ff::uring {
+
+// The system calls as the kernel has them, for tests to replace. They return what they say or a negative error number.
+struct Calls {
+  std::function<int(unsigned entries, io_uring_params* params)> setup;
+  std::function<int(int fd, unsigned submit, unsigned wanted, unsigned flags)> enter;
+};
+const Calls& kernel();
+
+// A ring for `entries` reads at a time (a power of two); none where the kernel has no rings or bars them (ENOSYS,
+// EPERM, EACCES) or has no memory for one.
+std::unique_ptr<ReadQueue> make(unsigned entries, const Calls& calls = kernel());
+
+}  // namespace ff::uring

@@ -1,0 +1,180 @@
+#include "ffrecord/fetch.hpp"
+
+#include <limits.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <functional>
+
+#include "base/crc32.hpp"
+#include "base/worker_pool.hpp"
+
+namespace ff::ffrecord {
+namespace {
+
+// Cut so that the checksum finds the bytes in the cache of its core.
+constexpr std::int64_t kRunBytes = std::int64_t{512} << 10;
+constexpr int kRunParts = 256;
+static_assert(kRunParts <= IOV_MAX);
+constexpr std::int64_t kGapBytes = 4096;
+constexpr unsigned kCopyThreads = 4;
+constexpr std::int64_t kShare = std::int64_t{256} << 10;   // of a thread, when copying
+constexpr std::int64_t kWaitShare = std::int64_t{64} << 10;  // of a thread, when waiting
+
+// Calls `part` with ranges [first, last) of the pieces, of about `bytes` each, on up to `threads` threads.
+void spread(const Job& job, unsigned threads, std::int64_t bytes,
+            const std::function<void(std::size_t first, std::size_t last)>& part) {
+  if (threads <= 1) return part(0, job.pieces.size());
+  std::vector<std::size_t> cuts = {0};
+  std::int64_t filled = 0;
+  for (std::size_t i = 0; i < job.pieces.size(); ++i) {
+    if (!job.pieces[i].done) filled += job.pieces[i].at.bytes;
+    if (filled < bytes && i + 1 < job.pieces.size()) continue;
+    cuts.push_back(i + 1);
+    filled = 0;
+  }
+  worker_pool::share(threads, cuts.size() - 1, [&](std::size_t i) { part(cuts[i], cuts[i + 1]); });
+}
+
+unsigned copy_threads(const Job& job) {
+  if (job.bytes <= kShareBytes) return 1;
+  return job.threads != 0 ? job.threads : std::min(worker_pool::cores(), kCopyThreads);
+}
+
+// A sample of more than a run, by and by. Its checksum goes along.
+bool read_large(const Job& job, Piece& piece, bool wait) {
+  std::uint32_t found = 0;
+  for (std::int64_t at = 0; at < piece.at.bytes;) {
+    const std::int64_t step = std::min(kRunBytes, piece.at.bytes - at);
+    iovec part{piece.target + at, static_cast<std::size_t>(step)};
+    if (piece.source->read(&part, 1, piece.at.offset + at, wait) < step) return false;
+    if (job.check) found = crc32(found, piece.target + at, static_cast<std::size_t>(step));
+    at += step;
+  }
+  if (job.check) piece.source->compare(piece.sample, piece.at, found);
+  piece.done = true;
+  return true;
+}
+
+// Reads pieces[at] and its neighbours after it, between which alignment may leave gaps; returns the place after them.
+std::size_t read_run(Job& job, std::size_t at, std::size_t last, bool wait, std::size_t& missing) {
+  Piece& first = job.pieces[at];
+  Source& source = *first.source;
+  std::array<iovec, kRunParts> parts;
+  std::array<std::uint8_t, kGapBytes> gap;  // what lies between two samples is read and dropped
+  int used = 0;
+  std::int64_t bytes = 0;
+  std::size_t stop = at;
+  for (; stop < last && used + 1 < kRunParts; ++stop) {
+    const Piece& piece = job.pieces[stop];
+    const std::int64_t skip = piece.at.offset - (first.at.offset + bytes);
+    if (stop > at) {
+      const bool next = piece.source == &source && piece.sample == job.pieces[stop - 1].sample + 1;
+      if (!next || skip < 0 || skip > kGapBytes || piece.done || bytes + skip + piece.at.bytes > kRunBytes) break;
+    }
+    if (skip > 0) parts[used++] = {gap.data(), static_cast<std::size_t>(skip)};
+    const auto length = static_cast<std::size_t>(piece.at.bytes);
+    if (used > 0 && static_cast<std::uint8_t*>(parts[used - 1].iov_base) + parts[used - 1].iov_len == piece.target) {
+      parts[used - 1].iov_len += length;
+    } else {
+      parts[used++] = {piece.target, length};
+    }
+    bytes += skip + piece.at.bytes;
+  }
+  const bool asked = !wait && source.cold.load(std::memory_order_relaxed) &&
+                     !source.blind.load(std::memory_order_relaxed);
+  if (asked && !source.resident(first.at.offset, bytes)) {
+    missing += stop - at;
+    return stop;
+  }
+  if (bytes > kRunBytes) {  // then it is one piece
+    if (!read_large(job, first, wait)) ++missing;
+  } else {
+    const std::int64_t got = source.read(parts.data(), used, first.at.offset, wait);
+    for (std::size_t i = at; i < stop; ++i) {
+      Piece& piece = job.pieces[i];
+      piece.done = piece.end() <= first.at.offset + got;
+      if (!piece.done) ++missing;
+      if (piece.done && job.check) source.check(piece.sample, piece.at, piece.target);
+    }
+  }
+  if (!wait && !job.pieces[stop - 1].done) source.missed(asked);
+  return stop;
+}
+
+std::size_t read_range(Job& job, std::size_t first, std::size_t last, bool wait) {
+  std::size_t missing = 0;
+  for (std::size_t at = first; at < last;) {
+    at = job.pieces[at].done ? at + 1 : read_run(job, at, last, wait, missing);
+  }
+  return missing;
+}
+
+void check_sizes(const Job& job) {
+  const Source* checked = nullptr;
+  for (const Piece& piece : job.pieces) {
+    if (piece.source != checked) piece.source->check_size();
+    checked = piece.source;
+  }
+}
+
+void verify(const Piece& piece, const MappedFile& mapping, const std::uint8_t* data) {
+  if (mapping.verified(piece.sample)) return;
+  piece.source->check(piece.sample, piece.at, data);
+  mapping.set_verified(piece.sample);
+}
+
+}  // namespace
+
+std::size_t fetch_cached(Job& job) {
+  std::atomic<std::size_t> missing = 0;
+  spread(job, copy_threads(job), kShare,
+         [&](std::size_t first, std::size_t last) { missing += read_range(job, first, last, false); });
+  if (missing > 0) return missing;
+  for (const Piece& piece : job.pieces) {
+    if (piece.source->cold.load(std::memory_order_relaxed)) piece.source->cold = false;
+  }
+  return 0;
+}
+
+void fetch_waiting(Job& job) {
+  const unsigned threads = job.threads != 0 ? job.threads : worker_pool::kMost;
+  spread(job, threads, kWaitShare, [&](std::size_t first, std::size_t last) { read_range(job, first, last, true); });
+}
+
+void fetch_buffered(Job& job) {
+  spread(job, copy_threads(job), kShare,
+         [&](std::size_t first, std::size_t last) { read_range(job, first, last, true); });
+}
+
+void fetch_mapped(Job& job) {
+  check_sizes(job);
+  spread(job, copy_threads(job), kShare, [&job](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      Piece& piece = job.pieces[i];
+      const MappedFile& mapping = *piece.source->mapping();
+      std::memcpy(piece.target, mapping.data() + piece.at.offset, static_cast<std::size_t>(piece.at.bytes));
+      if (job.check) verify(piece, mapping, piece.target);
+      piece.done = true;
+    }
+  });
+}
+
+void verify_mapped(Job& job) {
+  check_sizes(job);
+  if (!job.check) return;
+  std::erase_if(job.pieces, [](const Piece& piece) { return piece.source->mapping()->verified(piece.sample); });
+  job.bytes = 0;
+  for (const Piece& piece : job.pieces) job.bytes += piece.at.bytes;
+  spread(job, copy_threads(job), kShare, [&job](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      const Piece& piece = job.pieces[i];
+      const MappedFile& mapping = *piece.source->mapping();
+      verify(piece, mapping, mapping.data() + piece.at.offset);
+    }
+  });
+}
+
+}  // namespace ff::ffrecord

@@ -1,0 +1,168 @@
+// Fuzzer of what opens and reads record files: any bytes are read or refused by ff::Error, within the memory
+// of the file. The entry is libFuzzer's. Without libFuzzer, a driver of our own changes known good files
+// from seeds 0, 1, ..: index_fuzz [SECONDS] (default 10); index_fuzz seed N does one of them again.
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+
+#include "base/check.hpp"
+#include "base/error.hpp"
+#include "ffrecord/reader.hpp"
+#include "ffrecord/v2_encode.hpp"
+
+namespace {
+
+using ff::ffrecord::kPage;
+using ff::ffrecord::RecordFile;
+using ff::ffrecord::testing::Bytes;
+namespace testing = ff::ffrecord::testing;
+
+// Reads a sample of all that the file offers, and everything of a small one.
+void use(const std::string& path) {
+  struct stat status;
+  CHECK(::stat(path.c_str(), &status) == 0);
+  const auto strategy = static_cast<ff::ffrecord::Strategy>(status.st_size % 5);
+  const ff::ffrecord::Reader reader({path}, {.strategy = strategy});
+  const RecordFile& file = *reader.files()[0];
+  CHECK(file.count() >= 0);
+  for (std::int64_t i = 0; i < file.count() && i < 1000; ++i) {
+    try {
+      const ff::ffrecord::Extent extent = file.at(i);
+      CHECK(extent.offset >= 0 && extent.bytes >= 0 && extent.offset + extent.bytes <= file.size());
+      const auto batch = reader.read(&i, 1);
+      CHECK(ff::crc32(0, batch.arena.data(), batch.bytes()) == extent.crc);
+    } catch (const ff::Error&) {
+    }
+  }
+  std::vector<std::int64_t> all(static_cast<std::size_t>(std::min<std::int64_t>(file.count(), 1000)));
+  std::iota(all.begin(), all.end(), 0);
+  try {
+    const auto batch = reader.read(all.data(), all.size());
+    for (const std::int64_t i : all) {
+      const std::uint8_t* const start = batch.arena.data() + batch.offsets[i];
+      const auto bytes = static_cast<std::size_t>(batch.offsets[i + 1] - batch.offsets[i]);
+      CHECK(ff::crc32(0, start, bytes) == file.at(i).crc);
+    }
+  } catch (const ff::Error&) {
+  }
+  reader.check_all();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
+  static const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  Bytes file(data, data + size);
+  for (int sealed = 0; sealed < 2; ++sealed) {
+    CHECK(::ftruncate(fd, 0) == 0);
+    CHECK(::pwrite(fd, file.data(), file.size(), 0) == static_cast<ssize_t>(file.size()));
+    try {
+      use(path);
+    } catch (const ff::Error&) {
+    }
+    // Once more with right checksums.
+    if (file.size() >= 12 && std::memcmp(file.data(), ff::ffrecord::kMagic, 8) != 0) {
+      std::int64_t n;
+      std::memcpy(&n, file.data() + 4, 8);
+      if (n >= 0 && n <= static_cast<std::int64_t>(file.size()) / 12)
+        testing::seal(file, 0, static_cast<std::size_t>(12 + 12 * n));
+    } else {
+      testing::seal_v2(file);
+    }
+  }
+  return 0;
+}
+
+#ifndef FF_LIBFUZZER
+namespace {
+
+using Random = std::mt19937_64;
+
+std::vector<Bytes> seeds() {
+  std::vector<Bytes> samples;
+  for (std::size_t i = 0; i < 140; ++i) samples.emplace_back(i % 13, static_cast<unsigned char>(i));
+  const std::vector<Bytes> few(samples.begin(), samples.begin() + 5);
+  return {testing::encode_v1({}),
+          testing::encode_v1(few),
+          testing::encode_v2({{}}),
+          testing::encode_v2({few}),
+          testing::encode_v2({few, samples, few}),
+          testing::encode_v2({few, few}, "{\"columns\": [{\"name\": \"a\", \"dtype\": \"int8\", \"shape\": []}]}")};
+}
+
+// One change where the structures are: bytes that are not zero, and what lies around them.
+void change(Bytes& file, Random& random) {
+  if (file.empty()) return;
+  std::size_t at = random() % file.size();
+  for (int tries = 0; tries < 64 && file[at] == 0; ++tries) at = random() % file.size();
+  const std::size_t field = at & ~std::size_t{7};
+  switch (random() % 8) {
+    case 0: file[at] ^= static_cast<unsigned char>(1 << random() % 8); break;
+    case 1: file[at] = static_cast<unsigned char>(random()); break;
+    case 2: file.resize(random() % (file.size() + 1)); break;
+    case 3: file.resize(file.size() + random() % (2 * kPage)); break;
+    case 4: file[at & ~std::size_t{kPage - 1}] = static_cast<unsigned char>(random()); break;
+    case 5: {  // another field of the same file
+      const std::size_t from = random() % file.size() & ~std::size_t{7};
+      if (field + 8 <= file.size() && from + 8 <= file.size())
+        std::memcpy(file.data() + field, file.data() + from, 8);
+      break;
+    }
+    default: {  // a number that may be tempting
+      static constexpr std::uint64_t kNumbers[] = {0, 1, 7, 8, 127, 128, kPage, 3 * kPage, 1ull << 31, 1ull << 32,
+                                                   1ull << 62, (1ull << 63) - 1, 1ull << 63, ~0ull, ~0ull - 7};
+      std::uint64_t value = kNumbers[random() % std::size(kNumbers)];
+      if (random() % 2 == 0) value = file.size() - random() % 32;
+      const std::size_t size = random() % 2 == 0 ? 8 : 4;
+      if (field + size <= file.size()) std::memcpy(file.data() + field, &value, size);
+    }
+  }
+}
+
+void run_seed(std::uint64_t seed) {
+  static const std::vector<Bytes> good = seeds();
+  Random random(seed);
+  Bytes file = good[random() % good.size()];
+  for (std::uint64_t changes = random() % 4 + 1; changes > 0; --changes) change(file, random);
+  LLVMFuzzerTestOneInput(file.data(), file.size());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 2) return run_seed(std::strtoull(argv[2], nullptr, 10)), 0;
+  const double seconds = argc > 1 ? std::strtod(argv[1], nullptr) : 10;
+  // In a child, so that whatever ends it the seed is known.
+  auto* const seed = static_cast<volatile std::uint64_t*>(
+      ::mmap(nullptr, sizeof(std::uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  CHECK(seed != MAP_FAILED);
+  const auto stop = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  const pid_t child = ::fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    for (std::uint64_t next = 0; std::chrono::steady_clock::now() < stop; ++next) {
+      *seed = next;
+      run_seed(next);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  const auto last = static_cast<unsigned long long>(*seed);
+  if (status != 0) {
+    std::fprintf(stderr, "seed %llu is a finding: %s seed %llu\n", last, argv[0], last);
+    return 1;
+  }
+  std::printf("seeds up to %llu without a finding\n", last);
+  return 0;
+}
+#endif

@@ -1,0 +1,169 @@
+"""Peers of the record benchmark: their environments, and a process each that obeys line commands."""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost
+
+WORKER = Path(__file__).parent / "peers" / "worker.py"
+REQUIRES = {
+    "array_record": ("array_record==0.8.6", "numpy"),
+    "lmdb": ("lmdb==3.0.0", "numpy"),
+    "mosaicml-streaming": ("mosaicml-streaming==0.13.0", "torch==2.13.0"),
+    "pylance": ("pylance==14.0.2", "numpy"),
+    "webdataset": ("webdataset==1.0.2", "numpy"),
+}
+"""What each environment gets."""
+ANSWER_S = 1800.0
+
+
+def python_of(folder: Path, peer: str) -> Path:
+    return folder / peer / "bin" / "python"
+
+
+def install(folder: Path, say: Callable[[str], None]) -> None:
+    """Makes an environment of its own for each peer, their pins conflict; those that are there stay.
+
+    Raises:
+        ConfigError: an environment cannot be made; the others are.
+    """
+    failed = []
+    for peer, packages in REQUIRES.items():
+        target = folder / peer
+        if python_of(folder, peer).exists():
+            continue
+        say(f"installing {peer} into {target}")
+        commands = (
+            [sys.executable, "-m", "venv", str(target)],
+            [str(python_of(folder, peer)), "-m", "pip", "install", "-q", *packages],
+        )
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                failed.append(f"{peer}: {done.stderr.strip().splitlines()[-1:]}")
+                shutil.rmtree(target, ignore_errors=True)
+                break
+    if failed:
+        raise ConfigError(f"--install-peers: {'; '.join(failed)}")
+
+
+class Peer:
+    """One peer's process, as a context manager.
+
+    Attributes:
+        name, version: e.g. "lmdb", "3.0.0".
+        views: it can hand out views of its map.
+        verifies: it compares checksums of what it reads.
+        sequential: it reads in order only.
+    """
+
+    def __init__(self, python: Path, name: str) -> None:
+        self.name = name
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment.pop("PYTHONWARNINGS", None)
+        self._process = subprocess.Popen(
+            [python, "-P", WORKER, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            found = self.ask({"do": "hello"})
+        except BaseException:
+            self.close()
+            raise
+        self.version = str(found["version"])
+        self.views, self.verifies = bool(found["views"]), bool(found["verifies"])
+        self.sequential = bool(found["sequential"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def prepare(self, raw: Path, work: Path) -> None:
+        """Writes the peer's format of raw.bin once."""
+        self.ask({"do": "prepare", "raw": str(raw), "work": str(work)})
+
+    def round(self, work: Path, indices: Path, batch: int, *, cold: bool, views: bool) -> float:
+        """Seconds to read the samples of `indices` (an `.npy`) in batches."""
+        command = {
+            "do": "round", "work": str(work), "indices": str(indices), "batch": batch, "cold": cold,
+            "views": views,
+        }  # fmt: skip
+        return float(self.ask(command)["seconds"])
+
+    def ask(self, command: dict[str, Any], seconds: float = ANSWER_S) -> dict[str, Any]:
+        """One command, one answer.
+
+        Raises:
+            PeerLost: the process ended, or it cannot do what was asked; with its words.
+            DeadlineExceeded: no answer.
+        """
+        pipe, out = self._process.stdin, self._process.stdout
+        assert pipe is not None
+        assert out is not None
+        try:
+            pipe.write(json.dumps(command).encode() + b"\n")
+            pipe.flush()
+        except BrokenPipeError:
+            raise PeerLost(f"peer {self.name} ended") from None
+        deadline = time.monotonic() + seconds
+        line = b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([out], [], [], max(left, 0))
+            if not ready:
+                raise DeadlineExceeded(f"peer {self.name} did not answer {command['do']!r}")
+            more = os.read(out.fileno(), 65536)
+            if not more:
+                raise PeerLost(f"peer {self.name} ended with {self._process.wait()}")
+            line += more
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise PeerLost(f"peer {self.name} cannot {command['do']}: {reply['error']}")
+        return reply
+
+    def close(self) -> None:
+        """Ends the process: by the end of its input, and by force if that does not do."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def started(
+    folder: Path | None, names: Sequence[str]
+) -> Iterator[tuple[list[Peer], dict[str, str]]]:
+    """The peers that are installed, and for each other one why it is missing."""
+    peers: list[Peer] = []
+    missing: dict[str, str] = {}
+    with ExitStack() as stack:
+        for name in names:
+            if folder is None or not python_of(folder, name).exists():
+                missing[name] = f"{name} is not installed"
+                continue
+            try:
+                peers.append(stack.enter_context(Peer(python_of(folder, name).absolute(), name)))
+            except (PeerLost, DeadlineExceeded, OSError) as error:
+                missing[name] = str(error)
+        yield peers, missing

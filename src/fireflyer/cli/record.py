@@ -1,0 +1,237 @@
+"""`fireflyer record`: its verbs and options. What a verb does is imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+record = typer.Typer(
+    name="record",
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    help="""Make, look into, check and convert record files.
+
+\b
+  fireflyer record pack photos/ -o photos.ffr
+  fireflyer record ls photos.ffr --html photos.html
+  fireflyer record verify photos.ffr
+""",
+)
+
+Files = Annotated[
+    list[str], typer.Argument(metavar="FILE", help="Record files, or folders of them.")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where the result goes.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what is there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+FilesCount = Annotated[
+    int | None, typer.Option("--files", min=1, help="So many files, in the folder PATH.")
+]
+FileSize = Annotated[
+    str | None,
+    typer.Option("--file-size", metavar="SIZE", help="Files of about SIZE, e.g. 256M, in PATH."),
+]
+Columns = Annotated[
+    str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.")
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="KIND",
+        help="folder, tar, parquet, mds, text, jsonl, numpy, torch or records; else by the name.",
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format", metavar="auto|v1|v2", help="auto: v1 for bytes alone, v2 for typed columns."
+    ),
+]
+Compression = Annotated[
+    str | None, typer.Option("--compression", metavar="zstd", help="Compress samples; makes v2.")
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Threads that read ahead.")]
+
+
+@record.command()
+def pack(
+    source: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE", help="Files, a folder, or MODULE:NAME of a data set."),
+    ],
+    out: Out,
+    kind: From = None,
+    columns: Columns = None,
+    files: FilesCount = None,
+    file_size: FileSize = None,
+    version: Format = "auto",
+    compression: Compression = None,
+    jobs: Jobs = 4,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Pack other formats into record files.
+
+    \b
+      fireflyer record pack photos/ -o photos.ffr
+      fireflyer record pack shard-*.tar -o data/ --file-size 256M
+      fireflyer record pack table.parquet -o table.ffr --columns image,label
+      fireflyer record pack my_data:TrainSet -o train/ --files 8
+
+    Of a folder of class folders the rows are {image or data, label, class, name}. With --format v1 a
+    folder becomes a packed folder instead: the bytes of its files and the tree of their names.
+    """
+    from fireflyer.cli import recording
+
+    recording.pack(
+        source, out, kind=kind, columns=columns, files=files, file_size=file_size,
+        form=recording.form_of(version, compression), jobs=jobs, force=force, json=json,
+    )  # fmt: skip
+
+
+@record.command()
+def ls(
+    files: Files,
+    json: Json = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write a page with samples to look at.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Samples on that page.")] = 60,
+    force: Force = False,
+) -> None:
+    """List record files: samples, sizes, columns, lengths.
+
+    \b
+      fireflyer record ls data/
+      fireflyer record ls photos.ffr --html photos.html
+    """
+    from fireflyer.cli import recording
+
+    recording.ls(files, json=json, html=html, samples=samples, force=force)
+
+
+@record.command()
+def cat(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Record file, or a folder of them.")],
+    index: Annotated[list[int], typer.Argument(metavar="I", help="Samples, from 0.")],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as", metavar="raw|text|json|hex", help="Default: json for rows, raw for bytes."
+        ),
+    ] = "",
+    column: Annotated[str | None, typer.Option(metavar="NAME", help="Only this column.")] = None,
+) -> None:
+    """Print samples.
+
+    \b
+      fireflyer record cat photos.ffr 7 > seven.jpg
+      fireflyer record cat train/ 0 1 2 --as json
+    """
+    from fireflyer.cli import recording
+
+    recording.cat(file, index, form=form, column=column)
+
+
+@record.command()
+def verify(
+    files: Files,
+    metadata_only: Annotated[
+        bool, typer.Option("--metadata-only", help="Only headers and indices.")
+    ] = False,
+    most: Annotated[int, typer.Option(min=1, help="Damages to list.")] = 10,
+    json: Json = False,
+) -> None:
+    """Check every sample against its checksum.
+
+    Exit 1 if anything is damaged; the first damages are listed.
+
+    \b
+      fireflyer record verify data/
+    """
+    from fireflyer.cli import recording
+
+    raise typer.Exit(recording.verify(files, data=not metadata_only, most=most, json=json))
+
+
+@record.command()
+def merge(
+    files: Files,
+    out: Out,
+    compression: Compression = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Put record files one behind the other into one.
+
+    \b
+      fireflyer record merge part-*.ffr -o all.ffr
+    """
+    from fireflyer.cli import recording
+
+    recording.merge(files, out, compression=compression, force=force, json=json)
+
+
+@record.command()
+def split(
+    files: Files,
+    out: Out,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Samples in a file.")] = None,
+    parts: FilesCount = None,
+    file_size: FileSize = None,
+    fractions: Annotated[
+        str | None, typer.Option(metavar="0.8,0.1,0.1", help="A file for each fraction.")
+    ] = None,
+    names: Annotated[str | None, typer.Option(metavar="A,B", help="Names of these files.")] = None,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", min=0, help="Shuffle before --fractions.")
+    ] = None,
+    compression: Compression = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Divide record files: by count, by size, or by fractions.
+
+    \b
+      fireflyer record split all.ffr -o parts/ --file-size 256M
+      fireflyer record split all.ffr -o sets/ --fractions 0.9,0.1 --names train,val --shuffle 0
+    """
+    from fireflyer.cli import recording
+
+    recording.split(
+        files, out, count=count, parts=parts, file_size=file_size, fractions=fractions, names=names,
+        shuffle=shuffle, compression=compression, force=force, json=json,
+    )  # fmt: skip
+
+
+@record.command()
+def convert(
+    source: Annotated[
+        list[str], typer.Argument(metavar="SOURCE", help="Record files, or another format.")
+    ],
+    out: Out,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="KIND", help="ffr, tar, jsonl or npy; else by PATH's suffix."),
+    ] = "",
+    kind: From = None,
+    columns: Columns = None,
+    version: Format = "auto",
+    compression: Compression = None,
+    jobs: Jobs = 4,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Convert rows: record files into a tar, JSON lines or arrays, and between their versions.
+
+    \b
+      fireflyer record convert photos.ffr -o photos.tar
+      fireflyer record convert table.ffr -o arrays/ --to npy --columns x,y
+    """
+    from fireflyer.cli import recording
+
+    recording.convert(
+        source, out, to=to, kind=kind, columns=columns,
+        form=recording.form_of(version, compression), jobs=jobs, force=force, json=json,
+    )  # fmt: skip

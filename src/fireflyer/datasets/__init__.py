@@ -1,0 +1,10 @@
+"""The warehouse: named, versioned sets of record files, and batches of them in one global order.
+
+docs/datasets.md says what is promised, the files and their states. Importing this imports no torch.
+"""
+
+from fireflyer.datasets.catalog import Catalog
+from fireflyer.datasets.dataset import Dataset
+from fireflyer.datasets.loader import DistributedLoader
+
+__all__ = ["Catalog", "Dataset", "DistributedLoader"]

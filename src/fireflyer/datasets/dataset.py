@@ -1,0 +1,150 @@
+"""One published version of a dataset, and opening record files wherever they are."""
+
+import os
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any, Protocol
+
+from fireflyer.datasets.manifest import Manifest, directory_of
+from fireflyer.errors import ConfigError, Corrupted, StorageError
+from fireflyer.ffrecord import ChunkCache, FileReader, RemoteFiles
+from fireflyer.ffrecord.reader import Indices
+from fireflyer.ffrecord.spans import side_by_side
+from fireflyer.storage import DirectoryStorage, Storage
+
+_BLOCK = 4 << 20
+_TAIL = 64 << 10
+_MAGIC_V2 = b"\x89FFREC2\n"
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+class Reader(Protocol):
+    """What a loader needs of data: `FileReader`, `RemoteFiles` or one's own."""
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        ...
+
+    def read(self, indices: Indices, /) -> Any:
+        """The samples at `indices`, in that order; called by several threads at once."""
+        ...
+
+
+class Dataset:
+    """A version of a dataset in a catalog: `Catalog.get` makes these. Pickles.
+
+    Attributes:
+        manifest: what was published.
+        id: name, version and the head of the manifest's SHA-256; equal ids are equal bytes.
+        n: number of samples.
+    """
+
+    def __init__(
+        self, storage: Storage, manifest: Manifest, digest: str, cache: ChunkCache | None
+    ) -> None:
+        self._storage, self._digest, self._cache = storage, digest, cache
+        self.manifest = manifest
+        self.id = f"{manifest.name}@{manifest.version}:{digest[:16]}"
+        self.n = manifest.samples
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.id}, {self.n} samples in {len(self.manifest.files)} files)"
+
+    def __reduce__(self) -> tuple[type["Dataset"], tuple[Any, ...]]:
+        return type(self), (self._storage, self.manifest, self._digest, self._cache)
+
+    def open(self, cache: ChunkCache | None = None) -> FileReader | RemoteFiles:
+        """A reader of all samples; `cache` (else the catalog's) is for remote roots.
+
+        Raises:
+            Corrupted: number or sizes of samples or files are not those of the manifest.
+            StorageError: a file is missing or cannot be read.
+        """
+        self.check_sizes()
+        paths = [self._path(file.name) for file in self.manifest.files]
+        reader: FileReader | RemoteFiles
+        if isinstance(self._storage, DirectoryStorage):
+            reader = FileReader([self._storage.root / path for path in paths])
+        else:
+            reader = RemoteFiles(paths, storage=self._storage, cache=cache or self._cache)
+        if reader.n != self.n:
+            raise Corrupted(f"{self.id}: its files hold {reader.n} samples, not {self.n}")
+        return reader
+
+    def check_sizes(self) -> None:
+        """Compares the size of every file with the manifest; raises as `open`."""
+        paths = [self._path(file.name) for file in self.manifest.files]
+        sizes = side_by_side(self._storage.size, paths)
+        for file, size in zip(self.manifest.files, sizes, strict=True):
+            if size is None:
+                raise StorageError(f"{self.id}: file {file.name} is missing from its data")
+            if size != file.bytes:
+                raise Corrupted(f"{self.id}: {file.name} has {size} bytes, not {file.bytes}")
+
+    def verify(self) -> None:
+        """Reads all files and compares them with the SHA-256s of the manifest.
+
+        Raises:
+            Corrupted: one differs.
+            StorageError: one is missing or cannot be read.
+        """
+        for file in self.manifest.files:
+            path, total, at = self._path(file.name), sha256(), 0
+            while block := self._storage.read(path, at, _BLOCK):
+                total.update(block)
+                at += len(block)
+            if at != file.bytes or total.hexdigest() != file.sha256:
+                raise Corrupted(
+                    f"{self.id}: {file.name} does not match its SHA-256; publish the data again"
+                )
+
+    def _path(self, file: str) -> str:
+        manifest = self.manifest
+        return f"{directory_of(manifest.name, manifest.version)}/{manifest.data}/{file}"
+
+
+def open_paths(paths: Paths, cache: ChunkCache | None) -> FileReader | RemoteFiles:
+    """A reader of local record files or of URLs, in the order given.
+
+    Raises:
+        ConfigError: local paths and URLs are mixed, or there is none.
+        StorageError, Corrupted: a file cannot be opened.
+    """
+    if isinstance(paths, str | os.PathLike):
+        text = os.fspath(paths)
+        return RemoteFiles(text, cache=cache) if "://" in text else FileReader(text)
+    names = [os.fspath(path) for path in paths]
+    remote = ["://" in name for name in names]
+    if any(remote) and not all(remote):
+        raise ConfigError("local paths and URLs cannot be mixed in one list of record files")
+    return RemoteFiles(names, cache=cache) if any(remote) else FileReader(names)
+
+
+def fingerprint(reader: Reader) -> str:
+    """Tells the data of one reader from others: by its files' names, sizes and heads (v1: the checksum of
+    all metadata; v2: also the last of the index), so the same local and remote; of a reader of one's
+    own only by the number of samples."""
+    digest = sha256(reader.n.to_bytes(8, "little"))
+    if isinstance(reader, RemoteFiles):
+        for name in reader.fnames:
+            digest.update(os.path.basename(name).encode() + b"\0")
+        digest.update(reader.fingerprint())
+    elif isinstance(reader, FileReader):
+        for name in reader.fnames:
+            digest.update(os.path.basename(name).encode() + b"\0")
+        for name in reader.fnames:
+            with open(name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                head = file.read(12)
+                digest.update(size.to_bytes(8, "little") + head)
+                if head.startswith(
+                    _MAGIC_V2
+                ):  # its head says nothing of the samples, the index does
+                    file.seek(max(0, size - _TAIL))
+                    digest.update(file.read(_TAIL))
+    return f"files:{digest.hexdigest()[:16]}"

@@ -1,0 +1,272 @@
+"""Batches of a dataset for one rank of many, in an order that no number of ranks, workers or restarts moves.
+
+`Plan` is pure: which samples a rank reads for which batch. `DistributedLoader` reads them ahead in
+threads and counts what was handed out.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+
+from fireflyer.datasets.dataset import Dataset, Paths, Reader, fingerprint, open_paths
+from fireflyer.datasets.order import DEFAULT_BLOCK, ORDER_VERSION, Order, Positions
+from fireflyer.errors import ConfigError
+from fireflyer.ffrecord import ChunkCache
+
+Process = Callable[[Positions, Any], Any]
+"""(indices of this rank's samples, the samples) -> batch."""
+
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The batches of an epoch from sample `start` on: batch k is positions [start + kB, start + (k+1)B)."""
+
+    order: Order
+    start: int
+    batch: int
+    last: Literal["keep", "drop", "pad"]
+
+    def __len__(self) -> int:
+        rest = self.order.n - self.start
+        return rest // self.batch if self.last == "drop" else -(-rest // self.batch)
+
+    def end(self, k: int) -> int:
+        """Samples of the epoch that are consumed, by all ranks, behind k batches; all behind the last."""
+        return self.order.n if k >= len(self) else self.start + k * self.batch
+
+    def share(self, k: int, rank: int, world: int) -> Positions:
+        """Samples of batch k that `rank` of `world` reads: a contiguous part of the global batch."""
+        first = self.start + k * self.batch
+        length = self.batch
+        if self.last == "keep":
+            length = min(length, self.order.n - first)
+        low, high = first + length * rank // world, first + length * (rank + 1) // world
+        positions = np.arange(low, high, dtype=np.int64)
+        # Behind the end the epoch begins again; only "pad" gets there.
+        return self.order.at(positions % max(self.order.n, 1))
+
+
+class DistributedLoader:
+    """Iterating gives this rank's batches of the rest of the epoch; then the next epoch stands ready.
+
+    For one thread; its own threads live as long as an iteration. Pickles, forks and spawns.
+    As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker processes; docs/datasets.md.
+
+    Args:
+        dataset: from a catalog; or paths or URLs of record files; or a reader (`n` and `read`, callable
+            by several threads at once).
+        rank, world: this rank, of how many.
+        seed: of the order, in [0, 2^64).
+        batch_size: samples of a batch of all ranks together, at least `world`.
+        shuffle: True, False, or "block" (runs of neighbours together, for cold disks).
+        block: samples in such a run, 256 if not given.
+        last: what becomes of a short last batch: "keep" divides it, "drop" leaves it out, "pad" fills it
+            from the beginning of the epoch's order.
+        epoch: the first one.
+        prefetch: batches that are read ahead; 0 reads when asked.
+        threads: how many of them at once.
+        process: makes a batch from (indices, samples), in the reading threads; without it a batch is the
+            samples: a list of uint8 arrays, or rows where the files have columns.
+        cache: of chunks, for data that is not local.
+
+    Raises:
+        ConfigError: arguments that do not fit together.
+        StorageError, Corrupted: the data cannot be opened.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Paths | Reader,
+        rank: int,
+        world: int,
+        *,
+        seed: int,
+        batch_size: int,
+        shuffle: bool | Literal["block"] = True,
+        block: int | None = None,
+        last: Literal["keep", "drop", "pad"] = "keep",
+        epoch: int = 0,
+        prefetch: int = 2,
+        threads: int = 1,
+        process: Process | None = None,
+        cache: ChunkCache | None = None,
+    ) -> None:
+        _check(rank, world, batch_size, prefetch, threads)
+        if shuffle not in (True, False, "block") or last not in ("keep", "drop", "pad"):
+            raise ConfigError(
+                f"shuffle={shuffle!r}, last={last!r}: shuffle is True, False or 'block', "
+                "last is 'keep', 'drop' or 'pad'"
+            )
+        if block is not None and (shuffle != "block" or block < 1):
+            raise ConfigError(f"block={block} needs shuffle='block', and at least one sample")
+        if isinstance(dataset, Dataset):
+            self._reader: Any = dataset.open(cache)
+            self.dataset_id = dataset.id
+        else:
+            own = hasattr(dataset, "read") and hasattr(dataset, "n")
+            self._reader = dataset if own else open_paths(dataset, cache)  # type: ignore[arg-type]
+            self.dataset_id = fingerprint(self._reader)
+        self.rank, self.world = rank, world
+        self.seed = _in_word("seed", seed)
+        self.epoch = _in_word("epoch", epoch)
+        self.shuffle = shuffle
+        self.block = (block or DEFAULT_BLOCK) if shuffle == "block" else None
+        self.batch_size, self.last = batch_size, last
+        self._prefetch, self._threads, self._process = prefetch, threads, process
+        self._enter(0)
+
+    @property
+    def n(self) -> int:
+        """Samples of the whole dataset."""
+        return int(self._reader.n)
+
+    @property
+    def samples(self) -> int:
+        """Samples of this epoch that all ranks together have consumed."""
+        return self._plan.end(self._done) if self._done else self._plan.start
+
+    def __len__(self) -> int:
+        """Batches of this epoch, from where it was entered."""
+        return len(self._plan)
+
+    def __getitem__(self, k: int) -> Any:
+        """Batch k of this epoch, counted from where it was entered; counts nothing as consumed.
+
+        Raises:
+            IndexError: there is none.
+            StorageError, Corrupted: it cannot be read.
+        """
+        if not 0 <= k < len(self._plan):
+            raise IndexError(f"batch {k} is outside [0, {len(self._plan)})")
+        return self._make(self._plan, k)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches from where the state stands to the end of the epoch; at the end the next is entered.
+
+        A batch counts as consumed when it is handed out. One that cannot be read raises what reading
+        raised and does not count. An iteration ends where another one, `set_epoch` or
+        `load_state_dict` takes over.
+        """
+        plan = self._plan
+        if self._done >= len(plan):
+            self.set_epoch(self.epoch + 1)
+            return
+        for batch in self._batches(plan, self._done):
+            if self._plan is not plan:
+                return
+            self._done += 1
+            yield batch
+        if self._plan is plan:
+            self.set_epoch(self.epoch + 1)
+
+    def advance(self, batches: int = 1) -> None:
+        """Counts batches as consumed that were read by `loader[k]`, perhaps in worker processes.
+
+        Behind the last one the next epoch is entered at once.
+
+        Raises:
+            ValueError: the epoch has fewer batches left.
+        """
+        if not 0 <= batches <= len(self._plan) - self._done:
+            raise ValueError(
+                f"cannot advance by {batches} batches: {len(self._plan) - self._done} are left"
+            )
+        self._done += batches
+        if self._done == len(self._plan):
+            self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch."""
+        self.epoch = _in_word("epoch", epoch)
+        self._enter(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where all ranks stand; plain values, the same on every rank."""
+        return {
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "block": self.block,
+            "order": ORDER_VERSION,
+            "dataset": self.dataset_id,
+            "n": self.n,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to where `state` stood, with its seed; world and batch size may differ.
+
+        Raises:
+            ConfigError: the state is of other data, of another kind of shuffle or order, or is not one.
+        """
+        mine = self.state_dict()
+        if not isinstance(state, dict) or set(state) != set(mine):
+            raise ConfigError(f"this is not the state of a DistributedLoader: {state!r:.200}")
+        for key in ("dataset", "n", "order", "shuffle", "block"):
+            if type(state[key]) is not type(mine[key]) or state[key] != mine[key]:
+                raise ConfigError(
+                    f"the saved loader has {key} {state[key]!r}, this one {mine[key]!r}: "
+                    "make it over the same data with the same shuffle"
+                )
+        samples = state["samples"]
+        if type(samples) is not int or not 0 <= samples <= self.n:
+            raise ConfigError(f"a state cannot stand at sample {samples!r} of {self.n}")
+        seed, epoch = _in_word("seed", state["seed"]), _in_word("epoch", state["epoch"])
+        self.seed, self.epoch = seed, epoch
+        self._enter(samples)
+
+    def _enter(self, start: int) -> None:
+        order = Order(self.n, self.seed, self.epoch, bool(self.shuffle), self.block)
+        self._plan = Plan(order, start, self.batch_size, self.last)
+        self._done = 0  # batches of the plan that are consumed
+
+    def _make(self, plan: Plan, k: int) -> Any:
+        indices = plan.share(k, self.rank, self.world)
+        reader = self._reader
+        samples = reader.rows(indices) if getattr(reader, "columns", None) else reader.read(indices)
+        return samples if self._process is None else self._process(indices, samples)
+
+    def _batches(self, plan: Plan, first: int) -> Iterator[Any]:
+        """Batches from `first` on; at most `prefetch` of them made or being made ahead of the consumer."""
+        if self._prefetch == 0:
+            for k in range(first, len(plan)):
+                yield self._make(plan, k)
+            return
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="datasets-loader")
+        ahead: deque[Future[Any]] = deque()
+        numbers = iter(range(first, len(plan)))
+        try:
+            for k in islice(numbers, self._prefetch):
+                ahead.append(pool.submit(self._make, plan, k))
+            while ahead:
+                batch = ahead.popleft().result()
+                for k in islice(numbers, 1):
+                    ahead.append(pool.submit(self._make, plan, k))
+                yield batch
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check(rank: int, world: int, batch_size: int, prefetch: int, threads: int) -> None:
+    if not 0 <= rank < world:
+        raise ConfigError(f"rank {rank} is none of a world of {world}")
+    if batch_size < world:
+        raise ConfigError(
+            f"batch_size={batch_size} is the batch of all {world} ranks together: "
+            "give each rank one sample at least"
+        )
+    if prefetch < 0 or threads < 1:
+        raise ConfigError(f"prefetch={prefetch}, threads={threads}: at least 0 and at least 1")
+
+
+def _in_word(what: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _WORD:
+        raise ConfigError(f"{what} {value!r} must be a whole number in [0, 2^64)")
+    return value

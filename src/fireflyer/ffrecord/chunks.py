@@ -1,0 +1,206 @@
+"""A cache of chunks of remote files on a local disk, of bounded size, shared by processes.
+
+Whoever writes or evicts holds `lock`; reading takes no lock. A chunk carries a checksum and appears by
+rename, so what a dead or failing writer leaves is at worst a chunk that is not there. The counter in
+`used` is raised before a chunk is written: it is never below the bytes on disk.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Iterator
+
+from fireflyer._native import crc32
+from fireflyer.errors import ConfigError, StorageError
+from fireflyer.log import get_logger
+
+_HEADER = struct.Struct("<IQ")  # CRC32 of what follows it, length of the data
+_USED = struct.Struct("<QI")  # bytes, CRC32 of them
+_KEPT = 0.9
+_SUFFIX = ".chunk"
+_log = get_logger("ffrecord")
+
+
+class ChunkCache:
+    """Chunks of remote files, by the file's key and the chunk's number. Threads may share one; it pickles.
+
+    Args:
+        directory: where; made when missing. Nothing else may live there.
+        limit_bytes: the most that all chunks together take.
+        chunk_bytes: size of a chunk; the last of a file is shorter.
+
+    Raises:
+        ConfigError: a limit below one chunk.
+        StorageError: the directory cannot be made.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], limit_bytes: int, chunk_bytes: int = 1 << 18
+    ) -> None:
+        if chunk_bytes < 1 or limit_bytes < chunk_bytes + _HEADER.size:
+            raise ConfigError(
+                f"a cache of {limit_bytes} bytes cannot hold one chunk of {chunk_bytes}: "
+                "raise limit_bytes"
+            )
+        self.directory = os.path.abspath(directory)
+        self.limit_bytes = limit_bytes
+        self.chunk_bytes = chunk_bytes
+        self._warned = False
+        try:
+            os.makedirs(self.directory, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make cache directory {self.directory}: {error.strerror}"
+            ) from error
+
+    def __reduce__(self) -> tuple[type["ChunkCache"], tuple[str, int, int]]:
+        return type(self), (self.directory, self.limit_bytes, self.chunk_bytes)
+
+    def get(self, key: str, number: int) -> bytes | None:
+        """The chunk, marked as used; None if it is not there or damaged."""
+        path = self._path(key, number)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                content = file.read(_HEADER.size + self.chunk_bytes + 1)
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn("read", error)
+            return None
+        if len(content) < _HEADER.size:
+            return None
+        checksum, length = _HEADER.unpack_from(content)
+        if len(content) != _HEADER.size + length or crc32(memoryview(content)[4:]) != checksum:
+            return None
+        return content[_HEADER.size :]
+
+    def put(self, chunks: Iterable[tuple[str, int, bytes]]) -> None:
+        """Keeps chunks (key, number, data of at most `chunk_bytes`), evicting the longest unused."""
+        try:
+            with self._locked():
+                for key, number, data in chunks:
+                    self._add(self._path(key, number), data)
+        except OSError as error:
+            self._warn("write", error)
+
+    def discard(self, key: str, number: int) -> None:
+        """Forgets a chunk."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(key, number))
+
+    def used_bytes(self) -> int:
+        """Bytes of all chunks as they are on disk."""
+        return sum(size for _, size, _ in self._scan())
+
+    def _add(self, path: str, data: bytes) -> None:
+        size = _HEADER.size + len(data)
+        if len(data) > self.chunk_bytes:
+            raise ValueError(f"a chunk of {len(data)} bytes, of at most {self.chunk_bytes}")
+        if self._whole(path, size):
+            return
+        used = self._read_used()
+        if used is None or used + size > self.limit_bytes:
+            used = self._evict(self.limit_bytes - size)
+        self._write_used(used + size)
+        body = struct.pack("<Q", len(data)) + data
+        temporary = os.path.join(self.directory, "writing.tmp")
+        with open(temporary, "wb", buffering=0) as file:
+            content = memoryview(struct.pack("<I", crc32(body)) + body)
+            while content:
+                content = content[file.write(content) :]
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.replace(temporary, path)
+
+    def _whole(self, path: str, size: int) -> bool:
+        """Whether a good chunk is there already; a damaged one makes room."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                content = file.read(size + 1)
+        except FileNotFoundError:
+            return False
+        if (
+            len(content) == size
+            and crc32(memoryview(content)[4:]) == _HEADER.unpack_from(content)[0]
+        ):
+            return True
+        os.unlink(path)
+        return False
+
+    def _evict(self, room: int) -> int:
+        """Deletes the longest unused until at most nine tenths of the limit, and no more than `room`, is
+        used; returns the bytes left."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.directory, "writing.tmp"))  # of a writer that died
+        entries = sorted(self._scan())
+        used = sum(size for _, size, _ in entries)
+        if used <= room:
+            return used
+        aim = min(int(self.limit_bytes * _KEPT), room)
+        for _, size, path in entries:
+            if used <= aim:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            used -= size
+        return used
+
+    def _scan(self) -> list[tuple[int, int, str]]:
+        """(time of last use in ns, bytes, path) of every chunk."""
+        found = []
+        for entry in os.scandir(self.directory):
+            if len(entry.name) != 2 or not entry.is_dir(follow_symlinks=False):
+                continue
+            for file in os.scandir(entry.path):
+                with contextlib.suppress(FileNotFoundError):
+                    status = file.stat(follow_symlinks=False)
+                    found.append((status.st_mtime_ns, status.st_size, file.path))
+        return found
+
+    def _path(self, key: str, number: int) -> str:
+        return os.path.join(self.directory, key[:2], f"{key}-{number:012d}{_SUFFIX}")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        path = os.path.join(self.directory, "lock")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _read_used(self) -> int | None:
+        """The counter; None if it is absent or damaged, so that the chunks must be counted."""
+        try:
+            with open(os.path.join(self.directory, "used"), "rb", buffering=0) as file:
+                content = file.read()
+        except FileNotFoundError:
+            return None
+        if len(content) != _USED.size:
+            return None
+        used, checksum = _USED.unpack(content)
+        return int(used) if crc32(content[:8]) == checksum else None
+
+    def _write_used(self, used: int) -> None:
+        number = struct.pack("<Q", used)
+        fd = os.open(
+            os.path.join(self.directory, "used"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
+        try:
+            os.pwrite(fd, number + struct.pack("<I", crc32(number)), 0)
+        finally:
+            os.close(fd)
+
+    def _warn(self, action: str, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            full = "; free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            _log.warning(
+                "chunk cache %s: cannot %s (%s); going on without%s",
+                *(self.directory, action, reason, full),
+            )

@@ -1,0 +1,188 @@
+"""Typed columns: a sample as a row, a dict of arrays (docs/ffrecord-v2.md)."""
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from fireflyer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    Part = Buffer | npt.NDArray[Any]
+
+_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_TEXT = ("str", "bytes")
+_MAX_SCHEMA = 1 << 20
+_ALIGN = 8
+
+
+class Column(NamedTuple):
+    """Type of one column: the name of a numpy dtype, `str` or `bytes`; None where sizes differ."""
+
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+
+
+Columns = dict[str, Column]
+ColumnsLike = Mapping[str, str | tuple[str, Sequence[int | None]]]
+Row = dict[str, Any]
+
+
+def columns_of(given: ColumnsLike) -> Columns:
+    """Checks columns: name -> dtype, or name -> (dtype, shape).
+
+    Raises:
+        ConfigError: an unknown dtype, a wrong shape, no column.
+    """
+    columns: Columns = {}
+    for name, value in given.items():
+        dtype, shape = (value, ()) if isinstance(value, str) else value
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{name!r} cannot be the name of a column")
+        if dtype not in _DTYPES + _TEXT:
+            raise ConfigError(
+                f"column '{name}' cannot be of {dtype!r}: take one of {', '.join(_DTYPES + _TEXT)}"
+            )
+        sizes = tuple(shape)
+        if any(s is not None and (type(s) is not int or not 0 <= s < 1 << 40) for s in sizes):
+            raise ConfigError(f"column '{name}' cannot have the shape {shape!r}")
+        if (dtype in _TEXT and sizes) or len(sizes) > 32:
+            raise ConfigError(f"column '{name}': {dtype} cannot have the shape {shape!r}")
+        columns[name] = Column(dtype, sizes)
+    if not columns:
+        raise ConfigError("a file with columns needs at least one")
+    return columns
+
+
+def to_json(columns: Columns) -> bytes:
+    entries = [{"name": n, "dtype": c.dtype, "shape": list(c.shape)} for n, c in columns.items()]
+    text = json.dumps({"columns": entries}, ensure_ascii=False).encode()
+    if len(text) > _MAX_SCHEMA:
+        raise ConfigError(f"the columns take {len(text)} bytes, at most {_MAX_SCHEMA} are allowed")
+    return text
+
+
+def from_json(text: bytes) -> Columns:
+    """The columns in a schema; ValueError when it is none."""
+    try:
+        entries = json.loads(text)["columns"]
+        columns = columns_of({e["name"]: (e["dtype"], e["shape"]) for e in entries})
+    except (ConfigError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"its schema is not one ({error})") from error
+    if len(columns) != len(entries):
+        raise ValueError("its schema names a column twice")
+    return columns
+
+
+class RowCodec:
+    """Rows of one schema to bytes and back.
+
+    A row: the u64 sizes that the schema leaves open, then the data of each column, each at a multiple
+    of 8, and zeros up to a multiple of 8.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self._open = sum(
+            c.dtype in _TEXT or sum(size is None for size in c.shape) for c in columns.values()
+        )
+        self._sizes = struct.Struct(f"<{self._open}Q")
+        self._dtypes = {
+            name: np.dtype(np.uint8 if c.dtype in _TEXT else c.dtype).newbyteorder("<")
+            for name, c in columns.items()
+        }
+
+    def encode(self, row: Mapping[str, Any]) -> list["Part"]:
+        """The parts of the bytes of `row`.
+
+        Raises:
+            ValueError: other columns, another shape, values that the dtype cannot hold.
+            TypeError: what is no array of the dtype's kind, or no text.
+        """
+        if row.keys() != self.columns.keys():
+            differ = sorted(map(str, row.keys() ^ self.columns.keys()))
+            raise ValueError(f"the columns of a row are not those of the file: {', '.join(differ)}")
+        sizes: list[int] = []
+        parts: list[Part] = [b""]
+        for name, column in self.columns.items():
+            data = self._data(name, column, row[name])
+            size = memoryview(cast("Buffer", data)).nbytes
+            if column.dtype in _TEXT:
+                sizes.append(size)
+            else:
+                shape = cast("npt.NDArray[Any]", data).shape
+                sizes += [s for s, want in zip(shape, column.shape, strict=True) if want is None]
+            if size:
+                parts.append(data)
+            if size % _ALIGN:
+                parts.append(bytes(-size % _ALIGN))
+        parts[0] = self._sizes.pack(*sizes)
+        return parts
+
+    def _data(self, name: str, column: Column, value: Any) -> "Part":
+        if column.dtype == "str":
+            if not isinstance(value, str):
+                raise TypeError(f"column '{name}' takes str, not {type(value).__name__}")
+            return value.encode()
+        if column.dtype == "bytes":
+            if not isinstance(value, bytes | bytearray | memoryview):
+                raise TypeError(f"column '{name}' takes bytes, not {type(value).__name__}")
+            return memoryview(value).tobytes()
+        given = np.asarray(value)
+        dtype = self._dtypes[name]
+        wanted = column.shape
+        fits = len(given.shape) == len(wanted) and all(
+            want in (None, size) for size, want in zip(given.shape, wanted, strict=True)
+        )
+        if not fits:
+            raise ValueError(f"column '{name}' has the shape {wanted}, not {given.shape}")
+        if given.dtype == dtype:
+            # Not np.ascontiguousarray, which makes an array of shape (1,) of a scalar.
+            return np.asarray(given, order="C")
+        if given.dtype.kind not in "biufc":
+            raise TypeError(f"column '{name}' takes {column.dtype}, not {given.dtype}")
+        kept = dtype.kind not in "fc" or np.can_cast(given.dtype, dtype, "same_kind")
+        if kept:
+            with np.errstate(all="ignore"):
+                array = given.real.astype(dtype) if dtype.kind in "biu" else given.astype(dtype)
+            kept = dtype.kind in "fc" or np.array_equal(array, given)
+        if not kept:
+            raise ValueError(f"column '{name}' is {column.dtype}, which cannot hold {given.dtype}")
+        return np.asarray(array, order="C")
+
+    def decode(self, data: npt.NDArray[np.uint8]) -> Row:
+        """The row in `data`: arrays are views on it; ValueError when sizes and bytes do not fit."""
+        position = self._sizes.size
+        if position > data.size:
+            raise ValueError(f"{data.size} bytes are too few for its sizes")
+        sizes = iter(self._sizes.unpack_from(cast("Buffer", data)))
+        row: Row = {}
+        for name, column in self.columns.items():
+            dtype = self._dtypes[name]
+            if column.dtype in _TEXT:
+                shape: tuple[int, ...] = (next(sizes),)
+            else:
+                shape = tuple(next(sizes) if size is None else size for size in column.shape)
+            nbytes = math.prod(shape) * dtype.itemsize
+            if nbytes > data.size - position:
+                raise ValueError(f"column '{name}' has the shape {shape}, which it cannot hold")
+            array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, position)
+            if column.dtype == "str":
+                row[name] = array.tobytes().decode()
+            elif column.dtype == "bytes":
+                row[name] = array.tobytes()
+            else:
+                row[name] = array
+            position += nbytes + -nbytes % _ALIGN
+        if position != data.size:
+            raise ValueError(f"its columns take {position} of its {data.size} bytes")
+        return row

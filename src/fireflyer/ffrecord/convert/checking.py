@@ -1,0 +1,105 @@
+"""Every sample of record files against its checksum, and the first damages found."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fireflyer.errors import FireflyerError, StorageError
+from fireflyer.ffrecord.convert.records import batches
+from fireflyer.ffrecord.convert.writing import row_bytes
+from fireflyer.ffrecord.reader import FileReader
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check found; `damages` are messages, at most as many as were asked for."""
+
+    files: int = 0
+    samples: int = 0
+    bad_files: int = 0
+    damages: list[str] = field(default_factory=list)
+    more: bool = False
+    """Whether there may be damages behind the listed ones."""
+
+
+def verify(
+    files: Sequence[str], *, data: bool, most: int, advance: Callable[[int, int], None]
+) -> Checked:
+    """Checks files one by one, their samples too if `data`; never raises for what a file holds."""
+    found = Checked()
+    for name in files:
+        before = len(found.damages)
+        try:
+            with FileReader(name) as reader:
+                if data:
+                    _samples(reader, found, most, advance)
+                else:
+                    reader.validate(data=False)
+                    found.samples += reader.n
+        except FireflyerError as error:
+            _note(found, most, str(error))
+        found.files += 1
+        found.bad_files += len(found.damages) > before
+        if found.more:
+            break
+    return found
+
+
+def _samples(
+    reader: FileReader, found: Checked, most: int, advance: Callable[[int, int], None]
+) -> None:
+    for batch in batches(reader, range(reader.n)):
+        try:
+            size = _read(reader, batch)
+        except StorageError:
+            size = _one_by_one(reader, batch, found, most)
+        found.samples += len(batch)
+        advance(found.samples, size)
+        if found.more:
+            return
+
+
+def _read(reader: FileReader, batch: list[int]) -> int:
+    """Reads and checks samples, rows as such; their bytes."""
+    if reader.columns is not None:
+        return sum(row_bytes(row) for row in reader.rows(batch))
+    return reader.read_batch(batch)[0].nbytes
+
+
+def _one_by_one(reader: FileReader, batch: Sequence[int], found: Checked, most: int) -> int:
+    size = 0
+    for index in batch:
+        try:
+            size += _read(reader, [index])
+        except StorageError as error:
+            _note(found, most, str(error))
+            if found.more:
+                break
+    return size
+
+
+def _note(found: Checked, most: int, message: str) -> None:
+    if len(found.damages) < most:
+        found.damages.append(message)
+    else:
+        found.more = True
+
+
+def worst(found: Checked) -> str:
+    """The result in one line."""
+    if not found.damages:
+        return f"{found.files} files, {found.samples:,} samples: all sound"
+    named = "at least " if found.more else ""
+    count = f"{len(found.damages)} damage{'s' if len(found.damages) != 1 else ''}"
+    return f"{named}{count} in {found.bad_files} of {found.files} files checked"
+
+
+def total_samples(files: Sequence[str]) -> int:
+    """Samples of the files that open; the others tell later."""
+    total = 0
+    for name in files:
+        try:
+            with FileReader(name) as reader:
+                total += reader.n
+        except FireflyerError:
+            continue
+    return total

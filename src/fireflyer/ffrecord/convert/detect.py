@@ -1,0 +1,90 @@
+"""Which format a path is of."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fireflyer.errors import ConfigError
+from fireflyer.ffrecord.convert.arrays import ArraySource
+from fireflyer.ffrecord.convert.folder import FolderSource
+from fireflyer.ffrecord.convert.mds import MdsSource
+from fireflyer.ffrecord.convert.parquet import ParquetSource
+from fireflyer.ffrecord.convert.records import RecordSource
+from fireflyer.ffrecord.convert.source import Chain, Source
+from fireflyer.ffrecord.convert.tar import TarSource
+from fireflyer.ffrecord.convert.text import JsonLinesSource, TextSource
+from fireflyer.ffrecord.convert.torchset import DatasetSource
+
+KINDS: dict[str, Callable[[str], Source]] = {
+    "folder": FolderSource,
+    "tar": TarSource,
+    "parquet": ParquetSource,
+    "mds": MdsSource,
+    "text": TextSource,
+    "jsonl": JsonLinesSource,
+    "numpy": ArraySource,
+    "torch": DatasetSource,
+    "records": RecordSource,
+}
+
+_SUFFIXES = {
+    ".tar": "tar",
+    ".tar.gz": "tar",
+    ".tgz": "tar",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "parquet",
+    ".feather": "parquet",
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".npy": "numpy",
+    ".npz": "numpy",
+    ".ffr": "records",
+}
+
+
+def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
+    """What `paths` hold, as one source; without `kind` by suffix and content of folders.
+
+    Raises:
+        ConfigError: an unknown kind, nothing there, or columns that differ.
+        Corrupted, StorageError: as the format's source says.
+    """
+    if not paths:
+        raise ConfigError("nothing to read: name files, a folder, or MODULE:NAME of a data set")
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"--from {kind!r} is none of {', '.join(KINDS)}")
+    kinds = [kind or kind_of_path(path) for path in paths]
+    if set(kinds) == {"records"}:
+        return RecordSource(paths)
+    sources = [KINDS[each](path) for each, path in zip(kinds, paths, strict=True)]
+    return sources[0] if len(sources) == 1 else Chain(sources)
+
+
+def kind_of_path(path: str) -> str:
+    """
+    Raises:
+        ConfigError: nothing tells.
+    """
+    where = Path(path)
+    if not where.exists():
+        if ":" in path:
+            return "torch"
+        raise ConfigError(f"{path}: no such file or folder")
+    if where.is_dir():
+        return _kind_of_folder(where)
+    for suffix, kind in _SUFFIXES.items():
+        if path.lower().endswith(suffix):
+            return kind
+    raise ConfigError(f"{path}: the suffix tells no format; name it: --from {'|'.join(KINDS)}")
+
+
+def _kind_of_folder(folder: Path) -> str:
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    if "index.json" in names and any(name.endswith((".mds", ".mds.zstd")) for name in names):
+        return "mds"
+    for suffix, kind in ((".ffr", "records"), (".npy", "numpy")):
+        if names and all(name.endswith(suffix) for name in names):
+            return kind
+    return "folder"

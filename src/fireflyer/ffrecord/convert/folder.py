@@ -1,0 +1,80 @@
+"""A folder of files: sub-folders are classes."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fireflyer.errors import ConfigError
+from fireflyer.ffrecord.convert.source import Column, Row, ahead, read_file, reading
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+class FolderSource:
+    """All files below a folder in sorted depth-first order; hidden ones are left out.
+
+    With sub-folders: rows {data, label, class, name}, the class being the first folder and the label its
+    place among them in sorted order (torchvision's ImageFolder). Without: {data, name}. The column
+    `data` is called `image` when every file has the suffix of an image.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """
+        Raises:
+            ConfigError: no file in it, or files both beside and inside sub-folders.
+            StorageError: it cannot be listed.
+        """
+        self.name = os.fspath(folder)
+        self._root = Path(folder)
+        try:
+            self._files = list(_walk(self._root))
+        except OSError as error:
+            raise reading(error.filename or folder, error) from error
+        if not self._files:
+            raise ConfigError(f"{self.name}: the folder holds no files")
+        self.length: int | None = len(self._files)
+        tops = {name.partition("/")[0] for name in self._files if "/" in name}
+        self._labels = {name: number for number, name in enumerate(sorted(tops))}
+        if tops and any("/" not in name for name in self._files):
+            raise ConfigError(
+                f"{self.name}: some files lie in class folders and some beside them: move these"
+            )
+        images = all(name.lower().endswith(IMAGES) for name in self._files)
+        self._data = "image" if images else "data"
+        classes = (Column("label", "int64"), Column("class", "str")) if tops else ()
+        self.columns = (Column(self._data, "bytes"), *classes, Column("name", "str"))
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes in the order of their labels."""
+        return list(self._labels)
+
+    def rows(self, jobs: int = 1) -> Iterator[Row]:
+        return ahead(self._load, len(self._files), jobs)
+
+    def _load(self, index: int) -> Row:
+        name = self._files[index]
+        row: Row = {self._data: read_file(self._root / name)}
+        if self._labels:
+            top = name.partition("/")[0]
+            row |= {"label": np.array(self._labels[top], np.int64), "class": top}
+        return row | {"name": name}
+
+
+def _walk(root: Path) -> Iterator[str]:
+    """Names of files relative to `root`, links to files included."""
+    for folder, folders, files in os.walk(root, onerror=_raise):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        relative = os.path.relpath(folder, root)
+        for name in sorted(files):
+            if not name.startswith("."):
+                path = name if relative == "." else f"{relative}/{name}"
+                if path != path.encode(errors="replace").decode():
+                    raise ConfigError(f"{root}: the name {path!r} is not UTF-8: rename the file")
+                yield path
+
+
+def _raise(error: OSError) -> None:
+    raise error

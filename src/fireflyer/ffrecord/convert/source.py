@@ -1,0 +1,229 @@
+"""What every format is read as: named columns and rows."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from fireflyer.errors import ConfigError, StorageError
+
+Row = dict[str, Any]
+"""Column -> bytes, str or a numpy array (a scalar is of shape ())."""
+
+READ_AHEAD = 4
+"""Rows that each reading thread may be ahead of the writer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a source or of a record file.
+
+    Attributes:
+        dtype: numpy's name of a fixed-size type, or "str", or "bytes".
+        shape: None is a size that differs from row to row; () for scalars, "str" and "bytes".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """ "uint8[?, ?, 3]" for people."""
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype}[{sizes}]" if self.shape else self.dtype
+
+
+class Source(Protocol):
+    """Rows of one data set.
+
+    Attributes:
+        name: for messages and titles.
+        length: number of rows, None where only reading tells.
+        columns: of every row; rows that differ from them are an error of their source.
+    """
+
+    name: str
+    length: int | None
+    columns: tuple[Column, ...]
+
+    def rows(self, jobs: int = 1) -> Iterator[Row]:
+        """All rows in order; up to `jobs` threads read ahead where the format allows it.
+
+        Raises:
+            ConfigError: a row does not fit the columns.
+            Corrupted: the bytes are damaged or not of this format.
+            StorageError: they cannot be read.
+        """
+        ...
+
+
+def ahead(load: Callable[[int], Row], length: int, jobs: int) -> Iterator[Row]:
+    """load(0), load(1) ... in order, computed by `jobs` threads a bounded number of rows ahead."""
+    if jobs <= 1:
+        yield from map(load, range(length))
+        return
+    indices = iter(range(length))
+    with ThreadPoolExecutor(jobs, thread_name_prefix="ffrecord-read") as pool:
+        waiting: deque[Future[Row]] = deque(
+            pool.submit(load, index) for index in islice(indices, jobs * READ_AHEAD)
+        )
+        try:
+            while waiting:
+                row = waiting.popleft().result()
+                waiting.extend(pool.submit(load, index) for index in islice(indices, 1))
+                yield row
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class Chain:
+    """Sources of the same columns, one after the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        """
+        Raises:
+            ConfigError: the columns of two of them differ.
+        """
+        first = sources[0]
+        for other in sources[1:]:
+            if other.columns != first.columns:
+                raise ConfigError(
+                    f"{other.name} has columns {describe(other.columns)}, {first.name} has "
+                    f"{describe(first.columns)}: pack them apart"
+                )
+        self._sources = sources
+        self.name = f"{first.name} and {len(sources) - 1} more"
+        self.columns = first.columns
+        lengths = [source.length for source in sources]
+        known = [length for length in lengths if length is not None]
+        self.length = sum(known) if len(known) == len(lengths) else None
+
+    def rows(self, jobs: int = 1) -> Iterator[Row]:
+        for source in self._sources:
+            yield from source.rows(jobs)
+
+
+class Selected:
+    """Some columns of a source."""
+
+    def __init__(self, source: Source, names: Sequence[str]) -> None:
+        """
+        Raises:
+            ConfigError: the source lacks one of them.
+        """
+        known = {column.name: column for column in source.columns}
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"{source.name} has no column {name!r}: it has {describe(source.columns)}"
+                )
+        self._source = source
+        self.name, self.length = source.name, source.length
+        self.columns = tuple(known[name] for name in dict.fromkeys(names))
+
+    def rows(self, jobs: int = 1) -> Iterator[Row]:
+        for row in self._source.rows(jobs):
+            yield {column.name: row[column.name] for column in self.columns}
+
+
+def describe(columns: Iterable[Column]) -> str:
+    return ", ".join(f"{column.name}: {column.text}" for column in columns)
+
+
+def checked(row: Mapping[str, Any], columns: Sequence[Column], where: str) -> Row:
+    """`row` with its values brought to the types of `columns`, if that changes no value.
+
+    Raises:
+        ConfigError: a column is missing or one too many, or a value does not fit its type or shape.
+    """
+    if row.keys() != {column.name for column in columns}:
+        raise ConfigError(
+            f"{where} has columns {', '.join(map(str, row))} where the rows before it had "
+            f"{', '.join(column.name for column in columns)}: every row needs the same"
+        )
+    return {column.name: value_of(row[column.name], column, where) for column in columns}
+
+
+def value_of(value: Any, column: Column, where: str) -> Any:
+    """`value` as the type of its column; raises what `checked` does."""
+    if column.dtype == "bytes":
+        if isinstance(value, bytes | bytearray | memoryview):
+            return value
+    elif column.dtype == "str":
+        if isinstance(value, str):
+            return value
+    else:
+        array = as_array(value)
+        target = np.dtype(column.dtype)
+        fits = array is not None and len(array.shape) == len(column.shape)
+        if fits and array is not None and np.can_cast(array.dtype, target, "safe"):
+            pairs = zip(array.shape, column.shape, strict=True)
+            if all(asked is None or size == asked for size, asked in pairs):
+                return np.ascontiguousarray(array, target).reshape(array.shape)
+    raise ConfigError(
+        f"{where}: column {column.name!r} is {column.text}, this value is {kind_of(value)}"
+    )
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Numbers as an array without copying where possible, None for anything else.
+
+    Python numbers become int64, float64 or bool. Tensors come by `__array__`.
+    """
+    if isinstance(value, str | bytes | bytearray | memoryview | dict) or value is None:
+        return None
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return array if array.dtype.kind in "biufc" else None
+
+
+def column_of(name: str, value: Any, where: str, *, free: bool = False) -> Column:
+    """The column that holds `value`; with `free`, arrays of other sizes too.
+
+    Raises:
+        ConfigError: no column can hold it.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Column(name, "bytes")
+    if isinstance(value, str):
+        return Column(name, "str")
+    array = as_array(value)
+    if array is None:
+        raise ConfigError(
+            f"{where}: column {name!r} is {kind_of(value)}, which no column holds: "
+            "use bytes, text, numbers or arrays of numbers"
+        )
+    dtype = array.dtype.newbyteorder("<").name
+    return Column(name, dtype, tuple(None if free else size for size in array.shape))
+
+
+def kind_of(value: Any) -> str:
+    array = as_array(value)
+    if array is not None:
+        return f"{array.dtype.name}{list(array.shape)}" if array.shape else array.dtype.name
+    return "None" if value is None else type(value).__name__
+
+
+def reading(path: str | os.PathLike[str], error: OSError) -> StorageError:
+    return StorageError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}")
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError as error:
+        raise reading(path, error) from error

@@ -1,0 +1,276 @@
+"""Rows into record files: one file, or a folder of parts that appears whole or not at all."""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from fireflyer.errors import ConfigError, NoSpace, StorageError
+from fireflyer.ffrecord.convert.source import Column, Row, describe
+from fireflyer.ffrecord.paths import SUFFIX
+from fireflyer.ffrecord.writer import FileWriter
+
+Advance = Callable[[int, int], None]
+"""Called with the samples and bytes written so far."""
+
+
+class RecordWriter(Protocol):
+    """One record file that takes rows; a context manager that closes, or discards on an error."""
+
+    def write(self, row: Row) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: Any) -> None: ...
+
+
+class _Samples:
+    """The one column of a file without a schema."""
+
+    def __init__(self, writer: FileWriter, column: Column) -> None:
+        self._writer, self._name = writer, column.name
+
+    def write(self, row: Row) -> None:
+        value = row[self._name]
+        self._writer.write_one(value.encode() if isinstance(value, str) else value)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writer.__exit__(*error)
+
+
+class _Rows:
+    """Rows of a file with columns."""
+
+    def __init__(self, writer: FileWriter) -> None:
+        self._writer = writer
+
+    def write(self, row: Row) -> None:
+        self._writer.write_row(row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._writer.__exit__(*error)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How rows are stored.
+
+    Attributes:
+        version: of the format; None: v1 for a single column of bytes that is not compressed, else v2.
+        compression: "zstd" or None.
+    """
+
+    version: int | None = None
+    compression: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.compression not in (None, "zstd"):
+            raise ConfigError(f"--compression {self.compression!r}: there is zstd alone")
+        if self.version == 1 and self.compression is not None:
+            raise ConfigError("v1 files hold no compressed samples: use --format v2")
+
+
+def open_writer(
+    path: str | os.PathLike[str], columns: Sequence[Column], form: Form, n: int | None = None
+) -> RecordWriter:
+    """A writer of rows with `columns`; with `n` rows announced those of a v1 file are written once.
+
+    A column of bytes alone has no schema: its values are the samples. In v1 one of text neither.
+
+    Raises:
+        ConfigError: v1 cannot hold the columns; and what `FileWriter` raises.
+    """
+    single = len(columns) == 1 and columns[0].dtype == "bytes"
+    version = form.version or (1 if single and form.compression is None else 2)
+    if version == 1:
+        if len(columns) != 1 or columns[0].dtype not in ("bytes", "str"):
+            raise ConfigError(
+                f"v1 files hold one column of bytes or text, not {describe(columns)}: "
+                "use --format v2, or choose one by --columns"
+            )
+        return _Samples(FileWriter(path, n), columns[0])
+    if single:
+        writer = FileWriter(path, n, version=2, compression=form.compression)
+        return _Samples(writer, columns[0])
+    schema = {column.name: (column.dtype, column.shape) for column in columns}
+    return _Rows(FileWriter(path, n, version=2, columns=schema, compression=form.compression))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Where rows go.
+
+    Attributes:
+        out: a `.ffr` file, or a folder of PART_00000.ffr ... when `per_file` or `file_bytes` is given.
+        total: rows that will come; None if unknown.
+        per_file: rows in a file; the last one may have fewer.
+        file_bytes: a file is ended by the row that reaches this.
+        force: replace what is there.
+    """
+
+    out: Path
+    total: int | None = None
+    per_file: int | None = None
+    file_bytes: int | None = None
+    force: bool = False
+    form: Form = field(default_factory=Form)
+
+    @property
+    def parts(self) -> bool:
+        return self.per_file is not None or self.file_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written; `bytes` is of the files."""
+
+    files: list[str]
+    samples: int
+    bytes: int
+
+
+def write_rows(
+    rows: Iterable[Row], columns: Sequence[Column], plan: Plan, advance: Advance
+) -> Written:
+    """Writes all rows; on any error, an interrupt too, nothing of them is left.
+
+    Raises:
+        ConfigError: the target is in the way, or its name does not fit.
+        NoSpace, StorageError: it cannot be written.
+    """
+    refuse_existing(plan.out, folder=plan.parts, force=plan.force)
+    if not plan.parts:
+        with open_writer(plan.out, columns, plan.form, plan.total) as writer:
+            count = _fill(writer, iter(rows), advance, 0, 0)[0]
+        return Written([str(plan.out)], count, plan.out.stat().st_size)
+    with NewFolder(plan.out) as folder:
+        names, count = _write_parts(folder.path, iter(rows), columns, plan, advance)
+    paths = [plan.out / name for name in names]
+    return Written([str(path) for path in paths], count, sum(p.stat().st_size for p in paths))
+
+
+def _write_parts(
+    folder: Path, rows: Iterable[Row], columns: Sequence[Column], plan: Plan, advance: Advance
+) -> tuple[list[str], int]:
+    names: list[str] = []
+    rows = iter(rows)
+    count = held = 0
+    row = next(rows, None)
+    while row is not None or not names:
+        names.append(f"PART_{len(names):05d}{SUFFIX}")
+        n = None
+        if plan.total is not None and plan.per_file is not None:
+            n = min(plan.per_file, plan.total - count)
+        in_file = file_bytes = 0
+        with open_writer(folder / names[-1], columns, plan.form, n) as writer:
+            while row is not None:
+                writer.write(row)
+                in_file += 1
+                size = row_bytes(row)
+                file_bytes, held = file_bytes + size, held + size
+                advance(count + in_file, held)
+                row = next(rows, None)
+                if in_file == plan.per_file:
+                    break
+                if plan.file_bytes is not None and file_bytes >= plan.file_bytes:
+                    break
+        count += in_file
+    return names, count
+
+
+def _fill(
+    writer: RecordWriter, rows: Iterable[Row], advance: Advance, count: int, held: int
+) -> tuple[int, int]:
+    for row in rows:
+        writer.write(row)
+        count += 1
+        held += row_bytes(row)
+        advance(count, held)
+    return count, held
+
+
+def row_bytes(row: Row) -> int:
+    """Bytes of a row's values; text is counted by its characters."""
+    return sum(v.nbytes if hasattr(v, "nbytes") else len(v) for v in row.values())
+
+
+def refuse_existing(out: Path, *, folder: bool, force: bool) -> None:
+    """
+    Raises:
+        ConfigError: something is there that may not be replaced, or the folder around it is missing.
+    """
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: the folder around it does not exist; make it or name another")
+    if out.is_dir() != folder and out.exists():
+        kind = "a folder" if folder else "a file"
+        raise ConfigError(f"{out} is there and is not {kind}: name another")
+    empty_folder = folder and out.is_dir() and not any(out.iterdir())
+    if out.exists() and not force and not empty_folder:
+        raise ConfigError(f"{out} is there already: name another, or replace it with --force")
+
+
+class NewFolder:
+    """A folder that is filled beside its place and takes its name at the end; or vanishes."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out.absolute()
+        self.path = self._out.parent / f".ffrecord-{secrets.token_hex(8)}.tmp"
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir()
+        except OSError as error:
+            raise _cannot_write(self._out, error) from error
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            if kind is None:
+                self._take_place()
+        except OSError as error:
+            raise _cannot_write(self._out, error) from error
+        finally:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _take_place(self) -> None:
+        old = self.path.with_suffix(".old.tmp")
+        with suppress(FileNotFoundError):
+            self._out.rename(old)
+        self.path.rename(self._out)
+        descriptor = os.open(self._out.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_atomically(out: Path, fill: Callable[[Path], None]) -> None:
+    """`fill` writes a file beside `out`, which then takes its name, synced; or vanishes."""
+    partial = out.absolute().parent / f".ffrecord-{secrets.token_hex(8)}.tmp"
+    try:
+        fill(partial)
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.replace(out)
+    except OSError as error:
+        raise _cannot_write(out, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _cannot_write(out: Path, error: OSError) -> StorageError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (NoSpace if full else StorageError)(f"cannot write {out}: {error.strerror or error}")

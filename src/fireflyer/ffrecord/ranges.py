@@ -1,0 +1,105 @@
+"""Reading byte ranges of stored files in batches: neighbours joined, transient errors repeated."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
+from fireflyer.storage import Range, Storage
+
+_GAP = 64 << 10
+_JOINED = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retry:
+    """How often a range is asked for, and how long the pauses are."""
+
+    attempts: int = 5
+    backoff_s: float = 0.1
+    """Pause before the second attempt; doubles each time, and is drawn from half of it to all."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.backoff_s < 0:
+            raise ConfigError(
+                f"cannot make {self.attempts} attempts {self.backoff_s} s apart: "
+                "at least one attempt and no negative pause"
+            )
+
+    def pause(self, failed: int) -> None:
+        """Waits after the `failed`-th attempt."""
+        time.sleep(self.backoff_s * 2 ** (failed - 1) * random.uniform(0.5, 1.0))
+
+
+def stored_size(storage: Storage, name: str, retry: Retry) -> int | None:
+    """Size of a file in bytes, None if there is none; raises as `read_ranges`."""
+    for failed in range(1, retry.attempts):
+        try:
+            return storage.size(name)
+        except Unavailable:
+            retry.pause(failed)
+    return storage.size(name)
+
+
+def read_ranges(storage: Storage, ranges: Sequence[Range], retry: Retry) -> list[memoryview]:
+    """The bytes of each range, which must lie inside its file.
+
+    Raises:
+        Unavailable: transient errors until the attempts ran out.
+        StorageError: a file is missing or may not be read.
+        Corrupted: a file ends inside a range, in every attempt.
+    """
+    joined, homes = _join(ranges)
+    blocks: list[memoryview | None] = [None] * len(joined)
+    missing = list(range(len(joined)))
+    failed = 0
+    while missing:
+        answers = storage.read_many([joined[index] for index in missing])
+        wrong: list[tuple[int, StorageError]] = []
+        for index, answer in zip(missing, answers, strict=True):
+            if isinstance(answer, StorageError):
+                wrong.append((index, answer))
+            elif len(answer) != joined[index][2] - joined[index][1]:
+                wrong.append((index, _short(storage, joined[index], len(answer))))
+            else:
+                blocks[index] = memoryview(answer)
+        missing = [index for index, _ in wrong]
+        failed += 1
+        for _, error in wrong:
+            if failed >= retry.attempts or not isinstance(error, Unavailable | Corrupted):
+                raise error
+        if missing:
+            retry.pause(failed)
+    pieces = []
+    for (home, offset), (_, start, end) in zip(homes, ranges, strict=True):
+        block = blocks[home] if home >= 0 else None
+        pieces.append(memoryview(b"") if block is None else block[offset : offset + end - start])
+    return pieces
+
+
+def _join(ranges: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
+    """Fewer ranges that cover `ranges`; for each of those its cover and place in it, -1 if it is empty."""
+    joined: list[Range] = []
+    homes = [(-1, 0)] * len(ranges)
+    for place in sorted(range(len(ranges)), key=ranges.__getitem__):
+        name, start, end = ranges[place]
+        if start == end:
+            continue
+        if joined:
+            last, first, stop = joined[-1]
+            if name == last and start <= stop + _GAP and max(end, stop) - first <= _JOINED:
+                joined[-1] = (name, first, max(end, stop))
+                homes[place] = (len(joined) - 1, start - first)
+                continue
+        joined.append((name, start, end))
+        homes[place] = (len(joined) - 1, 0)
+    return joined, homes
+
+
+def _short(storage: Storage, wanted: Range, length: int) -> Corrupted:
+    name, start, end = wanted
+    return Corrupted(
+        f"{storage}/{name} gave {length} of the {end - start} bytes from byte {start}: "
+        "it is shorter than it was when it was opened"
+    )

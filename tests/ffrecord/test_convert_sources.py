@@ -1,0 +1,453 @@
+"""Every format is read as what it holds, and refused in one typed error where it is damaged."""
+
+import gzip
+import io
+import json
+import struct
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fireflyer.errors import ConfigError, Corrupted, FireflyerError, StorageError
+from fireflyer.ffrecord import pack_folder
+from fireflyer.ffrecord.convert.detect import kind_of_path, open_source
+from fireflyer.ffrecord.convert.mds import MdsSource
+from fireflyer.ffrecord.convert.source import Column, Row, Selected, ahead
+from fireflyer.ffrecord.convert.tar import TarSource
+
+
+def rows_of(path: Path | str, kind: str | None = None, jobs: int = 1) -> list[Row]:
+    return list(open_source([str(path)], kind).rows(jobs))
+
+
+def plain(row: Row) -> dict[str, Any]:
+    return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()}
+
+
+def make_tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def make_mds(folder: Path, rows: list[tuple[bytes, int]], **changes: Any) -> Path:
+    """A shard of the columns {label: int64, text: str}, by the documented layout."""
+    folder.mkdir(exist_ok=True)
+    bodies = [struct.pack("<I", len(t)) + struct.pack("<q", n) + t for t, n in rows]
+    place = 4 * (len(rows) + 2) + 2
+    starts = [place]
+    for body in bodies:
+        starts.append(starts[-1] + len(body))
+    head = struct.pack(f"<{len(rows) + 2}I", len(rows), *starts)
+    (folder / "shard.00000.mds").write_bytes(head + b"{}" + b"".join(bodies))
+    shard = {
+        "column_names": ["label", "text"], "column_encodings": ["int64", "str"],
+        "column_sizes": [8, None], "samples": len(rows), "format": "mds", "version": 2,
+        "raw_data": {"basename": "shard.00000.mds", "bytes": 0, "hashes": {}}, "compression": None,
+    }  # fmt: skip
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard | changes]}))
+    return folder
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_class_folders_give_labels_in_sorted_order(tmp_path: Path, jobs: int) -> None:
+    for name in ("dog/b.jpg", "cat/z.jpg", "cat/deep/a.png", "cat/.hidden"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    assert [plain(row) for row in rows_of(tmp_path, jobs=jobs)] == [
+        {"image": b"cat/z.jpg", "label": 0, "class": "cat", "name": "cat/z.jpg"},
+        {"image": b"cat/deep/a.png", "label": 0, "class": "cat", "name": "cat/deep/a.png"},
+        {"image": b"dog/b.jpg", "label": 1, "class": "dog", "name": "dog/b.jpg"},
+    ]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"1")
+    assert rows_of(tmp_path) == [{"data": b"1", "name": "a.bin"}]
+
+
+def test_files_beside_class_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a").write_bytes(b"")
+    (tmp_path / "b").write_bytes(b"")
+    with pytest.raises(ConfigError, match="some beside them"):
+        open_source([str(tmp_path)])
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_webdataset_shards(tmp_path: Path, suffix: str) -> None:
+    array = io.BytesIO()
+    np.save(array, np.arange(3, dtype=np.float32))
+    files = {
+        "d/0.jpg": b"\xff\xd8", "d/0.cls": b"7\n", "d/0.v.npy": array.getvalue(),
+        "d/1.jpg": b"", "d/1.cls": b"-1", "d/1.v.npy": array.getvalue(),
+    }  # fmt: skip
+    path = make_tar(tmp_path / f"a{suffix}", files, "w:gz" if suffix.endswith("gz") else "w")
+    assert [plain(row) for row in rows_of(path)] == [
+        {"key": "d/0", "jpg": b"\xff\xd8", "cls": 7, "v.npy": [0, 1, 2]},
+        {"key": "d/1", "jpg": b"", "cls": -1, "v.npy": [0, 1, 2]},
+    ]
+
+
+def test_long_names_of_both_kinds(tmp_path: Path) -> None:
+    name = f"{'x' * 180}/{'y' * 120}.bin"
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        path = tmp_path / f"{form}.tar"
+        with tarfile.open(path, "w", format=form) as archive:
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            archive.addfile(info, io.BytesIO(b"abc"))
+        assert rows_of(path) == [{"key": name.removesuffix(".bin"), "bin": b"abc"}]
+
+
+def test_links_and_folders_in_a_tar_are_left_out(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, kind in (("d", tarfile.DIRTYPE), ("l.bin", tarfile.SYMTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+        info = tarfile.TarInfo("f.bin")
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"x"))
+    assert rows_of(tmp_path / "a.tar") == [{"key": "f", "bin": b"x"}]
+
+
+def test_every_cut_and_every_flip_of_a_tar_header_is_an_error(tmp_path: Path) -> None:
+    whole = make_tar(tmp_path / "a.tar", {"0.bin": b"x" * 700, "1.bin": b"y" * 10}).read_bytes()
+    end = 512 + 1024 + 512 + 512
+    path = tmp_path / "b.tar"
+    for cut in [*range(0, end, 37), end - 1]:
+        if cut % 512 == 0 and cut in (1536,):
+            continue  # between two files: a shorter archive
+        path.write_bytes(whole[:cut])
+        with pytest.raises(FireflyerError):
+            rows_of(path)
+    for at in range(512):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x01
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(FireflyerError):
+            rows_of(path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not a tar" * 100,
+        gzip.compress(b"x" * 600),
+        gzip.compress(b"x" * 5000)[:-9],
+        b"\x1f\x8b",
+    ],
+)
+def test_what_is_no_tar_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    with pytest.raises(Corrupted, match=r"a\.tar"):
+        TarSource(path)
+
+
+def test_a_size_that_is_not_there_takes_no_memory(tmp_path: Path) -> None:
+    header = bytearray(make_tar(tmp_path / "a.tar", {"0.bin": b"x"}).read_bytes()[:512])
+    header[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path = tmp_path / "b.tar"
+    path.write_bytes(header + b"x" * 1024)
+    with pytest.raises(Corrupted, match="cut"):
+        TarSource(path)
+
+
+def test_a_pickle_in_a_tar_is_not_loaded(tmp_path: Path) -> None:
+    array = io.BytesIO()
+    np.save(array, np.array([{"a": 1}], object), allow_pickle=True)
+    path = make_tar(tmp_path / "a.tar", {"0.v.npy": array.getvalue()})
+    with pytest.raises(Corrupted, match="not what its suffix says"):
+        TarSource(path)
+
+
+def test_samples_of_a_tar_with_other_suffixes_are_refused(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar", {"0.jpg": b"", "1.png": b""})
+    with pytest.raises(ConfigError, match=r"sample 1 \('1'\) has columns key, png"):
+        rows_of(path)
+
+
+def test_mds(tmp_path: Path) -> None:
+    folder = make_mds(tmp_path / "m", [(b"one", 1), (b"", -2), ("drei ä".encode(), 3)])
+    assert kind_of_path(str(folder)) == "mds"
+    assert [plain(row) for row in rows_of(folder)] == [
+        {"label": 1, "text": "one"}, {"label": -2, "text": ""}, {"label": 3, "text": "drei ä"},
+    ]  # fmt: skip
+
+
+def test_mds_arrays_of_all_four_kinds(tmp_path: Path) -> None:
+    data = np.arange(6, dtype=np.int16).reshape(2, 3)
+    coded = {
+        "ndarray:int16:2,3": data.tobytes(),
+        "ndarray:int16": bytes([2 << 2, 2, 3]) + data.tobytes(),
+        "ndarray": bytes([17, 2 << 2 | 1]) + struct.pack("<2H", 2, 3) + data.tobytes(),
+        "ndarray::2,3": bytes([17]) + data.tobytes(),
+    }
+    for encoding, body in coded.items():
+        size = len(body) if encoding.count(":") == 2 and "::" not in encoding else None
+        folder = make_mds(
+            tmp_path / "m", [(b"", 0)],
+            column_names=["a"], column_encodings=[encoding], column_sizes=[size],
+        )  # fmt: skip
+        sample = body if size else struct.pack("<I", len(body)) + body
+        head = struct.pack("<3I", 1, 12, 12 + len(sample))
+        (folder / "shard.00000.mds").write_bytes(head + sample)
+        (row,) = rows_of(folder)
+        np.testing.assert_array_equal(row["a"], data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"column_encodings": ["pkl", "str"]}, "'pkl', which is not read here"),
+        ({"raw_data": {"basename": "../secret"}}, "no name of a shard"),
+        ({"samples": 3}, "does not hold the 3 samples"),
+        ({"samples": -1}, "no name of a shard"),
+        ({"format": "csv"}, "not of the format mds"),
+        ({"column_sizes": [8]}, "not of the format mds"),
+        ({"column_sizes": [16, None]}, "damaged"),
+        ({"column_sizes": [-8, None]}, "damaged"),
+        ({"compression": "zstd", "raw_data": {"basename": "gone.mds"}}, "compressed"),
+    ],
+)
+def test_mds_that_cannot_be_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ConfigError, Corrupted), match=message):
+        MdsSource(make_mds(tmp_path / "m", [(b"one", 1), (b"two", 2)], **changes))
+
+
+def test_every_cut_of_a_shard_is_an_error(tmp_path: Path) -> None:
+    folder = make_mds(tmp_path / "m", [(b"one", 1), (b"two", 2)])
+    shard = folder / "shard.00000.mds"
+    whole = shard.read_bytes()
+    for cut in range(len(whole)):
+        shard.write_bytes(whole[:cut])
+        with pytest.raises(Corrupted):
+            rows_of(folder)
+
+
+def test_text_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("eins\r\n\nzwei ä".encode())
+    source = open_source([str(path)])
+    assert source.length == 3
+    assert [row["text"] for row in source.rows()] == ["eins", "", "zwei ä"]
+    path.write_bytes(b"ok\n\xff\n")
+    with pytest.raises(Corrupted, match="line 2: not UTF-8"):
+        rows_of(path)
+
+
+def test_json_lines_become_typed_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [
+        {"i": 1, "f": 1, "s": "a", "v": [1, 2], "o": {"k": 1}, "mixed": 1, "b": True, "part": 1},
+        {"i": 2, "f": 0.5, "s": "b", "v": [3], "o": None, "mixed": "x", "b": False},
+    ]
+    path.write_text("\n\n".join(json.dumps(line) for line in lines))
+    source = open_source([str(path)])
+    assert {c.name: c.text for c in source.columns} == {
+        "i": "int64", "f": "float64", "s": "str", "v": "int64[?]", "o": "str", "mixed": "str",
+        "b": "bool", "part": "str",
+    }  # fmt: skip
+    assert [plain(row) for row in source.rows()] == [
+        {"i": 1, "f": 1.0, "s": "a", "v": [1, 2], "o": '{"k":1}', "mixed": "1", "b": True, "part": "1"},
+        {"i": 2, "f": 0.5, "s": "b", "v": [3], "o": "null", "mixed": '"x"', "b": False, "part": "null"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", '{"a":1}x', "{" + '"a":[' * 5000, "\ufffe"])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n' + line + "\n")
+    with pytest.raises(Corrupted, match="line 2: not a JSON object"):
+        open_source([str(path)])
+
+
+def test_numpy_files(tmp_path: Path) -> None:
+    x, y = np.arange(6, dtype=">f4").reshape(3, 2), np.array([1, 2, 3])
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "xy.npz", x=x, y=y)
+    (tmp_path / "both").mkdir()
+    np.save(tmp_path / "both" / "x.npy", x)
+    np.save(tmp_path / "both" / "y.npy", y)
+    assert [row["data"].tolist() for row in rows_of(tmp_path / "x.npy")] == x.tolist()
+    for path in (tmp_path / "xy.npz", tmp_path / "both"):
+        source = open_source([str(path)])
+        assert source.columns == (Column("x", "float32", (2,)), Column("y", "int64"))
+        assert [plain(row) for row in source.rows()] == [
+            {"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)
+        ]
+
+
+def test_numpy_files_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(Corrupted, match="not an array of numbers"):
+        open_source([str(path)])
+    np.save(path, np.array(3))
+    with pytest.raises(ConfigError, match="first axis"):
+        open_source([str(path)])
+    np.save(path, np.zeros((4, 2)))
+    whole = path.read_bytes()
+    for cut in (0, 1, 6, 9, 60, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(FireflyerError):
+            open_source([str(path)])
+
+
+TEXTS = [{"text": "a", "n": 1}, {"text": "b", "n": 2}]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the current folder."""
+    (tmp_path / "my_sets.py").write_text(
+        "import numpy as np\n"
+        "class Items:\n"
+        "    def __len__(self): return 3\n"
+        "    def __getitem__(self, i): return np.full((i, 2), i, np.float32), i, f't{i}', b'raw'\n"
+        "texts = [{'text': 'a', 'n': 1}, {'text': 'b', 'n': 2}]\n"
+        "odd = [{'a': 1}, {'b': 1}]\n"
+        "drift = [{'a': 1}, {'a': 'x'}]\n"
+        "def lines(): yield from ['x', 'y']\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_sets", raising=False)
+    return "my_sets"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_data_sets_of_python(module: str, jobs: int) -> None:
+    source = open_source([f"{module}:Items"])
+    assert [c.text for c in source.columns] == ["float32[?, ?]", "int64", "str", "bytes"]
+    assert [row["item0"].shape for row in source.rows(jobs)] == [(0, 2), (1, 2), (2, 2)]
+    assert [plain(row) for row in rows_of(f"{module}:texts")] == TEXTS
+    assert rows_of(f"{module}:lines") == [{"data": "x"}, {"data": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("number", "not a data set"),
+        ("nothing", "nothing"),
+        ("odd", "item 1 has columns b"),
+        ("drift", "item 1: column 'a' is int64, this value is str"),
+    ],
+)
+def test_what_is_no_data_set(module: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rows_of(f"{module}:{name}")
+
+
+def test_torch_tensors_become_arrays(module: str, tmp_path: Path) -> None:
+    (tmp_path / "with_torch.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\n"
+        "data = TensorDataset(torch.arange(6.).reshape(3, 2), torch.tensor([1, 0, 1]))\n"
+    )
+    found = [plain(row) for row in rows_of("with_torch:data")]
+    assert found[1] == {"item0": [2.0, 3.0], "item1": 0}
+
+
+def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="needs pyarrow, which is not installed: pip install"):
+        open_source([str(tmp_path / "a.parquet")])
+
+
+def test_parquet_and_arrow(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is optional")
+    parquet = __import__("pyarrow.parquet").parquet
+    image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    table = arrow.table(
+        {
+            "i": arrow.array([1, 2], arrow.int32()),
+            "v": arrow.array([[1.0], []], arrow.list_(arrow.float32())),
+            "image": arrow.array(
+                [{"bytes": b"x", "path": "p"}, {"bytes": b"", "path": "q"}], image
+            ),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with arrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:
+        out.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        source = open_source([str(tmp_path / name)])
+        assert source.length == 2
+        assert [c.text for c in source.columns] == ["int32", "float32[?]", "bytes", "str"]
+        assert [plain(row) for row in source.rows()] == [
+            {"i": 1, "v": [1.0], "image.bytes": b"x", "image.path": "p"},
+            {"i": 2, "v": [], "image.bytes": b"", "image.path": "q"},
+        ]
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-3])
+    with pytest.raises(FireflyerError):
+        open_source([str(tmp_path / "a.parquet")])
+
+
+def test_a_packed_folder_is_rows_with_names(tmp_path: Path) -> None:
+    (tmp_path / "in" / "d").mkdir(parents=True)
+    (tmp_path / "in" / "d" / "b").write_bytes(b"2")
+    (tmp_path / "in" / "z").write_bytes(b"1")
+    pack_folder(tmp_path / "in", tmp_path / "p.ffr")
+    rows = [(bytes(row["data"]), row["name"]) for row in rows_of(tmp_path / "p.ffr")]
+    assert rows == [(b"2", "d/b"), (b"1", "z")]
+
+
+def test_several_sources_of_the_same_columns_are_one(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name}1\n{name}2\n")
+    source = open_source([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])
+    assert source.length == 4
+    assert [row["text"] for row in source.rows()] == ["a1", "a2", "b1", "b2"]
+    np.save(tmp_path / "c.npy", np.zeros(2))
+    with pytest.raises(ConfigError, match="pack them apart"):
+        open_source([str(tmp_path / "a.txt"), str(tmp_path / "c.npy")])
+
+
+def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(2), y=np.arange(2))
+    source = open_source([str(tmp_path / "a.npz")])
+    assert [plain(row) for row in Selected(source, ["y"]).rows()] == [{"y": 0}, {"y": 1}]
+    with pytest.raises(ConfigError, match="no column 'z'"):
+        Selected(source, ["z"])
+
+
+def test_nothing_is_read_far_ahead_and_an_error_comes_in_its_place() -> None:
+    loaded: list[int] = []
+
+    def load(index: int) -> Row:
+        loaded.append(index)
+        if index == 5:
+            raise StorageError("five")
+        return {"i": index}
+
+    rows = ahead(load, 1000, 2)
+    assert [next(rows)["i"] for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(StorageError, match="five"):
+        next(rows)
+    assert max(loaded) < 20
+
+
+@pytest.mark.parametrize("path", ["nothing.tar", "a.weird"])
+def test_paths_that_tell_nothing(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.weird").write_bytes(b"")
+    with pytest.raises(ConfigError):
+        open_source([path])
