@@ -107,3 +107,20 @@ def test_a_broken_group_writes_its_flight_record(
         assert f"allreduce #1({20 + rank} x float32, sum)" == record["operations"][1]["call"]
         assert "20 x" in record["error"]
         assert "21 x" in record["error"]
+
+
+@pytest.mark.parametrize("priority", ["1", 1.5, 2**31, -(2**31) - 1])
+def test_a_priority_that_is_none_is_refused(
+    start_gang: Callable[..., Any], store_path: str, priority: Any
+) -> None:
+    def body(rank: int, world: int) -> None:
+        init(store_path, rank, world)
+        with pytest.raises(ValueError, match="priority"):
+            hfreduce.allreduce(torch.ones(3), priority=priority, async_op=True)
+
+    start_gang(body, 1).results()
+
+
+def test_a_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        hfreduce.empty(2, -1)

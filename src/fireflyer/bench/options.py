@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    *("int64", "int32", "uint8", "bool"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
 OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 MEMORY = ("zero-copy", "staged", "shared")

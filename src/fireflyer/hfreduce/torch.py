@@ -1,5 +1,6 @@
 """HFReduce for torch: zero-copy tensors, allreduce with its extras, and the process group."""
 
+import math
 from typing import Any
 
 import torch
@@ -28,11 +29,12 @@ def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
 
     Raises:
         NoSpace: shared memory was refused.
+        ValueError: a negative size.
     """
     dtype = dtype or torch.get_default_dtype()
-    count = 1
-    for size in shape:
-        count *= size
+    if any(size < 0 for size in shape):
+        raise ValueError(f"sizes must not be negative: {list(shape)}")
+    count = math.prod(shape)
     block = torch.from_numpy(native.arena_block(count * dtype.itemsize))
     return block.view(dtype).view(shape)
 
@@ -73,12 +75,15 @@ def allreduce(
         RankFailed: a rank died or did not join within the timeout.
         CollectiveError: the ranks do not call the same thing, or the group is broken.
         ConfigError: the group is of another backend.
+        ValueError: a priority that is no integer of 32 bits.
     """
+    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise ValueError(f"priority={priority!r}: not an integer of 32 bits")
     group = group or dist.group.WORLD
     if not isinstance(group, ProcessGroupHFReduce):
         raise ConfigError("hfreduce.allreduce needs a process group of backend 'hfreduce'")
     codec = Wire(wire) if isinstance(wire, str) else wire
-    work = group.reduce_tensor(tensor, op_named(op), not async_op, priority, codec, shared)
+    work = group.reduce_tensor(tensor, op_named(op), not async_op, priority, codec, bool(shared))
     if async_op:
         return work
     work.wait()
