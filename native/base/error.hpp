@@ -27,7 +27,7 @@ class Error : public std::runtime_error {
   Error(Code code, const std::string& message, int rank = -1)
       : std::runtime_error(message), code_(code), rank_(rank) {}
   Code code() const { return code_; }
-  int rank() const { return rank_; }  // the failed rank of Code::rank_failed and late, else -1
+  int rank() const { return rank_; }  // whom it blames: of Code::rank_failed and late always, else perhaps; or -1
 
  private:
   Code code_;

@@ -9,6 +9,7 @@
 #include <climits>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/fork_guard.hpp"
@@ -66,11 +67,15 @@ class Post::Session {
     lock_.unlock();
     std::map<int, Error> verdicts;  // by the rank that is blamed: one is enough, it takes time
     for (const auto& end : ends) {
-      const bool blames = post_.judge_ && end.error && end.error->code() == Code::rank_failed;
-      if (blames && !verdicts.contains(end.error->rank())) {
-        verdicts.emplace(end.error->rank(), post_.judge_(*end.error));
+      std::optional<Error> error = end.error;
+      if (post_.judge_ && error && error->rank() >= 0) {
+        const int blamed = error->rank();
+        if (!verdicts.contains(blamed)) verdicts.emplace(blamed, post_.judge_(*error));
+        if (verdicts.at(blamed).code() != error->code() || verdicts.at(blamed).rank() != blamed) {
+          error = verdicts.at(blamed);  // that of the group
+        }
       }
-      end.operation->complete(blames ? verdicts.at(end.error->rank()) : end.error);
+      end.operation->complete(std::move(error));
     }
     // The poller may sleep past a new deadline or copy; a visitor may be waiting for what ended.
     if (!poller_ && (sooner || busy || (!ends.empty() && post_.visited_))) post_.kick();

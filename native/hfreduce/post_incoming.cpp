@@ -8,9 +8,10 @@ namespace ff::hfreduce::mail {
 
 namespace {
 
-Error gave_up(const Message& receive) {
+// Names the sender: it may have given up for a reason that all of the group will hear of.
+Error gave_up(const Message& receive, int sender) {
   return Error(Code::deadline_exceeded,
-               to_string(receive) + ": the sender gave up when its timeout passed");
+               to_string(receive) + ": the sender gave up when its timeout passed", sender);
 }
 
 }  // namespace
@@ -144,7 +145,7 @@ void Incoming::cancel(const Header& header) {
   const MessagePtr receive = at->second.receive;
   transfers_.erase(at);
   if (!receive) return;
-  ledger_.end(receive, gave_up(*receive));
+  ledger_.end(receive, gave_up(*receive, peer_));
 }
 
 void Incoming::finish() {
@@ -215,7 +216,7 @@ void Incoming::copy() {
     if (offered_.claim(from.id, *from.offer)) {
       ledger_.end(copy.receive);
     } else {
-      ledger_.end(copy.receive, gave_up(*copy.receive));
+      ledger_.end(copy.receive, gave_up(*copy.receive, peer_));
     }
   }
   answer({.kind = Kind::done, .tag = from.tag, .id = from.id});

@@ -157,7 +157,7 @@ int Watch::hear_of_blamed(std::unique_lock<std::mutex>& lock, const Error& error
   std::vector<int> sockets;
   for (const auto& [socket, link] : links_) sockets.push_back(socket);
   for (const int socket : sockets) hear(*links_.at(socket));  // what lies there is older than this error
-  const int blamed = error.code() == Code::rank_failed ? error.rank() : -1;
+  const int blamed = error.rank();
   if (blamed >= 0) {
     // A rank whose connection ended may itself have given up because of another, the news of which are on their way:
     // it sent them before its goodbye.
