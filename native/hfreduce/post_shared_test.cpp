@@ -212,7 +212,7 @@ void a_withdrawn_offer_fails_its_receive() {
   CHECK(stream.write(reinterpret_cast<const char*>(&header), sizeof header,
                      reinterpret_cast<const char*>(&*offer), sizeof *offer, descriptors) ==
         sizeof header + sizeof *offer);
-  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded), "gave up"));
+  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "gave up"));
 }
 
 void an_offer_of_nothing_is_refused() {
@@ -233,7 +233,7 @@ void an_offer_of_nothing_is_refused() {
     } else {
       CHECK(Hand::get(hand.to).kind == FrameKind::clear);
       Hand::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 1});
-      expect_error(hand.post, receive, Code::deadline_exceeded);
+      expect_error(hand.post, receive, Code::deadline_exceeded, 0);
     }
   }
 }
