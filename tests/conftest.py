@@ -28,6 +28,24 @@ def leave_group(result: object) -> None:
     distributed.destroy_process_group()
 
 
+def fork_child(body: Callable[[], None]) -> int:
+    """Runs `body` in a forked child, which exits 1 where it raises; returns the child's number."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        except BaseException:  # noqa: BLE001  # the parent asserts on the status
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return pid
+
+
 class Gang:
     """Forked ranks, each running `body(rank, world)`; the result or the exception comes back by a pipe."""
 

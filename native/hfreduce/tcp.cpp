@@ -1,6 +1,5 @@
 #include "hfreduce/tcp.hpp"
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -23,13 +22,6 @@ constexpr std::size_t kCallBytes = 1u << 20;  // then the other links have their
 
 Error left(int rank) {
   return {Code::rank_failed, "rank " + std::to_string(rank) + " died or left the group", rank};
-}
-
-void prepare(int fd) {
-  const int flags = ::fcntl(fd, F_GETFL);
-  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) throw_errno("a link's socket");
-  const int on = 1;  // refused where it is not TCP
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 }  // namespace
@@ -55,7 +47,6 @@ TcpTransport::~TcpTransport() {
       if (link->fd >= 0) fork_guard::close(link->fd);
     }
   }
-  for (const Arrival& arrival : arrivals_) fork_guard::close(arrival.fd);
   fork_guard::close(epoll_);
   fork_guard::close(wake_);
 }
@@ -64,30 +55,14 @@ void TcpTransport::add_outgoing(int rank, int fd) { add(rank, fd, false); }
 void TcpTransport::add_incoming(int rank, int fd) { add(rank, fd, true); }
 
 void TcpTransport::add(int rank, int fd, bool incoming) {
-  try {
-    prepare(fd);
-    fork_guard::add(fd);
-    const std::lock_guard lock(mutex_);
-    if (!known_.insert({rank, incoming}).second) {
-      throw Error(Code::invalid, std::string("there is a link ") + (incoming ? "from" : "to") +
-                                     " rank " + std::to_string(rank) + " already");
-    }
-    arrivals_.push_back({rank, incoming, fd});
-    arrived_ = true;
-  } catch (...) {
-    fork_guard::close(fd);
-    throw;
-  }
+  const int on = 1;  // refused where it is not TCP
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  arrivals_.add(rank, fd, incoming);
   wake();
 }
 
 void TcpTransport::adopt() {
-  std::vector<Arrival> arrivals;
-  {
-    const std::lock_guard lock(mutex_);
-    arrivals.swap(arrivals_);
-    arrived_ = false;
-  }
+  const std::vector<Arrival> arrivals = arrivals_.take();
   // All descriptors are owned by their links before anything can throw.
   for (const auto& [rank, incoming, fd] : arrivals) {
     link_to(incoming ? incoming_ : outgoing_, rank, incoming).fd = fd;
@@ -125,7 +100,7 @@ void TcpTransport::post(Link& link, Transfer& transfer) {
 void TcpTransport::check() {
   if (failed_) throw Error(*failed_);
   if (aborted_) fail(Error(Code::collective, "the group was aborted"));
-  if (arrived_) adopt();
+  if (arrivals_.any()) adopt();
 }
 
 void TcpTransport::fail(Error error) {

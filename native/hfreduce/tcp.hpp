@@ -15,13 +15,12 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "hfreduce/arrivals.hpp"
 #include "hfreduce/transport.hpp"
 
 namespace ff::hfreduce {
@@ -57,11 +56,6 @@ class TcpTransport final : public LinkedTransport {
     std::deque<Transfer*> queue = {};
   };
   using Links = std::map<int, std::unique_ptr<Link>>;
-  struct Arrival {
-    int rank;
-    bool incoming;
-    int fd;
-  };
 
   void add(int rank, int fd, bool incoming);
   void adopt();
@@ -80,10 +74,7 @@ class TcpTransport final : public LinkedTransport {
   std::atomic<std::uint64_t> sent_ = 0;
   std::atomic<bool> aborted_ = false;
 
-  std::mutex mutex_;
-  std::vector<Arrival> arrivals_;         // guarded by mutex_, as is the next
-  std::set<std::pair<int, bool>> known_;  // links that were added
-  std::atomic<bool> arrived_ = false;
+  Arrivals arrivals_;
 };
 
 }  // namespace ff::hfreduce

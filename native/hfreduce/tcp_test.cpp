@@ -13,20 +13,6 @@ using namespace ff::hfreduce::scenes;
 
 namespace {
 
-// The links are added by a third thread while transfers may wait for them already.
-void test_traffic(const std::function<Pair()>& make, std::uint64_t seed) {
-  TcpTransport ranks[2];
-  std::thread first([&] { talk(ranks[0], 0, seed); });
-  std::thread second([&] { talk(ranks[1], 1, seed); });
-  for (const int from : {0, 1}) {
-    const Pair pair = make();
-    ranks[from].add_outgoing(1 - from, pair[0]);
-    ranks[1 - from].add_incoming(from, pair[1]);
-  }
-  first.join();
-  second.join();
-}
-
 void test_wakes() {
   TcpTransport transport;
   const Pair pair = unix_pair();
@@ -136,8 +122,8 @@ void test_exchanges() {
 
 int main() {
   for (const std::uint64_t seed : {1, 2, 3}) {
-    test_traffic(unix_pair, seed);
-    test_traffic(tcp_pair, seed);
+    test_traffic<TcpTransport>(unix_pair, seed);
+    test_traffic<TcpTransport>(tcp_pair, seed);
   }
   test_wakes();
   test_abort();

@@ -12,6 +12,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/check.hpp"
@@ -137,6 +138,21 @@ inline void reduce(Transport& transport, std::size_t me, std::size_t members) {
       CHECK(values[i] == sum / 2);
     }
   }
+}
+
+// The links are added by a third thread while transfers may wait for them already.
+template <class Linked>
+void test_traffic(const std::function<Pair()>& make, std::uint64_t seed) {
+  Linked ranks[2];
+  std::thread first([&] { talk(ranks[0], 0, seed); });
+  std::thread second([&] { talk(ranks[1], 1, seed); });
+  for (const int from : {0, 1}) {
+    const Pair pair = make();
+    ranks[from].add_outgoing(1 - from, pair[0]);
+    ranks[1 - from].add_incoming(from, pair[1]);
+  }
+  first.join();
+  second.join();
 }
 
 }  // namespace ff::hfreduce::scenes

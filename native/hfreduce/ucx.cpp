@@ -1,6 +1,5 @@
 #include "hfreduce/ucx.hpp"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -77,7 +76,6 @@ UcxTransport::~UcxTransport() {
     }
     tear_down();
   }
-  for (const Arrival& arrival : arrivals_) fork_guard::close(arrival.fd);
   fork_guard::close(epoll_);
   fork_guard::close(wake_);
 }
@@ -127,7 +125,7 @@ void UcxTransport::settle_down() noexcept {
 void UcxTransport::check() {
   if (failed_) throw Error(*failed_);
   if (aborted_) fail(Error(Code::collective, "the group was aborted"));
-  if (arrived_) adopt();
+  if (arrivals_.any()) adopt();
 }
 
 void UcxTransport::fail(Error error) {
@@ -154,31 +152,12 @@ void UcxTransport::add_outgoing(int rank, int fd) { add(rank, fd, false); }
 void UcxTransport::add_incoming(int rank, int fd) { add(rank, fd, true); }
 
 void UcxTransport::add(int rank, int fd, bool incoming) {
-  try {
-    const int flags = ::fcntl(fd, F_GETFL);
-    if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) throw_errno("a link's socket");
-    fork_guard::add(fd);
-    const std::lock_guard lock(mutex_);
-    if (!known_.insert({rank, incoming}).second) {
-      throw Error(Code::invalid, std::string("there is a link ") + (incoming ? "from" : "to") +
-                                     " rank " + std::to_string(rank) + " already");
-    }
-    arrivals_.push_back({rank, incoming, fd});
-    arrived_ = true;
-  } catch (...) {
-    fork_guard::close(fd);
-    throw;
-  }
+  arrivals_.add(rank, fd, incoming);
   wake();
 }
 
 void UcxTransport::adopt() {
-  std::vector<Arrival> arrivals;
-  {
-    const std::lock_guard lock(mutex_);
-    arrivals.swap(arrivals_);
-    arrived_ = false;
-  }
+  const std::vector<Arrival> arrivals = arrivals_.take();
   // All descriptors are owned by their links before anything can throw.
   for (const auto& [rank, incoming, fd] : arrivals) {
     Link& link = link_to(incoming ? incoming_ : outgoing_, rank, incoming);

@@ -21,12 +21,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "hfreduce/arrivals.hpp"
 #include "hfreduce/transport.hpp"
 #include "hfreduce/ucx_line.hpp"
 #include "hfreduce/ucx_worker.hpp"
@@ -82,11 +82,6 @@ class UcxTransport final : public LinkedTransport {
     std::string why = {};  // it broke
   };
   using Links = std::map<int, std::unique_ptr<Link>>;
-  struct Arrival {
-    int rank;
-    bool incoming;
-    int fd;
-  };
 
   void add(int rank, int fd, bool incoming);
   void adopt();
@@ -122,7 +117,7 @@ class UcxTransport final : public LinkedTransport {
   std::atomic<std::uint64_t> sent_ = 0;
   std::atomic<bool> aborted_ = false;
 
-  std::mutex work_mutex_;  // guards everything down to the next mutex
+  std::mutex work_mutex_;  // guards everything down to arrivals_
   Links outgoing_, incoming_;
   std::set<std::uint64_t> tags_;
   std::vector<Link*> dirty_;     // a message was completed
@@ -134,10 +129,7 @@ class UcxTransport final : public LinkedTransport {
   bool closing_ = false;       // callbacks come too late
   std::optional<Error> failed_, bad_message_;
 
-  std::mutex mutex_;
-  std::vector<Arrival> arrivals_;         // guarded by mutex_, as is the next
-  std::set<std::pair<int, bool>> known_;  // links that were added
-  std::atomic<bool> arrived_ = false;
+  Arrivals arrivals_;
 };
 
 }  // namespace ff::hfreduce

@@ -46,20 +46,6 @@ void attend(UcxTransport& transport, const std::atomic<bool>& over) {
   }
 }
 
-// The links are added by a third thread while transfers may wait for them already.
-void test_traffic(const std::function<Pair()>& make, std::uint64_t seed) {
-  UcxTransport ranks[2];
-  std::thread first([&] { talk(ranks[0], 0, seed); });
-  std::thread second([&] { talk(ranks[1], 1, seed); });
-  for (const int from : {0, 1}) {
-    const Pair pair = make();
-    ranks[from].add_outgoing(1 - from, pair[0]);
-    ranks[1 - from].add_incoming(from, pair[1]);
-  }
-  first.join();
-  second.join();
-}
-
 // One way, all under way at once.
 void test_sizes() {
   const std::vector<std::size_t> sizes = {1,    7,      64,      1000,    8191,          8192,
@@ -449,8 +435,8 @@ int main() {
   for (const char* transports : {"tcp", "tcp,cma"}) {
     ::setenv("UCX_TLS", transports, 1);
     for (const std::uint64_t seed : {1, 2}) {
-      test_traffic(unix_pair, seed);
-      test_traffic(tcp_pair, seed);
+      test_traffic<UcxTransport>(unix_pair, seed);
+      test_traffic<UcxTransport>(tcp_pair, seed);
     }
     test_sizes();
     test_wakes();

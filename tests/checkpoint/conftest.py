@@ -4,14 +4,13 @@ import os
 import select
 import signal
 import struct
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.conftest import fork_child
 
 from fireflyer.errors import StorageError
 from fireflyer.storage import Chunk, Range, Storage
@@ -117,23 +116,6 @@ def told() -> Callable[[Storage, Callable[[str, str], None]], Storage]:
     return ToldStorage
 
 
-def _start(body: Callable[[], None]) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            body()
-            status = 0
-        except BaseException:  # noqa: BLE001 - the parent asserts on the status
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    return pid
-
-
 def _reap(pid: int) -> int:
     pidfd = os.pidfd_open(pid)
     try:
@@ -149,7 +131,7 @@ def forked() -> Callable[..., list[int]]:
     """Runs each body in a forked child, side by side; returns the exit codes, -n where signal n ended one."""
 
     def run(*bodies: Callable[[], None]) -> list[int]:
-        children = [_start(body) for body in bodies]
+        children = [fork_child(body) for body in bodies]
         return [_reap(child) for child in children]
 
     return run

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import fork_child
 
 from fireflyer.ffrecord import FileWriter
 
@@ -65,20 +64,7 @@ def forked() -> Forked:
     """Runs a body in a forked child; returns its exit code, -n if signal n ended it."""
 
     def run(body: Callable[[], None]) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                body()
-                status = 0
-            except BaseException:  # noqa: BLE001  # the parent asserts on the status
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(fork_child(body), 0)[1])
 
     return run
 

@@ -1,14 +1,39 @@
 """The format once more, written independently, and helpers for the whole part."""
 
+import os
 import struct
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 Encode = Callable[[Sequence[bytes]], bytes]
 Store = Callable[..., Path]
+
+
+SYSTEM_CALLS = (
+    *("open", "pwritev", "copy_file_range", "fsync", "fdatasync"),
+    *("replace", "unlink", "ftruncate", "close"),
+)
+"""Those of the writers."""
+
+
+def intercept(
+    patch: Callable[[Any, str, Any], None], before: Callable[[str, tuple[Any, ...]], None]
+) -> None:
+    """Calls `before(name, arguments)` ahead of each system call of a writer."""
+
+    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            before(name, args)
+            return real(*args, **more)
+
+        return call
+
+    for name in SYSTEM_CALLS:
+        patch(os, name, wrapped(name, getattr(os, name)))
 
 
 def encode(samples: Sequence[bytes]) -> bytes:

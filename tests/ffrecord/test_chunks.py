@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import fork_child
 
 from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord import ChunkCache
@@ -18,18 +19,6 @@ KEYS = [f"{number:02x}" + "0" * 38 for number in range(4)]
 
 def data_of(key: str, number: int, length: int = 100) -> bytes:
     return random.Random(f"{key}{number}").randbytes(length)
-
-
-def forked(body: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            body()
-            status = 0
-        finally:
-            os._exit(status)
-    return pid
 
 
 def on_disk(directory: Path) -> int:
@@ -130,7 +119,7 @@ def test_killed_at_any_call_the_cache_is_sound_and_within_its_limit(tmp_path: Pa
                 cache.put([(key, point + number, data_of(key, point + number))])
                 cache.get(key, point + number)
 
-        pid = forked(victim)
+        pid = fork_child(victim)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert on_disk(tmp_path) <= 1500
         for path in tmp_path.rglob("*.chunk"):
@@ -157,7 +146,7 @@ def test_many_processes_share_one_cache(tmp_path: Path) -> None:
                 if on_disk(tmp_path) > 5000:
                     raise AssertionError
 
-    pids = [forked(lambda s=seed: work(s)) for seed in range(4)]  # type: ignore[misc]
+    pids = [fork_child(lambda s=seed: work(s)) for seed in range(4)]  # type: ignore[misc]
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
     assert 1000 < on_disk(tmp_path) <= 5000
 

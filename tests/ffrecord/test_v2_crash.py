@@ -11,35 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ffrecord.conftest import intercept
 
 from fireflyer.errors import Corrupted, NoSpace, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter
 
 Encode = Callable[..., bytes]
 ROUNDS = 1000 if os.environ.get("FIREFLYER_SOAK") else 100
-SYSTEM_CALLS = ["open", "pwritev", "fsync", "fdatasync", "replace", "ftruncate", "close"]
 FIRST, SECOND = [b"alpha", b"", b"beta" * 9], [b"gamma", b"d" * 5000]
 
 
 def contents(path: Path) -> list[bytes]:
     with FileReader(path) as reader:
         return [sample.tobytes() for sample in reader.read(range(reader.n))]
-
-
-def intercept(
-    patch: Callable[[Any, str, Any], None], before: Callable[[str, tuple[Any, ...]], None]
-) -> None:
-    """Calls `before(name, arguments)` ahead of each system call of the writer."""
-
-    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            before(name, args)
-            return real(*args, **more)
-
-        return call
-
-    for name in SYSTEM_CALLS:
-        patch(os, name, wrapped(name, getattr(os, name)))
 
 
 def add(path: Path, commits: Sequence[Sequence[bytes]]) -> FileWriter:

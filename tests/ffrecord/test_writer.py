@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ffrecord.conftest import intercept
 
 from fireflyer.errors import ConfigError, NoSpace, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter
 
 SAMPLES = [b"alpha", b"", b"x" * (1 << 20), b"beta" * 9, b"y" * (3 << 20), b"last"]
-SYSTEM_CALLS = ["open", "pwritev", "copy_file_range", "fsync", "replace", "unlink", "close"]
 Encode = Callable[[Sequence[bytes]], bytes]
 announced = pytest.mark.parametrize("announce", [True, False], ids=["n given", "n unknown"])
 
@@ -29,22 +29,6 @@ def write(path: Path, samples: Sequence[bytes], announce: bool) -> None:
     with FileWriter(path, len(samples) if announce else None) as writer:
         for sample in samples:
             writer.write_one(sample)
-
-
-def intercept(
-    patch: Callable[[Any, str, Any], None], before: Callable[[str, tuple[Any, ...]], None]
-) -> None:
-    """Calls `before(name, arguments)` ahead of each system call of the writer."""
-
-    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            before(name, args)
-            return real(*args, **more)
-
-        return call
-
-    for name in SYSTEM_CALLS:
-        patch(os, name, wrapped(name, getattr(os, name)))
 
 
 def killed_at(step: int, path: Path, announce: bool) -> bool:

@@ -11,7 +11,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, Self
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError
@@ -98,12 +97,7 @@ class PackedFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _find(self, path: PathName) -> "int | Tree | None":

@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -207,12 +206,7 @@ class FileReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[type[Self], tuple[list[str], bool, Strategy, int | None]]:
