@@ -31,8 +31,8 @@ soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for le
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)
 
-fuzz: setup  ## ten minutes of damaged record files (SECONDS=60 for less)
-	@scripts/fuzz.sh $(or $(SECONDS),600)
+fuzz: setup  ## ten minutes of damaged bytes for the native parsers, ten for those in Python (SECONDS=60 for less)
+	@scripts/fuzz.sh $(or $(SECONDS),1200)
 
 stubs: setup  ## regenerate the committed type stubs of the native module
 	@scripts/stubs.sh

@@ -55,7 +55,9 @@ def columns_of(given: ColumnsLike) -> Columns:
         sizes = tuple(shape)
         if any(s is not None and (type(s) is not int or not 0 <= s < 1 << 40) for s in sizes):
             raise ConfigError(f"column '{name}' cannot have the shape {shape!r}")
-        if (dtype in _TEXT and sizes) or len(sizes) > 32:
+        # No batch of a smaller array is too large for numpy, not even where a size is 0.
+        wide = math.prod(size for size in sizes if size) >= 1 << 40
+        if (dtype in _TEXT and sizes) or len(sizes) > 32 or wide:
             raise ConfigError(f"column '{name}': {dtype} cannot have the shape {shape!r}")
         columns[name] = Column(dtype, sizes)
     if not columns:
