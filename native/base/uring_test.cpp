@@ -16,8 +16,8 @@
 
 namespace {
 
-using ff::ReadQueue;
-using ff::ReadResult;
+using ff::IoQueue;
+using ff::IoResult;
 
 constexpr unsigned kEntries = 8;
 constexpr std::size_t kBlock = 1000;
@@ -33,7 +33,7 @@ int make_file() {
   return fd;
 }
 
-void read_all(ReadQueue& queue, int fd) {
+void read_all(IoQueue& queue, int fd) {
   CHECK(queue.own() && queue.capacity() == kEntries);
   for (int round = 0; round < 100; ++round) {
     std::vector<unsigned char> bytes(kEntries * kBlock);
@@ -41,7 +41,7 @@ void read_all(ReadQueue& queue, int fd) {
     std::vector<int> seen(kEntries);
     for (unsigned taken = 0; taken < kEntries;) {
       queue.submit(1);
-      for (ReadResult result; queue.take(result); ++taken) {
+      for (IoResult result; queue.take(result); ++taken) {
         CHECK(result.bytes == kBlock);
         ++seen[result.tag];
       }
@@ -53,11 +53,11 @@ void read_all(ReadQueue& queue, int fd) {
   }
 }
 
-void errors_of_reads(ReadQueue& queue, int fd) {
+void errors_of_reads(IoQueue& queue, int fd) {
   unsigned char byte;
   queue.read(fd, &byte, 1, kEntries * kBlock, 1);
   queue.submit(1);
-  ReadResult result;
+  IoResult result;
   CHECK(queue.take(result) && result.bytes == 0 && result.tag == 1);
   queue.read(-1, &byte, 1, 0, 2);
   queue.submit(1);
