@@ -128,9 +128,9 @@ def test_load_after_a_failed_save_gives_the_older_one(tmp_path: Path, told: Told
 def test_the_arena_is_kept_from_save_to_save(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"w": torch.ones(1 << 20)}).wait()
-    first = manager._arena._address
+    first = manager._stager._arena.fd
     manager.save(2, {"w": torch.ones(1 << 20)}).wait()
-    assert manager._arena._address == first
+    assert manager._stager._arena.fd == first
     manager.save(3, {"w": torch.ones(5 << 20)}).wait()
     assert torch.equal(manager.load()["w"], torch.ones(5 << 20))
 
@@ -165,7 +165,7 @@ def test_the_newest_is_what_was_saved_last(tmp_path: Path) -> None:
     assert manager.steps() == [100, 110, 200]
 
 
-@pytest.mark.parametrize("call", ["read", "read_into"])
+@pytest.mark.parametrize("call", ["read", "read_checked"])
 def test_a_reader_goes_on_with_what_a_saving_run_keeps(
     tmp_path: Path, told: Told, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:

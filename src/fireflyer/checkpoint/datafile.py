@@ -10,6 +10,9 @@ from fireflyer.checkpoint.staging import ALIGNMENT, Staged, Table
 from fireflyer.checkpoint.tree import Piece
 
 _CHUNK_BYTES = 4 << 20
+_PAGE_BYTES = 4096
+"""Chunks end at multiples of it in the arena, so that where places are the same in the file the storage can
+write from there."""
 
 
 class Written(NamedTuple):
@@ -81,8 +84,9 @@ class Image:
                     self._staged.wait(end)
                     crcs.append(crc32(data[first:end]))
                     if end - begin >= _CHUNK_BYTES:
-                        yield data[begin:end]
-                        begin = end
+                        cut = end - end % _PAGE_BYTES
+                        yield data[begin:cut]
+                        begin = cut
                 self._crcs[index] = tuple(crcs)
             if end > begin:
                 yield data[begin:end]

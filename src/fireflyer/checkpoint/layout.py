@@ -26,13 +26,13 @@ from fireflyer.checkpoint.tree import (
 from fireflyer.errors import CheckpointError
 
 
-class ValueSlot(msgspec.Struct, frozen=True, tag="v"):
+class ValueSlot(msgspec.Struct, frozen=True, tag_field="node", tag="value"):
     """A plain value stands here."""
 
     path: Path
 
 
-class TensorSlot(msgspec.Struct, frozen=True, tag="t"):
+class TensorSlot(msgspec.Struct, frozen=True, tag_field="node", tag="tensor"):
     """A tensor, or a rank's box of one, stands here."""
 
     path: Path

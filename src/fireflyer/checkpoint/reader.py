@@ -17,8 +17,8 @@ from fireflyer.checkpoint.boxes import (
 from fireflyer.checkpoint.leaves import Local, address_of, byte_view
 from fireflyer.checkpoint.manifest import CRC_BYTES
 from fireflyer.checkpoint.tree import Piece, Tensor, path_name
-from fireflyer.errors import CheckpointError, Corrupted
-from fireflyer.storage import Segment, Storage
+from fireflyer.errors import CheckpointError, StorageError
+from fireflyer.storage import Storage
 
 _SLOTS = 8
 """Blocks of CRC_BYTES in the buffer."""
@@ -40,15 +40,6 @@ class _Block(NamedTuple):
     @property
     def length(self) -> int:
         return min(CRC_BYTES, self.piece.length - self.start)
-
-    def segment(self, address: int) -> Segment:
-        return Segment(
-            self.piece.file,
-            self.piece.offset + self.start,
-            self.length,
-            address,
-            self.piece.crc32[self.index],
-        )
 
 
 class _Scattered(NamedTuple):
@@ -120,13 +111,25 @@ class Reader:
                 _scatter(one, row)
 
     def _read(self, blocks: Sequence[_Block], places: Sequence[int]) -> None:
-        segments = [block.segment(place) for block, place in zip(blocks, places, strict=True)]
-        bad = self._storage.read_checked(segments) if segments else None
-        if bad is not None:
-            raise Corrupted(
-                f"{self._storage}/{blocks[bad].piece.file}: the CRC32 of tensor "
-                f"{path_name(blocks[bad].tensor.path)} does not hold"
-            )
+        if not blocks:
+            return
+        names = {block.piece.file: 0 for block in blocks}
+        numbers = {name: number for number, name in enumerate(names)}
+        segments = np.array(
+            [
+                (numbers[block.piece.file], block.piece.offset + block.start, block.length, place)
+                for block, place in zip(blocks, places, strict=True)
+            ],
+            np.int64,
+        )
+        crcs = np.array([block.piece.crc32[block.index] for block in blocks], np.uint32)
+        try:
+            self._storage.read_checked(list(names), segments, crcs)
+        except StorageError as error:
+            if error.segment is None:
+                raise
+            name = path_name(blocks[error.segment].tensor.path)
+            raise type(error)(f"{error} (tensor {name})") from error
 
 
 def _check_pieces(tensor: Tensor, itemsize: int) -> None:
