@@ -116,7 +116,10 @@ def layout_of(state: Any) -> Layout:
 
 
 @given(
-    st.lists(shapes, max_size=4), st.integers(1, 5), st.randoms(use_true_random=False), st.booleans()
+    st.lists(shapes, max_size=4),
+    st.integers(1, 5),
+    st.randoms(use_true_random=False),
+    st.booleans(),
 )
 def test_every_element_is_written_once(
     tensors: list[Shape], world: int, choice: random.Random, large: bool
@@ -130,9 +133,7 @@ def test_every_element_is_written_once(
                 # A rank holds one box of a tensor.
                 states[rank].setdefault(f"t{index}", shard)
     layouts = [layout_of(state) for state in states]
-    held = {
-        (slot.path, slot.box) for layout in layouts for slot in layout.tensors if slot.box
-    }
+    held = {(slot.path, slot.box) for layout in layouts for slot in layout.tensors if slot.box}
     complete = all(
         flaw(shape, [box for path, box in held if path == (f"t{index}",)]) is None
         for index, shape in enumerate(tensors)
@@ -194,7 +195,11 @@ def test_states_are_merged_in_order() -> None:
     [
         ({"a": 1}, {"a": [1]}, "a: it is a plain value on rank 0, a list on rank 1"),
         ({"a": {"b": 1}}, {"a": (1,)}, "a: it is a dict on rank 0, a tuple on rank 1"),
-        ({"w": torch.ones(2)}, {"w": torch.ones(3)}, r"w: .*shape \[2\] on rank 0, .*\[3\] on rank 1"),
+        (
+            {"w": torch.ones(2)},
+            {"w": torch.ones(3)},
+            r"w: .*shape \[2\] on rank 0, .*\[3\] on rank 1",
+        ),
         ({"w": torch.ones(2)}, {"w": torch.ones(2).int()}, "w: .*float32.*int32"),
         ({"w": torch.ones(2)}, {"w": np.ones(2, np.float32)}, "w: .*torch.*numpy"),
         (

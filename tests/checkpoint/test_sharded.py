@@ -175,18 +175,21 @@ def test_stages_with_keys_of_their_own(tmp_path: Path, job: Job, differences: Di
 
     job(3, body)
     whole = CheckpointManager(tmp_path / "c").load()
-    assert differences(
-        whole,
-        {
-            "model": {
-                f"layer{rank}": {"w": torch.full((3,), float(rank)), "calls": rank}
-                for rank in range(3)
+    assert (
+        differences(
+            whole,
+            {
+                "model": {
+                    f"layer{rank}": {"w": torch.full((3,), float(rank)), "calls": rank}
+                    for rank in range(3)
+                },
+                "step": 7,
+                "note": "from 0",
+                "shared": torch.arange(4),
             },
-            "step": 7,
-            "note": "from 0",
-            "shared": torch.arange(4),
-        },
-    ) == []
+        )
+        == []
+    )
 
 
 def test_some_tensors_by_name(tmp_path: Path, job: Job, differences: Differences) -> None:
@@ -200,9 +203,12 @@ def test_some_tensors_by_name(tmp_path: Path, job: Job, differences: Differences
     manager = CheckpointManager(tmp_path / "c")
     [data] = (tmp_path / "c").rglob("data-*-00001.bin")
     data.write_bytes(bytes(data.stat().st_size))
-    assert differences(
-        manager.load_tensors("m.b*"), {"m.b[0]": wholes()["deep"], "m.b[1]": wholes()["small"]}
-    ) == [], "what is not asked for is not read"
+    assert (
+        differences(
+            manager.load_tensors("m.b*"), {"m.b[0]": wholes()["deep"], "m.b[1]": wholes()["small"]}
+        )
+        == []
+    ), "what is not asked for is not read"
     assert list(manager.load_tensors(["m.b[1]"], step=3)) == ["m.b[1]"]
     with pytest.raises(CheckpointError, match="no tensor of step 3 matches x, y"):
         manager.load_tensors(["x", "y"])
@@ -247,7 +253,9 @@ def test_a_rank_without_memory_fails_the_save_on_all(
         if rank == 1:
             monkeypatch.setattr(manager._stager, "reserve", refuse)
         for _ in range(2):
-            with pytest.raises(NoSpace if rank == 1 else CheckpointError, match="no memory on rank"):
+            with pytest.raises(
+                NoSpace if rank == 1 else CheckpointError, match="no memory on rank"
+            ):
                 manager.save(1, {"w": torch.ones(2)})
         monkeypatch.setattr(manager._stager, "reserve", reserve)
         manager.save(2, {"w": torch.ones(2)}).wait()
@@ -328,7 +336,9 @@ def test_load_needs_little_memory_beyond_the_targets(
         whole = torch.zeros(16384, 4096).t()
         manager = CheckpointManager(tmp_path)
         for into in (left, whole):
-            assert peak_above(lambda into=into: manager.load(into={"w": into}, rest=False)) < 64 << 20
+            assert (
+                peak_above(lambda into=into: manager.load(into={"w": into}, rest=False)) < 64 << 20
+            )
         assert left.local.min() == 1
         assert whole.min() == 1
 

@@ -30,9 +30,9 @@ COMMIT_DEADLINE_S = 600.0
 class SaveHandle:
     """One save on its way."""
 
-    def __init__(self, step: int, future: Future[Written], staged: Staged, stall_s: float) -> None:
+    def __init__(self, step: int, future: Future[Written], staged: Staged) -> None:
         self.step = step
-        self.stall_s = stall_s
+        self.stall_s = 0.0
         """Seconds that `save` kept its caller: waiting for the save before, and the copy."""
         self._future = future
         self._staged = staged
@@ -212,10 +212,11 @@ class CheckpointManager:
         except BaseException as error:
             self._committer.report_failure(ready.generation, rank, world, error)
             raise
+        self._last = handle = SaveHandle(step, future, staged)
         if not self._overlap:
-            staged.release()
-        self._last = SaveHandle(step, future, staged, time.perf_counter() - start)
-        return self._last
+            handle.release()
+        handle.stall_s = time.perf_counter() - start
+        return handle
 
     def before_step(self) -> None:
         """With `overlap=True`: to be called before the optimizer step, or whatever else changes the state.
