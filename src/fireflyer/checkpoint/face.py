@@ -16,6 +16,7 @@ from fireflyer.checkpoint.claims import Claims, identity
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.datafile import Written
 from fireflyer.checkpoint.load import load_newest, read_tensors
+from fireflyer.checkpoint.manifest import Metrics
 from fireflyer.checkpoint.prepare import Preparer
 from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.schedule import Interval, check_steps, parse_duration
@@ -183,7 +184,7 @@ class CheckpointManager:
         """
         start = time.perf_counter()
         rank, world = rank_and_world()
-        measured = {name: _number(float(value)) for name, value in (metrics or {}).items()}
+        measured: Metrics = {name: _number(float(value)) for name, value in (metrics or {}).items()}
         ready = self._preparer.prepare(step, state, per_rank, self._claim)
         before, self._before = self._known_contents(ready.table), None
         try:
