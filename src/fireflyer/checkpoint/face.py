@@ -243,9 +243,13 @@ class CheckpointManager:
 
         def run() -> None:
             try:
-                future.set_result(self._committer.run(job))
+                written = self._committer.run(job)
             except BaseException as error:  # noqa: BLE001  # it is for whoever waits
+                job.staged.forget()
                 future.set_exception(error)
+            else:
+                job.staged.forget()
+                future.set_result(written)
 
         # Not a daemon: the interpreter ends only when what it was told to save is saved.
         threading.Thread(target=run, name="fireflyer-checkpoint").start()
