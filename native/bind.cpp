@@ -10,9 +10,11 @@
 namespace nb = nanobind;
 
 // One function a part, defined in native/<part>/bind.cpp.
+namespace ff::checkpoint { void bind(nb::module_ m); }
 namespace ff::ffrecord { void bind(nb::module_ m); }
 namespace ff::hai { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
+namespace ff::storage { void bind(nb::module_ m); }
 
 namespace {
 
@@ -79,7 +81,9 @@ NB_MODULE(_native, m) {
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
+  ff::checkpoint::bind(m.def_submodule("checkpoint"));
   ff::ffrecord::bind(m.def_submodule("ffrecord"));
   ff::hai::bind(m.def_submodule("hai"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
+  ff::storage::bind(m.def_submodule("storage"));
 }

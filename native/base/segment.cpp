@@ -5,24 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <utility>
 
+#include "base/available_memory.hpp"
 #include "base/error.hpp"
 
 namespace ff {
 namespace {
-
-// Bytes that can still be had without swapping, or the largest number where the kernel does not say.
-std::size_t available_memory() {
-  std::ifstream info("/proc/meminfo");
-  std::string key, unit;
-  std::size_t kilobytes = 0;
-  while (info >> key >> kilobytes && std::getline(info, unit)) {
-    if (key == "MemAvailable:") return kilobytes << 10;
-  }
-  return SIZE_MAX;
-}
 
 // Policies set through a mapping stay with the memory when the mapping goes. Closes `fd` if it throws.
 void place_pages(int fd, std::size_t bytes, const Segment::Place& place) {

@@ -43,7 +43,7 @@ class Shared {
   std::size_t bytes_;
 };
 
-class Ring final : public ReadQueue {
+class Ring final : public IoQueue {
  public:
   Ring(int fd, const io_uring_params& params, Calls calls)
       : fd_(fd),
@@ -77,17 +77,10 @@ class Ring final : public ReadQueue {
   unsigned capacity() const override { return capacity_; }
 
   void read(int fd, void* to, std::size_t bytes, std::int64_t offset, std::uint64_t tag) override {
-    const unsigned tail = *sq_tail_;  // only this side writes it
-    io_uring_sqe& entry = *(entries_.as<io_uring_sqe>(0) + (tail & sq_mask_));
-    entry = {};
-    entry.opcode = IORING_OP_READ;
-    entry.fd = fd;
-    entry.addr = reinterpret_cast<std::uintptr_t>(to);
-    entry.len = static_cast<unsigned>(bytes);
-    entry.off = static_cast<std::uint64_t>(offset);
-    entry.user_data = tag;
-    std::atomic_ref(*sq_tail_).store(tail + 1, std::memory_order_release);
-    ++added_;
+    add(IORING_OP_READ, fd, to, bytes, offset, tag);
+  }
+  void write(int fd, const void* from, std::size_t bytes, std::int64_t offset, std::uint64_t tag) override {
+    add(IORING_OP_WRITE, fd, from, bytes, offset, tag);
   }
 
   void submit(unsigned wanted) override {
@@ -102,14 +95,14 @@ class Ring final : public ReadQueue {
       }
       if (done == -EINTR) continue;
       // The kernel is out of memory for requests, or wants results taken first.
-      if (done != -EAGAIN && done != -EBUSY) throw_errno("cannot read through an io_uring", -done);
+      if (done != -EAGAIN && done != -EBUSY) throw_errno("an io_uring takes no more requests", -done);
       if (ready() > 0) return;
-      if (flying_ == 0) throw_errno("cannot read through an io_uring", -done);
+      if (flying_ == 0) throw_errno("an io_uring takes no more requests", -done);
       calls_.enter(fd_, 0, 1, IORING_ENTER_GETEVENTS);
     }
   }
 
-  bool take(ReadResult& result) override {
+  bool take(IoResult& result) override {
     if (ready() == 0) return false;
     const unsigned head = *cq_head_;
     const io_uring_cqe& entry = cqes_[head & cq_mask_];
@@ -120,6 +113,21 @@ class Ring final : public ReadQueue {
   }
 
  private:
+  void add(std::uint8_t operation, int fd, const void* memory, std::size_t bytes, std::int64_t offset,
+           std::uint64_t tag) {
+    const unsigned tail = *sq_tail_;  // only this side writes it
+    io_uring_sqe& entry = *(entries_.as<io_uring_sqe>(0) + (tail & sq_mask_));
+    entry = {};
+    entry.opcode = operation;
+    entry.fd = fd;
+    entry.addr = reinterpret_cast<std::uintptr_t>(memory);
+    entry.len = static_cast<unsigned>(bytes);
+    entry.off = static_cast<std::uint64_t>(offset);
+    entry.user_data = tag;
+    std::atomic_ref(*sq_tail_).store(tail + 1, std::memory_order_release);
+    ++added_;
+  }
+
   unsigned ready() const {
     return std::atomic_ref(*cq_tail_).load(std::memory_order_acquire) - *cq_head_;
   }
@@ -153,11 +161,11 @@ const Calls& kernel() {
   return calls;
 }
 
-std::unique_ptr<ReadQueue> make(unsigned entries, const Calls& calls) {
+std::unique_ptr<IoQueue> make(unsigned entries, const Calls& calls) {
   io_uring_params params{};
   const int fd = calls.setup(entries, &params);
   if (fd < 0) return nullptr;
-  // Kernels before 5.6 have rings, but not this read; they are known by the features that came with it.
+  // Kernels before 5.6 have rings, but not these reads and writes; they are known by the features that came with them.
   const bool able = (params.features & IORING_FEAT_SINGLE_MMAP) != 0 &&
                     (params.features & IORING_FEAT_RW_CUR_POS) != 0;
   if (!able) {

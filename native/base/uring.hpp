@@ -1,4 +1,4 @@
-// A ring of the kernel (io_uring) for reads, by the raw system calls.
+// A ring of the kernel (io_uring) for reads and writes, by the raw system calls.
 //
 // Thread contract: one thread at a time, any thread. It belongs to the process that made it: a forked child has
 // neither its memory nor its descriptor (base/fork_guard.hpp), see own().
@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "base/read_queue.hpp"
+#include "base/io_queue.hpp"
 
 struct io_uring_params;
 
@@ -20,8 +20,8 @@ struct Calls {
 };
 const Calls& kernel();
 
-// A ring for `entries` reads at a time (a power of two); none where the kernel has no rings or bars them (ENOSYS,
+// A ring for `entries` requests at a time (a power of two); none where the kernel has no rings or bars them (ENOSYS,
 // EPERM, EACCES) or has no memory for one.
-std::unique_ptr<ReadQueue> make(unsigned entries, const Calls& calls = kernel());
+std::unique_ptr<IoQueue> make(unsigned entries, const Calls& calls = kernel());
 
 }  // namespace ff::uring

@@ -1,5 +1,5 @@
-// The ring against the kernel and against one that errs: every read arrives once, interruptions and short memory are
-// gone through, a bar is told from a ring, a forked child leaves its parent's alone.
+// The ring against the kernel and against one that errs: every read and write arrives once, interruptions and short
+// memory are gone through, a bar is told from a ring, a forked child leaves its parent's alone. Threads in its place.
 #include "base/uring.hpp"
 
 #include <fcntl.h>
@@ -13,11 +13,12 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/thread_queue.hpp"
 
 namespace {
 
-using ff::ReadQueue;
-using ff::ReadResult;
+using ff::IoQueue;
+using ff::IoResult;
 
 constexpr unsigned kEntries = 8;
 constexpr std::size_t kBlock = 1000;
@@ -33,7 +34,7 @@ int make_file() {
   return fd;
 }
 
-void read_all(ReadQueue& queue, int fd) {
+void read_all(IoQueue& queue, int fd) {
   CHECK(queue.own() && queue.capacity() == kEntries);
   for (int round = 0; round < 100; ++round) {
     std::vector<unsigned char> bytes(kEntries * kBlock);
@@ -41,7 +42,7 @@ void read_all(ReadQueue& queue, int fd) {
     std::vector<int> seen(kEntries);
     for (unsigned taken = 0; taken < kEntries;) {
       queue.submit(1);
-      for (ReadResult result; queue.take(result); ++taken) {
+      for (IoResult result; queue.take(result); ++taken) {
         CHECK(result.bytes == kBlock);
         ++seen[result.tag];
       }
@@ -53,11 +54,25 @@ void read_all(ReadQueue& queue, int fd) {
   }
 }
 
-void errors_of_reads(ReadQueue& queue, int fd) {
+void write_all(IoQueue& queue) {
+  const int fd = make_file();
+  std::vector<unsigned char> bytes(kEntries * kBlock);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i / kBlock + 100);
+  for (unsigned i = 0; i < kEntries; ++i) queue.write(fd, &bytes[i * kBlock], kBlock, i * kBlock, i);
+  queue.submit(kEntries);
+  IoResult result;
+  for (unsigned i = 0; i < kEntries; ++i) CHECK(queue.take(result) && result.bytes == kBlock);
+  CHECK(!queue.take(result));
+  std::vector<unsigned char> found(bytes.size());
+  CHECK(::pread(fd, found.data(), found.size(), 0) == static_cast<ssize_t>(found.size()) && found == bytes);
+  ::close(fd);
+}
+
+void errors_of_reads(IoQueue& queue, int fd) {
   unsigned char byte;
   queue.read(fd, &byte, 1, kEntries * kBlock, 1);
   queue.submit(1);
-  ReadResult result;
+  IoResult result;
   CHECK(queue.take(result) && result.bytes == 0 && result.tag == 1);
   queue.read(-1, &byte, 1, 0, 2);
   queue.submit(1);
@@ -124,13 +139,20 @@ void fork_leaves_it(int fd) {
 
 int main() {
   barred();
+  const int fd = make_file();
+  {
+    const auto threads = ff::thread_queue::make(kEntries, 3);
+    read_all(*threads, fd);
+    write_all(*threads);
+    errors_of_reads(*threads, fd);
+  }
   const auto queue = ff::uring::make(kEntries);
   if (!queue) {
     std::puts("no io_uring here");
     return 77;
   }
-  const int fd = make_file();
   read_all(*queue, fd);
+  write_all(*queue);
   errors_of_reads(*queue, fd);
   bad_weather(fd);
   fork_leaves_it(fd);

@@ -53,16 +53,16 @@ class DirectQueue {
   static constexpr unsigned kDepth = 128;
   static constexpr std::int64_t kSlot = std::int64_t{128} << 10;
 
-  explicit DirectQueue(std::unique_ptr<ReadQueue> queue);  // throws std::bad_alloc
+  explicit DirectQueue(std::unique_ptr<IoQueue> queue);  // throws std::bad_alloc
   ~DirectQueue();
   DirectQueue(const DirectQueue&) = delete;
   DirectQueue& operator=(const DirectQueue&) = delete;
-  ReadQueue& queue() { return *queue_; }
+  IoQueue& queue() { return *queue_; }
   std::uint8_t* slot(unsigned i) { return memory_ + i * kSlot; }
   bool own() const { return queue_->own(); }
 
  private:
-  std::unique_ptr<ReadQueue> queue_;
+  std::unique_ptr<IoQueue> queue_;
   std::uint8_t* memory_;
 };
 

@@ -52,7 +52,7 @@ class Direct {
         idle.pop_back();
       }
       queue_.queue().submit(1);
-      ReadResult result;
+      IoResult result;
       // A few at a time, so that the disk does not wait for checksums.
       for (int taken = 0; taken < 8 && queue_.queue().take(result); ++taken) {
         --flying_;
@@ -68,7 +68,7 @@ class Direct {
 
   // Waits for the reads that are under way, whose memory must not be given up before.
   void drain() {
-    ReadResult result;
+    IoResult result;
     while (flying_ > 0) {
       queue_.queue().submit(1);
       while (queue_.queue().take(result)) --flying_;
@@ -156,7 +156,7 @@ class Direct {
 
 }  // namespace
 
-DirectQueue::DirectQueue(std::unique_ptr<ReadQueue> queue) : queue_(std::move(queue)) {
+DirectQueue::DirectQueue(std::unique_ptr<IoQueue> queue) : queue_(std::move(queue)) {
   constexpr std::size_t kBytes = kDepth * kSlot;
   // Not for children: a page that is shared with one while the disk writes to it would be copied away from under it.
   void* const at = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -38,7 +38,7 @@ struct Weather {
 std::atomic<int> direct_reads = 0;
 
 // A queue that reads when it is told to, and gives the results in any order.
-class FakeQueue final : public ff::ReadQueue {
+class FakeQueue final : public ff::IoQueue {
  public:
   explicit FakeQueue(const Weather& weather) : weather_(weather) {}
   ~FakeQueue() override { CHECK(reads_.empty()); }
@@ -50,8 +50,9 @@ class FakeQueue final : public ff::ReadQueue {
     reads_.push_back({fd, to, bytes, offset, tag});
     ++direct_reads;
   }
+  void write(int, const void*, std::size_t, std::int64_t, std::uint64_t) override { CHECK(false); }
   void submit(unsigned wanted) override { CHECK(wanted <= reads_.size()); }
-  bool take(ff::ReadResult& result) override {
+  bool take(ff::IoResult& result) override {
     if (reads_.empty()) return false;
     const std::size_t which = random_() % reads_.size();
     const Read read = reads_[which];
@@ -96,7 +97,7 @@ Calls calls_in(const Weather& weather) {
     return mood == 2 ? ::preadv(fd, &one, 1, offset) : ::preadv(fd, parts, count, offset);
   };
   calls.open_direct = [weather](int fd) { return weather.open_error != 0 ? -weather.open_error : ::dup(fd); };
-  calls.queue = [weather](unsigned) -> std::unique_ptr<ff::ReadQueue> {
+  calls.queue = [weather](unsigned) -> std::unique_ptr<ff::IoQueue> {
     if (weather.no_queue) return nullptr;
     return std::make_unique<FakeQueue>(weather);
   };

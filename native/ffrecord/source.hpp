@@ -13,7 +13,7 @@
 #include <functional>
 #include <memory>
 
-#include "base/read_queue.hpp"
+#include "base/io_queue.hpp"
 #include "ffrecord/record_file.hpp"
 
 namespace ff::ffrecord {
@@ -22,7 +22,7 @@ namespace ff::ffrecord {
 struct Calls {
   std::function<long(int fd, const iovec* parts, int count, std::int64_t offset, int flags)> preadv2;
   std::function<int(int fd)> open_direct;                       // the same file, opened again with O_DIRECT
-  std::function<std::unique_ptr<ReadQueue>(unsigned)> queue;    // none where the kernel bars it
+  std::function<std::unique_ptr<IoQueue>(unsigned)> queue;    // none where the kernel bars it
   std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
 };
 const Calls& kernel();

@@ -7,14 +7,21 @@ except through `create`.
 """
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from fireflyer._native import crc32
+from fireflyer._native.storage import Writer, read_checked
 from fireflyer.errors import ConfigError, Corrupted, NoSpace, StorageError, Unavailable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the names of files that are being written; a killed writer leaves them behind."""
@@ -36,6 +43,12 @@ _STAMPS = (
     *("updated", "created", "ino"),
 )
 """What drivers of fsspec call the version of a file, or the time of its last change."""
+
+_LARGE_CHUNK = 1 << 20
+"""A file whose first chunk is as large as this is written past the page cache."""
+
+_BATCH_BYTES = 32 << 20
+"""What a checked read by fsspec asks for at a time."""
 
 _counter = itertools.count()
 
@@ -72,9 +85,28 @@ class Storage(Protocol):
         not be read has its error in its place, an `Unavailable` if it is worth repeating."""
         ...
 
+    def read_checked(
+        self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> None:
+        """Reads many segments to their places in memory and compares their CRC32.
+
+        Args:
+            names: files.
+            segments: int64[n, 4], C order: index of the name, offset, bytes (at most 4 MiB), address of
+                writable memory that stays valid during the call.
+            crcs: uint32[n].
+
+        Raises:
+            Corrupted: a CRC does not hold or a file ends too early. `segment` is the index of the first one
+                found; any memory may have been written to.
+            StorageError: likewise, of a file that cannot be read.
+        """
+        ...
+
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         """Makes a file of these chunks, replacing an older one: afterwards it is whole and durable; after a
-        failure the older one is unchanged and nothing else is left."""
+        failure the older one is unchanged and nothing else is left. Chunks must not change before it returns:
+        writing goes on while the next one is being waited for."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
@@ -131,6 +163,35 @@ def _unread(path: str, error: BaseException) -> StorageError:
     translated = kind(f"cannot read {path}: {reason}")
     translated.__cause__ = error
     return translated
+
+
+def _batches(segments: "NDArray[np.int64]") -> Iterator[tuple[int, int]]:
+    """Ranges of rows of about `_BATCH_BYTES` in all."""
+    first = filled = 0
+    for index, size in enumerate(segments[:, 2].tolist()):
+        if filled and filled + size > _BATCH_BYTES:
+            yield first, index
+            first, filled = index, 0
+        filled += size
+    if first < len(segments):
+        yield first, len(segments)
+
+
+def _write_small(fd: int, chunks: Iterable[Chunk]) -> None:
+    for chunk in chunks:
+        rest = memoryview(chunk).cast("B")
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+
+
+def _write_large(fd: int, chunks: Iterable[Chunk]) -> None:
+    writer = Writer(fd)
+    try:
+        for chunk in chunks:
+            writer.append(chunk)
+        writer.finish()
+    finally:
+        writer.close()
 
 
 def _discard(temporary: Path) -> None:
@@ -207,6 +268,11 @@ class DirectoryStorage:
                 answers.append(error)
         return answers
 
+    def read_checked(
+        self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> None:
+        read_checked([str(self.root / _checked(name)) for name in names], segments, crcs)
+
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path = self.root / _checked(name)
         temporary = self.root / _temporary(name)
@@ -269,12 +335,14 @@ class DirectoryStorage:
             raise _error("delete", path, error) from error
 
     def _write_new(self, path: Path, chunks: Iterable[Chunk]) -> None:
+        parts = iter(chunks)
+        first = next(parts, b"")
         fd = self._open_new(path)
         try:
-            for chunk in chunks:
-                rest = memoryview(chunk).cast("B")
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
+            if memoryview(first).nbytes >= _LARGE_CHUNK:
+                _write_large(fd, itertools.chain([first], parts))
+            else:
+                _write_small(fd, itertools.chain([first], parts))
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -388,6 +456,33 @@ class FsspecStorage:
             _unread(path, answer) if isinstance(answer, BaseException) else bytes(answer)
             for path, answer in zip(paths, answers, strict=True)
         ]
+
+    def read_checked(
+        self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> None:
+        for first, last in _batches(segments):
+            rows = segments[first:last].tolist()
+            ranges = [(names[file], offset, offset + size) for file, offset, size, _ in rows]
+            answers = self.read_many(ranges)
+            for index, (row, answer) in enumerate(zip(rows, answers, strict=True), first):
+                try:
+                    self._place(names[row[0]], row, int(crcs[index]), answer)
+                except StorageError as error:
+                    error.segment = index
+                    raise
+
+    def _place(self, name: str, row: list[int], crc: int, answer: bytes | StorageError) -> None:
+        """Puts the bytes of one row of `read_checked` to their place."""
+        _, offset, size, address = row
+        if isinstance(answer, StorageError):
+            raise answer
+        if len(answer) < size:
+            end = offset + len(answer)
+            raise Corrupted(f"{self._path(name)} ends at byte {end}, inside a needed range")
+        if crc32(answer) != crc:
+            where = f"bytes {offset} to {offset + size}"
+            raise Corrupted(f"{self._path(name)}: the CRC32 of {where} does not hold")
+        ctypes.memmove(address, answer, size)
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path, temporary = self._path(name), self._path(_temporary(name))

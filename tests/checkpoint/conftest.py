@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.conftest import fork_child
 
 from fireflyer.errors import StorageError
@@ -93,6 +94,13 @@ class ToldStorage:
         for name, _, _ in ranges:
             self._before("read_many", name)
         return self._inner.read_many(ranges)
+
+    def read_checked(
+        self, names: Sequence[str], segments: NDArray[np.int64], crcs: NDArray[np.uint32]
+    ) -> None:
+        for name in names:
+            self._before("read_checked", name)
+        self._inner.read_checked(names, segments, crcs)
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         self._before("write", name)

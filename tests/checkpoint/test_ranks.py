@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from fireflyer.storage import DirectoryStorage, Storage
 Told = Callable[[Storage, Callable[[str, str], None]], Storage]
 Job = Callable[[Callable[[int], None]], None]
 WORLD = 2
+DEADLINE_S = 60
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_replicated_and_per_rank_state(job: Job, tmp_path: Path) -> None:
         for path in directory.iterdir()
     }
     assert sizes.pop("manifest00003.json") > 0
-    assert sizes == {"data-00000.bin": 408, "data-00001.bin": 16}, (
+    assert sizes == {"data-00000.bin": 448 + 8, "data-00001.bin": 16}, (
         "replicated state is written once"
     )
     alone = CheckpointManager(tmp_path / "c")
@@ -129,15 +131,43 @@ def test_what_one_rank_cannot_load_fails_on_all(job: Job, tmp_path: Path) -> Non
     job(body)
 
 
-def test_a_missing_rank_is_named(job: Job, tmp_path: Path) -> None:
+def test_a_missing_part_is_named(job: Job, tmp_path: Path, told: Told) -> None:
     def body(rank: int) -> None:
-        manager = CheckpointManager(tmp_path / "c", commit_deadline_s=0.2)
+        given_up = threading.Event()
+
+        def hang(call: str, name: str) -> None:
+            if rank == 1 and call == "write" and "step-000000000002/data-" in name:
+                assert given_up.wait(DEADLINE_S)
+
+        storage = told(DirectoryStorage(tmp_path / "c"), hang)
+        manager = CheckpointManager(storage, commit_deadline_s=10 if rank == 1 else 1)
         save(manager, rank, 1)
         if rank == 0:
-            with pytest.raises(CheckpointError, match=r"no part from rank\(s\) 1 within 0.2 s"):
+            with pytest.raises(CheckpointError, match=r"no part from rank\(s\) 1 within 1 s"):
                 save(manager, rank, 2)
-        dist.barrier()
+            dist.barrier()
+        else:
+            handle = manager.save(2, state_of(2), per_rank=[torch.ones(1)])
+            dist.barrier()
+            given_up.set()
+            with pytest.raises(CheckpointError, match="no part from rank"):
+                handle.wait()
         assert manager.load()["step"] == 1
+
+    job(body)
+
+
+def test_a_rank_that_does_not_come_to_save_fails_it_on_all(job: Job, tmp_path: Path) -> None:
+    def body(rank: int) -> None:
+        manager = CheckpointManager(tmp_path / "c", commit_deadline_s=1)
+        save(manager, rank, 1)
+        if rank == 0:
+            with pytest.raises(CheckpointError, match="one has ended or does not take part"):
+                manager.save(2, state_of(2))
+        dist.barrier()
+        with pytest.raises(CheckpointError, match="one has ended or does not take part"):
+            manager.save(3, state_of(3))
+        assert manager.latest() == 1
 
     job(body)
 
@@ -238,9 +268,26 @@ def test_a_fenced_rank_0_stops_all_at_their_first_save(
     def body(rank: int) -> None:
         manager = CheckpointManager(tmp_path / "c")
         with pytest.raises(
-            CheckpointError, match="came too late" if rank == 0 else "rank 0 may not save"
+            CheckpointError, match="came too late" if rank == 0 else "rank 0 could not .*too late"
         ):
             manager.save(2, state_of(2))
+
+    job(body)
+
+
+def test_a_save_does_not_touch_the_training_group(job: Job, tmp_path: Path) -> None:
+    def body(rank: int) -> None:
+        manager = CheckpointManager(tmp_path / "c")
+        gradient = torch.ones(10)
+        if rank == 0:
+            work = dist.all_reduce(gradient, async_op=True)
+        save(manager, rank, 1)
+        assert manager.load()["step"] == 1
+        if rank == 0:
+            work.wait()
+        else:
+            dist.all_reduce(gradient)
+        assert gradient.tolist() == [2.0] * 10
 
     job(body)
 

@@ -1,9 +1,11 @@
 from typing_extensions import Buffer
 
 from fireflyer._native import (
+    checkpoint as checkpoint,
     ffrecord as ffrecord,
     hai as hai,
-    hfreduce as hfreduce
+    hfreduce as hfreduce,
+    storage as storage
 )
 
 

@@ -1,8 +1,9 @@
 """The checkpoints of a directory: which exist, which are whole, which may go."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from fireflyer.checkpoint.manifest import DAMAGED, VERSION, Generation, Manifest, decode
+from fireflyer.checkpoint.manifest import DAMAGED, VERSION, Generation, Manifest, Versioned, decode
 from fireflyer.checkpoint.manifest import parse_directory as step_of
 from fireflyer.checkpoint.manifest import parse_file as role_of
 from fireflyer.errors import CheckpointError, Corrupted, StorageError
@@ -11,26 +12,44 @@ from fireflyer.storage import Storage
 
 _log = get_logger("checkpoint")
 
+Retire = Callable[[Sequence[tuple[Generation, Mapping[str, float]]]], Sequence[Generation]]
+"""Which of these whole checkpoints (with their metrics), the newest first, may go; never the first."""
 
-def surplus(newest_first: Sequence[Generation], keep: int) -> list[Generation]:
-    """The whole checkpoints that a retention of the last `keep` lets go, oldest first."""
-    return list(reversed(newest_first[keep:]))
+
+def all_but_last(keep: int) -> Retire:
+    """Lets all but the last `keep` go."""
+    return lambda newest_first: [generation for generation, _ in newest_first[keep:]]
+
+
+class _File(NamedTuple):
+    role: str
+    generation: Generation
+    name: str
+    """From the root."""
 
 
 class Catalog:
-    """Looks at the directory anew in every call; holds no state."""
+    """Looks at the directory anew in every call; holds no state.
+
+    A data file may serve several checkpoints: an incremental save names files of older ones of its
+    run. It goes when no checkpoint that is left can name it.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
     def generations(self, step: int | None = None) -> list[Generation]:
         """All that have a manifest (of one step, if given), the newest first."""
-        found = [generation for role, generation, _ in self._files(step) if role == "manifest"]
+        found = [file.generation for file in self._files(step) if file.role == "manifest"]
         return sorted(found, reverse=True)
 
-    def whole(self) -> Iterator[Generation]:
+    def whole(self) -> Iterator[tuple[Generation, Manifest]]:
         """Those with an undamaged manifest and data files of the right size, the newest first. Lazy."""
-        return (generation for generation in self.generations() if self._is_whole(generation))
+        for generation in self.generations():
+            try:
+                yield generation, self.manifest(generation)
+            except (Corrupted, CheckpointError) as error:
+                _log.debug("not counted: %s", error)
 
     def manifest(self, generation: Generation) -> Manifest:
         """
@@ -38,66 +57,111 @@ class Catalog:
             Corrupted: if it is missing or damaged, or a data file is missing or has the wrong size.
             CheckpointError: if a later version of the format wrote it.
         """
+        manifest = self._decoded(generation)
+        self.check_files(manifest.files)
+        return manifest
+
+    def check_files(self, sizes: Mapping[str, int]) -> None:
+        """
+        Raises:
+            Corrupted: if a file is missing or has another size.
+        """
+        for file, expected in sizes.items():
+            size = self.storage.size(file)
+            if size != expected:
+                found = "is missing" if size is None else f"has {size} bytes"
+                raise Corrupted(
+                    f"{self.storage}/{file} {found}, its manifest says {expected} bytes"
+                )
+
+    def _decoded(self, generation: Generation) -> Manifest:
         name = generation.manifest
         where = f"{self.storage}/{name}"
         if self.storage.size(name) is None:
             raise Corrupted(f"{where} is missing")
-        manifest = decode(self.storage.read(name), Manifest, where)
-        if manifest.version != VERSION:
+        data = self.storage.read(name)
+        version = decode(data, Versioned, where).version
+        if version != VERSION:
             raise CheckpointError(
-                f"{where} has format version {manifest.version}, this Fireflyer reads {VERSION}: update it"
+                f"{where} has format version {version}, this Fireflyer reads {VERSION}: "
+                "use a version of it that knows both"
             )
-        for file, expected in manifest.file_sizes().items():
-            size = self.storage.size(f"{generation.directory}/{file}")
-            if size != expected:
-                path = f"{self.storage}/{generation.directory}/{file}"
-                found = "is missing" if size is None else f"has {size} bytes"
-                raise Corrupted(f"{path} {found}, its manifest says {expected} bytes")
-        return manifest
-
-    def _is_whole(self, generation: Generation) -> bool:
-        try:
-            self.manifest(generation)
-        except (Corrupted, CheckpointError) as error:
-            _log.debug("not counted: %s", error)
-            return False
-        return True
+        return decode(data, Manifest, where)
 
     def set_aside(self, generation: Generation) -> None:
         """Moves a damaged checkpoint under damaged/, the manifest last, so that the next load ends what was
-        interrupted."""
-        files = [name for _, owner, name in self._files(generation.step) if owner == generation]
-        files.sort(key=lambda name: name.startswith("manifest"))
-        directory = generation.directory
+        interrupted. A file that another checkpoint may name stays, until that is found damaged too."""
         try:
-            for name in files:
-                self.storage.rename(f"{directory}/{name}", f"{DAMAGED}/{directory}/{name}")
-            self.storage.delete(directory)
+            files = self._files()
+            needed = self._needed(files, without={generation})
+            committed = {file.generation for file in files if file.role == "manifest"}
+            for file in files:
+                # A data file without a checkpoint of its own was there for this one.
+                mine = file.generation == generation and file.role != "manifest"
+                left = (
+                    file.role == "data"
+                    and file.generation not in committed
+                    and file.generation.epoch == generation.epoch
+                    and file.generation <= generation
+                )
+                if (mine or left) and not needed(file):
+                    self.storage.rename(file.name, f"{DAMAGED}/{file.name}")
+                    self.storage.delete(file.generation.directory)
+            self.storage.rename(generation.manifest, f"{DAMAGED}/{generation.manifest}")
+            self.storage.delete(generation.directory)
         except StorageError as error:
             _log.warning(
                 "the damaged checkpoint stays where it is, and will be skipped again: %s", error
             )
 
-    def delete(self, generation: Generation) -> None:
-        """Removes a checkpoint. The manifest first, so that no interruption leaves one that looks whole."""
-        self.storage.delete(generation.manifest)
-        for _, owner, name in self._files(generation.step):
-            if owner == generation:
-                self.storage.delete(f"{generation.directory}/{name}")
-        self.storage.delete(generation.directory)
+    def delete(self, generations: Sequence[Generation]) -> None:
+        """Removes checkpoints. The manifests first, so that no interruption leaves one that looks whole; then
+        the data files that no other checkpoint may name."""
+        for generation in generations:
+            self.storage.delete(generation.manifest)
+        if generations:
+            self._remove_leftovers(max(generations), {"data", "part", "failed"})
 
     def sweep(self, newest: Generation) -> None:
         """Removes what killed or failed saves up to `newest`, which is committed, have left."""
-        committed = set(self.generations())
-        for role, generation, name in self._files():
-            if generation <= newest and (
-                generation not in committed or role in ("temporary", "part", "failed")
-            ):
-                self.storage.delete(f"{generation.directory}/{name}")
-                self.storage.delete(generation.directory)
+        self._remove_leftovers(newest, {"data", "part", "failed", "temporary"})
 
-    def _files(self, step: int | None = None) -> list[tuple[str, Generation, str]]:
-        """(role, generation, file name) of everything in the directories of saves."""
+    def _remove_leftovers(self, newest: Generation, roles: set[str]) -> None:
+        files = self._files()
+        needed = self._needed(files)
+        for file in files:
+            if file.role in roles and file.generation <= newest and not needed(file):
+                self.storage.delete(file.name)
+                self.storage.delete(file.generation.directory)
+
+    def _needed(
+        self, files: Sequence[_File], without: frozenset[Generation] | set[Generation] = frozenset()
+    ) -> Callable[[_File], bool]:
+        """Whether a checkpoint may name the file. One whose manifest cannot be read may name any data file of
+        its run's saves until then."""
+        named: set[str] = set()
+        unread: list[Generation] = []
+        for file in files:
+            if file.role != "manifest" or file.generation in without:
+                continue
+            try:
+                named.update(self._decoded(file.generation).files)
+            except (Corrupted, CheckpointError):
+                if self.storage.size(file.name) is not None:
+                    unread.append(file.generation)
+
+        def needed(file: _File) -> bool:
+            return file.role == "data" and (
+                file.name in named
+                or any(
+                    file.generation.epoch == one.epoch and file.generation <= one for one in unread
+                )
+            )
+
+        return needed
+
+    def _files(self, step: int | None = None) -> list[_File]:
+        """Everything in the directories of saves."""
         names = self.storage.list() if step is None else [f"step-{step:012d}"]
         found = []
         for directory in names:
@@ -107,5 +171,5 @@ class Catalog:
             for name in self.storage.list(directory):
                 parsed = role_of(number, name)
                 if parsed is not None:
-                    found.append((*parsed, name))
+                    found.append(_File(*parsed, f"{directory}/{name}"))
         return found

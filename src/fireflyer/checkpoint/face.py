@@ -1,21 +1,27 @@
 """CheckpointManager: what a training script sees."""
 
+import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
-from fireflyer.checkpoint.catalog import Catalog
+import numpy as np
+import torch
+
+from fireflyer.checkpoint.catalog import Catalog, all_but_last
 from fireflyer.checkpoint.claims import Claims, identity
-from fireflyer.checkpoint.load import load_newest
-from fireflyer.checkpoint.manifest import Generation
-from fireflyer.checkpoint.ranks import from_first, rank_and_world
-from fireflyer.checkpoint.save import Committer, Job, Layout
+from fireflyer.checkpoint.control import Control, rank_and_world
+from fireflyer.checkpoint.datafile import Written
+from fireflyer.checkpoint.load import load_newest, read_tensors
+from fireflyer.checkpoint.manifest import Metrics
+from fireflyer.checkpoint.prepare import Preparer
+from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.schedule import Interval, check_steps, parse_duration
-from fireflyer.checkpoint.staging import Arena
-from fireflyer.checkpoint.tree import flatten
+from fireflyer.checkpoint.staging import Staged, Stager, Table
 from fireflyer.clock import Clock, SystemClock
-from fireflyer.errors import CheckpointError, ConfigError
+from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage, open_storage
 
 COMMIT_DEADLINE_S = 600.0
@@ -24,12 +30,14 @@ COMMIT_DEADLINE_S = 600.0
 class SaveHandle:
     """One save on its way."""
 
-    def __init__(self, step: int, future: Future[None], stall_s: float) -> None:
+    def __init__(self, step: int, future: Future[Written], staged: Staged) -> None:
         self.step = step
-        self.stall_s = stall_s
+        self.stall_s = 0.0
         """Seconds that `save` kept its caller: waiting for the save before, and the copy."""
         self._future = future
+        self._staged = staged
         self._reported = False
+        self._process = os.getpid()
 
     @property
     def done(self) -> bool:
@@ -44,13 +52,27 @@ class SaveHandle:
             TimeoutError: if `timeout_s` passes first; the save goes on.
         """
         try:
+            self._staged.release()
             self._future.result(timeout_s)
         finally:
             self._reported = self._future.done()
 
     def settle(self) -> None:
         """Waits, without an error."""
+        self._staged.release()
         self._future.exception()
+
+    def release(self) -> None:
+        """Returns when the state may change."""
+        self._staged.release()
+
+    def is_of_this_process(self) -> bool:
+        """False in a forked child: the save goes on in its parent."""
+        return self._process == os.getpid()
+
+    def written(self) -> Written | None:
+        """What is where, after a save that has succeeded."""
+        return self._future.result() if self._future.exception() is None else None
 
     def raise_unreported(self) -> None:
         """`wait`, unless an earlier `wait` has told how it ended."""
@@ -72,6 +94,8 @@ class CheckpointManager:
         every: str | int | None = None,
         keep: int | None = None,
         *,
+        overlap: bool = False,
+        incremental: bool = False,
         commit_deadline_s: float = COMMIT_DEADLINE_S,
         clock: Clock | None = None,
     ) -> None:
@@ -80,7 +104,10 @@ class CheckpointManager:
             directory: a path, an fsspec URL, or a storage; shared by all ranks.
             every: what `should_save` goes by: a duration ("5min", "30s") or a number of steps.
             keep: how many of the newest checkpoints stay; None keeps all.
-            commit_deadline_s: how long the ranks wait for one another's parts in the background.
+            overlap: `save` returns while large tensors are still being copied; `before_step` must be called
+                before they change.
+            incremental: tensors whose bytes have not changed since the save before are not written again.
+            commit_deadline_s: how long the ranks wait for one another, in `save` and in the background.
             clock: for tests.
 
         Raises:
@@ -100,13 +127,18 @@ class CheckpointManager:
         storage = open_storage(directory) if isinstance(directory, str | os.PathLike) else directory
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
-        self._committer = Committer(self._catalog, self._claims, keep, commit_deadline_s)
-        self._arena = Arena()
-        self._epoch = 0
+        retire = None if keep is None else all_but_last(keep)
+        self._committer = Committer(self._catalog, self._claims, retire, commit_deadline_s)
+        self._control = Control(commit_deadline_s)
+        self._stager = Stager()
+        self._preparer = Preparer(self._control, self._stager)
+        self._overlap, self._incremental = overlap, incremental
         self._number = 0
         self._last: SaveHandle | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._pool_pid = 0
+        self._pool_process = 0
+        self._before: Written | None = None
+        """What the last save wrote, of an incremental series."""
         self._loaded_per_rank: Any | None = None
         if self._is_first() and self._claims.succeeds():
             self._claims.take()
@@ -124,64 +156,124 @@ class CheckpointManager:
             return False
         rank, _ = rank_and_world()
         decision = self._interval.decide(step, self._clock.monotonic()) if rank == 0 else (False, 0)
-        due, self._ask_at = from_first([int(decision[0]), decision[1]])
+        due, self._ask_at = self._control.numbers([int(decision[0]), decision[1]])[0]
         return bool(due)
 
-    def save(self, step: int, state: Any, *, per_rank: Any | None = None) -> SaveHandle:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        per_rank: Any | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveHandle:
         """Saves `state` as of now; returns once it is copied, and writes it in the background.
 
-        Waits first for the save before. `state` is the same on every rank and written by rank 0;
-        `per_rank` is this rank's own. Dicts, lists and tuples of torch tensors, numpy arrays, int,
-        float, bool, str, bytes and None; dict keys are str or int.
+        Waits first for the save before. The states of all ranks are merged: a key may be on some only,
+        a plain tensor or array is the same on every rank that has it, one that lies over several ranks
+        is a DTensor or a `Shard`; a plain value is that of the lowest rank that has it. `per_rank` is
+        this rank's own. Both hold dicts, lists and tuples of torch tensors, numpy arrays, int, float,
+        bool, str, bytes and None; dict keys are str or int.
+
+        Args:
+            metrics: numbers by which retention may choose; rank 0's count.
 
         Raises:
             CheckpointError: naming the key path of what cannot be saved; or if a newer run owns
-                the directory.
+                the directory. What fails on one rank fails on all.
             FireflyerError: the unreported failure of the save before; nothing is saved then.
         """
         start = time.perf_counter()
-        if step < 0:
-            raise ValueError(f"step {step} is below 0")
+        rank, world = rank_and_world()
+        measured: Metrics = {name: _number(float(value)) for name, value in (metrics or {}).items()}
+        ready = self._preparer.prepare(step, state, per_rank, self._claim)
+        before, self._before = self._known_contents(ready.table), None
+        try:
+            staged = self._stager.stage(
+                ready.table,
+                ready.leaves,
+                ready.locals,
+                ready.names,
+                overlap=self._overlap,
+                compare=before is not None,
+            )
+            job = Job(
+                generation=ready.generation,
+                rank=rank,
+                world=world,
+                plan=ready.plan,
+                values=ready.values,
+                own=ready.own,
+                table=ready.table,
+                boxes=ready.boxes,
+                staged=staged,
+                before=before,
+                metrics=measured,
+            )
+            future = self._run_in_background(job)
+        except BaseException as error:
+            self._committer.report_failure(ready.generation, rank, world, error)
+            raise
+        self._last = handle = SaveHandle(step, future, staged)
+        if not self._overlap:
+            handle.release()
+        handle.stall_s = time.perf_counter() - start
+        return handle
+
+    def before_step(self) -> None:
+        """With `overlap=True`: to be called before the optimizer step, or whatever else changes the state.
+        Waits for what is not yet copied."""
+        if self._last is not None and self._last.is_of_this_process():
+            self._last.release()
+
+    def _claim(self) -> tuple[int, int]:
+        """Rank 0's epoch and the number of the save, once the save before is over."""
         self._number += 1
         self._finish_last()
-        rank, world = rank_and_world()
-        generation = Generation(epoch=self._owned_epoch(rank), number=self._number, step=step)
-        try:
-            job = self._stage(generation, rank, world, state, per_rank)
-        except BaseException as error:
-            self._committer.report_failure(generation, rank, world, error)
-            raise
-        future = self._background().submit(self._committer.run, job)
-        self._last = SaveHandle(step, future, time.perf_counter() - start)
-        return self._last
+        return (self._claims.take() if rank_and_world()[0] == 0 else 0), self._number
 
-    def _stage(
-        self, generation: Generation, rank: int, world: int, state: Any, per_rank: Any | None
-    ) -> Job:
-        layout = Layout(generation.data(rank).rsplit("/", 1)[1])
-        items = list(flatten(state))  # on every rank, so that all refuse what cannot be saved
-        nodes = layout.place(items) if rank == 0 else None
-        own = None if per_rank is None else layout.place(flatten(per_rank))
-        data = self._arena.fill(layout.leaves)
-        return Job(
-            generation=generation, rank=rank, world=world, data=data, state=nodes, per_rank=own
-        )
+    def _known_contents(self, table: Table) -> Written | None:
+        """What the last save wrote, if the arena still holds just that in the places of `table`."""
+        before = self._before
+        if before is None or before.table is not table or before.filling != self._stager.filling:
+            return None
+        return before
 
-    def load(self, step: int | None = None, into: Any | None = None) -> Any:
+    def _run_in_background(self, job: Job) -> Future[Written]:
+        def run() -> Written:
+            try:
+                return self._committer.run(job)
+            finally:
+                job.staged.forget()
+
+        # An executor finishes its work before the interpreter ends, and hands a job over without a
+        # wait for its thread. Threads do not cross a fork.
+        if self._pool is None or self._pool_process != os.getpid():
+            self._pool = ThreadPoolExecutor(1, "fireflyer-checkpoint")
+            self._pool_process = os.getpid()
+        return self._pool.submit(run)
+
+    def load(self, step: int | None = None, into: Any | None = None, *, rest: bool = True) -> Any:
         """The state of the newest good checkpoint, or of `step`.
 
         What is found damaged is moved to damaged/ with a warning, and the next older one is used
         (with `step`: an older save of that step). With `into`, a state like the saved one, its
-        tensors are filled in place and returned in the state; what they hold after an error is
+        tensors are filled in place and returned in the state: whole ones, and this rank's boxes of
+        DTensors and `Shard`s, however the saved ones were cut. What they hold after an error is
         undefined.
+
+        Args:
+            rest: whether what `into` lacks is loaded too, tensors whole; else the state returned has
+                only what `into` has.
 
         Raises:
             CheckpointError: if there is no good one, or `into` does not fit it.
             StorageError: if the directory cannot be read.
         """
-        if self._last is not None:
+        if self._last is not None and self._last.is_of_this_process():
             self._last.settle()
-        loaded = load_newest(self._catalog, step, into)
+        self._before = None
+        loaded = load_newest([self._catalog], step, into, rest, self._control)
         self._loaded_per_rank = loaded.per_rank
         return loaded.state
 
@@ -189,14 +281,32 @@ class CheckpointManager:
         """What this rank gave as `per_rank` to the save that the last `load` returned; None if nothing."""
         return self._loaded_per_rank
 
+    def load_tensors(
+        self, patterns: str | Sequence[str], step: int | None = None
+    ) -> dict[str, torch.Tensor | np.ndarray[Any, Any]]:
+        """Tensors of the newest good checkpoint (or of `step`) by name, whole, reading nothing else.
+
+        Not collective. A damaged checkpoint is passed over with a warning and stays where it is.
+
+        Args:
+            patterns: names like "model.wte.weight" or "optimizer.state[0].exp_avg", or shell patterns of
+                them like "model.*".
+
+        Raises:
+            CheckpointError: if there is no good one, or no tensor matches.
+            StorageError: if the directory cannot be read.
+        """
+        chosen = [patterns] if isinstance(patterns, str) else list(patterns)
+        return read_tensors([self._catalog], chosen, step)
+
     def latest(self) -> int | None:
         """Step of the newest checkpoint whose manifest is undamaged and whose files have the right size."""
         newest = next(self._catalog.whole(), None)
-        return None if newest is None else newest.step
+        return None if newest is None else newest[0].step
 
     def steps(self) -> list[int]:
         """Steps of all such checkpoints, ascending."""
-        return sorted({generation.step for generation in self._catalog.whole()})
+        return sorted({generation.step for generation, _ in self._catalog.whole()})
 
     def wait(self) -> None:
         """Returns when the last save is durable and whole.
@@ -208,25 +318,13 @@ class CheckpointManager:
 
     def _finish_last(self) -> None:
         last, self._last = self._last, None
-        if last is not None:
+        if last is not None and last.is_of_this_process():
             last.raise_unreported()
+            self._before = last.written() if self._incremental else None
 
-    def _owned_epoch(self, rank: int) -> int:
-        """The epoch that rank 0 claimed; collective the first time."""
-        if self._epoch == 0:
-            claimed = 0
-            try:
-                if rank == 0:
-                    claimed = self._claims.take()
-            finally:
-                self._epoch = from_first([claimed])[0]
-            if self._epoch == 0:
-                raise CheckpointError("rank 0 may not save here; its own error says why")
-        return self._epoch
 
-    def _background(self) -> ThreadPoolExecutor:
-        # An executor finishes its work before the interpreter ends. Threads do not cross a fork.
-        if self._pool is None or self._pool_pid != os.getpid():
-            self._pool = ThreadPoolExecutor(1, "fireflyer-checkpoint")
-            self._pool_pid = os.getpid()
-        return self._pool
+def _number(value: float) -> float | Literal["nan", "inf", "-inf"]:
+    """As JSON can hold it."""
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,25 +1,33 @@
 """Loading: one generation read, verified and put together; the ranks agree on which."""
 
+import fnmatch
 from collections.abc import Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from fireflyer._native import crc32
+from fireflyer.checkpoint.boxes import Box, whole
 from fireflyer.checkpoint.catalog import Catalog
-from fireflyer.checkpoint.manifest import Generation, Manifest
-from fireflyer.checkpoint.ranks import exchange, from_first, rank_and_world
-from fireflyer.checkpoint.staging import leaf_bytes
-from fireflyer.checkpoint.tree import (
+from fireflyer.checkpoint.control import Control, rank_and_world
+from fireflyer.checkpoint.leaves import (
+    Description,
     Leaf,
+    Local,
+    describe,
+    local_of,
+    new_local,
+    writable,
+)
+from fireflyer.checkpoint.manifest import Generation, Manifest
+from fireflyer.checkpoint.reader import Reader
+from fireflyer.checkpoint.tree import (
+    Container,
     Node,
     Path,
     Tensor,
-    empty_leaf,
+    Value,
     flatten,
-    leaf_dtype,
-    leaf_kind,
     path_name,
     unflatten,
 )
@@ -30,51 +38,64 @@ _log = get_logger("checkpoint")
 _GOOD, _GONE, _DAMAGED, _FAILED = range(4)
 
 
-class Loaded:
+class Loaded(NamedTuple):
     """What `load_newest` found."""
 
-    def __init__(self, generation: Generation, state: Any, per_rank: Any | None) -> None:
-        self.generation = generation
-        self.state = state
-        self.per_rank = per_rank
+    generation: Generation
+    state: Any
+    per_rank: Any | None
 
 
-def load_newest(catalog: Catalog, step: int | None, into: Any | None) -> Loaded:
+class _Choice(NamedTuple):
+    source: int
+    generation: Generation
+
+
+def load_newest(
+    sources: Sequence[Catalog], step: int | None, into: Any | None, rest: bool, control: Control
+) -> Loaded:
     """The newest good checkpoint (of `step`, if given); collective where there are several ranks.
 
     Rank 0 picks, all ranks read and verify, and one rank's finding is every rank's: a checkpoint
     that any rank finds damaged is set aside by rank 0, and the next older one is tried.
 
+    Args:
+        sources: where checkpoints are; of one that several have, the first source's is taken.
+
     Raises:
         CheckpointError: if none is good, or `into` does not fit, on every rank.
         StorageError: if this rank cannot read the directory; the other ranks get a CheckpointError.
     """
-    targets = {} if into is None else _targets(into)
-    skipped: set[Generation] = set()
+    skipped: set[_Choice] = set()
     while True:
-        generation = _pick(catalog, step, skipped)
+        choice = _pick(sources, step, skipped, control)
+        catalog, generation = sources[choice.source], choice.generation
         finding, loaded = _GOOD, None
-        error: CheckpointError | StorageError | None = None
+        error: Exception | None = None
         try:
-            loaded = _read(catalog, generation, targets)
-        except (CheckpointError, StorageError) as failure:
+            loaded = _read(catalog, generation, into, rest)
+        except Exception as failure:  # noqa: BLE001  # the other ranks must hear of any
             finding, error = _judge(catalog, generation, failure), failure
-        findings = [row[0] for row in exchange([finding])]
+        findings = [row[0] for row in control.numbers([finding])]
         if _FAILED in findings:
             rank = findings.index(_FAILED)
-            message = f"rank {rank} could not load step {generation.step}; its own error says why"
-            raise error if error is not None and finding == _FAILED else CheckpointError(message)
+            reasons = control.blobs(str(error).encode() if finding == _FAILED else b"")
+            if error is not None and finding == _FAILED:
+                raise error
+            raise CheckpointError(
+                f"rank {rank} could not load step {generation.step}: {reasons[rank].decode()}"
+            )
         if loaded is not None and max(findings) == _GOOD:
             return loaded
-        skipped.add(generation)
+        skipped.add(choice)
         if _DAMAGED in findings:
             _skip(catalog, generation, findings.index(_DAMAGED), error)
 
 
-def _judge(
-    catalog: Catalog, generation: Generation, failure: CheckpointError | StorageError
-) -> int:
+def _judge(catalog: Catalog, generation: Generation, failure: Exception) -> int:
     """What a failure to read a checkpoint says about it. A run that saves may have retired it meanwhile."""
+    if not isinstance(failure, CheckpointError | StorageError):
+        return _FAILED
     try:
         if catalog.storage.size(generation.manifest) is None:
             return _GONE
@@ -83,34 +104,44 @@ def _judge(
     return _DAMAGED if isinstance(failure, Corrupted) else _FAILED
 
 
-def _pick(catalog: Catalog, step: int | None, skipped: set[Generation]) -> Generation:
+def _pick(
+    sources: Sequence[Catalog], step: int | None, skipped: set[_Choice], control: Control
+) -> _Choice:
     """Rank 0's choice on every rank."""
     rank, _ = rank_and_world()
-    choice: list[int] = [0, 0, 0]
+    mine = [0, 0, 0, 0]
     failure: StorageError | None = None
     if rank == 0:
         try:
-            left = [
-                generation for generation in catalog.generations(step) if generation not in skipped
-            ]
-            if left:
-                choice = [left[0].epoch, left[0].number, left[0].step]
+            newest = _newest(sources, step, skipped)
+            if newest is not None:
+                found = newest.generation
+                mine = [newest.source, found.epoch, found.number, found.step]
         except StorageError as error:
-            failure, choice = error, [-1, 0, 0]
-    choice = from_first(choice)
+            failure, mine = error, [-1, 0, 0, 0]
+    source, epoch, number, of_step = control.numbers(mine)[0]
     if failure is not None:
         raise failure
-    if choice[0] < 0:
+    if source < 0:
         raise CheckpointError("rank 0 could not list the checkpoints; its own error says why")
-    if choice[0] == 0:
+    if epoch == 0:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
+        storage = sources[-1].storage
         damaged = (
-            f"; {len(skipped)} damaged: see the warnings and {catalog.storage}/damaged"
-            if skipped
-            else ""
+            f"; {len(skipped)} damaged: see the warnings and {storage}/damaged" if skipped else ""
         )
-        raise CheckpointError(f"there is no good {what} in {catalog.storage}{damaged}")
-    return Generation(*choice)
+        raise CheckpointError(f"there is no good {what} in {storage}{damaged}")
+    return _Choice(source, Generation(epoch, number, of_step))
+
+
+def _newest(sources: Sequence[Catalog], step: int | None, skipped: set[_Choice]) -> _Choice | None:
+    found = (
+        _Choice(index, generation)
+        for index, source in enumerate(sources)
+        for generation in source.generations(step)
+    )
+    left = (choice for choice in found if choice not in skipped)
+    return max(left, key=lambda choice: (choice.generation, -choice.source), default=None)
 
 
 def _skip(catalog: Catalog, generation: Generation, finder: int, damage: Exception | None) -> None:
@@ -126,54 +157,75 @@ def _skip(catalog: Catalog, generation: Generation, finder: int, damage: Excepti
         catalog.set_aside(generation)
 
 
-def _read(catalog: Catalog, generation: Generation, targets: dict[Path, Leaf]) -> Loaded:
+class _Target(NamedTuple):
+    leaf: Leaf
+    local: Local
+    description: Description
+
+
+def _read(catalog: Catalog, generation: Generation, into: Any | None, rest: bool) -> Loaded:
     manifest = catalog.manifest(generation)
+    paths, targets = _wanted(into)
     _check_fit(manifest, targets)
+    nodes: Sequence[Node] = manifest.state
+    if into is not None and not rest:
+        nodes = [node for node in nodes if node.path in paths]
     rank, _ = rank_and_world()
-    state = _read_tree(catalog, generation, manifest.state, targets)
-    own = manifest.per_rank.get(str(rank))
-    return Loaded(
-        generation, state, None if own is None else _read_tree(catalog, generation, own, {})
-    )
+    own = manifest.per_rank.get(str(rank), ())
+    reader = Reader(catalog.storage)
+    with ExitStack() as finish:
+        leaves = _want(reader, nodes, targets, finish)
+        own_leaves = _want(reader, own, {}, finish)
+        reader.run()
+    state = unflatten(nodes, leaves)
+    return Loaded(generation, state, unflatten(own, own_leaves) if own else None)
 
 
-def _read_tree(
-    catalog: Catalog, generation: Generation, nodes: Sequence[Node], targets: dict[Path, Leaf]
-) -> Any:
+def _want(
+    reader: Reader, nodes: Sequence[Node], targets: dict[Path, _Target], finish: ExitStack
+) -> dict[Path, Leaf]:
+    """Where the tensors of the nodes will be."""
     leaves: dict[Path, Leaf] = {}
     for node in nodes:
-        if isinstance(node, Tensor):
-            target = targets.get(node.path)
-            direct = target if target is not None and _is_plain(target) else empty_leaf(node)
-            _read_tensor(catalog, generation, node, direct)
-            if target is not None and direct is not target:
-                _copy(direct, target)
-            leaves[node.path] = direct if target is None else target
-    return unflatten(nodes, leaves)
+        if not isinstance(node, Tensor):
+            continue
+        target = targets.get(node.path)
+        if target is None:
+            local = _new(node)
+            box: Box | None = whole(node.shape)
+            leaves[node.path] = local
+        else:
+            local = finish.enter_context(writable(target.local))
+            box = target.description.box
+            leaves[node.path] = target.leaf
+        if box is not None:
+            reader.want(node, local, box)
+    return leaves
 
 
-def _read_tensor(catalog: Catalog, generation: Generation, node: Tensor, leaf: Leaf) -> None:
-    if node.length != leaf.nbytes:
-        raise CheckpointError(
-            f"{path_name(node.path)}: {node.length} bytes cannot be shape {node.shape}"
-        )
-    if node.length == 0:
-        return
-    content = leaf_bytes(leaf)
-    file = f"{generation.directory}/{node.file}"
-    catalog.storage.read_into(file, node.offset, content)
-    if crc32(content) != node.crc32:
-        raise Corrupted(
-            f"{catalog.storage}/{file}: the CRC32 of tensor {path_name(node.path)} does not hold"
-        )
+def _new(node: Tensor) -> Local:
+    try:
+        return new_local(node.kind, node.dtype, node.shape)
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot load {path_name(node.path)}: {error}") from error
 
 
-def _targets(into: Any) -> dict[Path, Leaf]:
-    items = flatten(into)
-    return {path: item for path, item in items if isinstance(item, torch.Tensor | np.ndarray)}
+def _wanted(into: Any | None) -> tuple[set[Path], dict[Path, _Target]]:
+    """All paths of `into`, and its tensors."""
+    paths: set[Path] = set()
+    targets: dict[Path, _Target] = {}
+    for path, item in flatten(into) if into is not None else ():
+        paths.add(path)
+        if isinstance(item, Container | Value):
+            continue
+        try:
+            targets[path] = _Target(item, local_of(item), describe(item))
+        except CheckpointError as error:
+            raise CheckpointError(f"cannot load into {path_name(path)}: {error}") from error
+    return paths, targets
 
 
-def _check_fit(manifest: Manifest, targets: dict[Path, Leaf]) -> None:
+def _check_fit(manifest: Manifest, targets: dict[Path, _Target]) -> None:
     saved = {node.path: node for node in manifest.state if isinstance(node, Tensor)}
     for path, target in targets.items():
         node = saved.get(path)
@@ -181,14 +233,14 @@ def _check_fit(manifest: Manifest, targets: dict[Path, Leaf]) -> None:
             raise CheckpointError(
                 f"the checkpoint has no tensor {path_name(path)} to fill the given one"
             )
-        have = (leaf_kind(target), leaf_dtype(target), tuple(target.shape))
+        have = target.description.kind, target.description.dtype, target.description.shape
         want = (node.kind, node.dtype, node.shape)
         if have != want:
             raise CheckpointError(
                 f"cannot load {path_name(path)} into the given one: it is saved as {_described(*want)}, "
                 f"the given one is {_described(*have)}"
             )
-        if isinstance(target, np.ndarray) and not target.flags.writeable:
+        if isinstance(target.local, np.ndarray) and not target.local.flags.writeable:
             raise CheckpointError(
                 f"cannot load {path_name(path)} into the given array: it is read-only"
             )
@@ -198,21 +250,44 @@ def _described(kind: str, dtype: str, shape: tuple[int, ...]) -> str:
     return f"{kind} {dtype} {list(shape)}"
 
 
-def _is_plain(leaf: Leaf) -> bool:
-    """Whether the leaf's memory is its bytes in order, so that a file can be read into it."""
-    if isinstance(leaf, np.ndarray):
-        return bool(leaf.flags.c_contiguous)
-    return (
-        leaf.device.type == "cpu"
-        and leaf.is_contiguous()
-        and not leaf.is_conj()
-        and not leaf.is_neg()
-    )
+def read_tensors(
+    sources: Sequence[Catalog], patterns: Sequence[str], step: int | None
+) -> dict[str, Local]:
+    """The tensors of the newest good checkpoint whose names match a pattern, whole; this rank alone."""
+    skipped: set[_Choice] = set()
+    while (choice := _newest(sources, step, skipped)) is not None:
+        catalog, generation = sources[choice.source], choice.generation
+        try:
+            return _read_matching(catalog, generation, patterns)
+        except Corrupted as damage:
+            if _judge(catalog, generation, damage) == _DAMAGED:
+                _log.warning(
+                    "the checkpoint of step %d is damaged: %s; trying the next older one",
+                    generation.step,
+                    damage,
+                )
+        skipped.add(choice)
+    what = "checkpoint" if step is None else f"checkpoint of step {step}"
+    raise CheckpointError(f"there is no good {what} in {sources[-1].storage}")
 
 
-def _copy(source: Leaf, target: Leaf) -> None:
-    if isinstance(target, np.ndarray):
-        np.copyto(target, np.asarray(source))
-    elif isinstance(source, torch.Tensor):
-        with torch.no_grad():
-            target.copy_(source)
+def _read_matching(
+    catalog: Catalog, generation: Generation, patterns: Sequence[str]
+) -> dict[str, Local]:
+    manifest = catalog.manifest(generation)
+    reader = Reader(catalog.storage)
+    found: dict[str, Local] = {}
+    for node in manifest.state:
+        if isinstance(node, Tensor):
+            name = path_name(node.path)
+            if any(name == one or fnmatch.fnmatchcase(name, one) for one in patterns):
+                if name in found:
+                    raise CheckpointError(
+                        f"two tensors of step {generation.step} are called {name}"
+                    )
+                found[name] = _new(node)
+                reader.want(node, found[name], whole(node.shape))
+    if not found:
+        raise CheckpointError(f"no tensor of step {generation.step} matches {', '.join(patterns)}")
+    reader.run()
+    return found

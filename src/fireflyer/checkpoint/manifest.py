@@ -6,11 +6,14 @@ from typing import Literal, TypeVar
 import msgspec
 
 from fireflyer._native import crc32
-from fireflyer.checkpoint.tree import Node, Tensor
+from fireflyer.checkpoint.tree import Node, Piece, Value
 from fireflyer.errors import Corrupted
 
-VERSION = 1
+VERSION = 2
 """Version of the format; docs/checkpoint.md draws it."""
+
+CRC_BYTES = 4 << 20
+"""A piece has one CRC32 for each so many of its bytes."""
 
 DAMAGED = "damaged"
 """Directory that takes what `load` found damaged."""
@@ -68,6 +71,10 @@ def parse_file(step: int, name: str) -> tuple[str, Generation] | None:
     return role, Generation(epoch=int(match[2]), number=int(match[3]), step=step)
 
 
+Metrics = dict[str, float | Literal["nan", "inf", "-inf"]]
+"""Numbers by name, as JSON can hold them."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint: it exists exactly as long as this file does."""
 
@@ -78,31 +85,36 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     created: float
     """Seconds since 1970, for people."""
+    metrics: Metrics
+    """What rank 0 gave to `save`."""
+    files: dict[str, int]
+    """Bytes of each data file that a piece names."""
     state: tuple[Node, ...]
-    """The replicated state, written by rank 0."""
+    """The merged state of all ranks."""
     per_rank: dict[str, tuple[Node, ...]]
     """By rank in decimal; a rank that gave no state of its own is absent."""
 
-    def tensors(self) -> list[Tensor]:
-        """All tensors of all ranks."""
-        trees = [self.state, *self.per_rank.values()]
-        return [node for nodes in trees for node in nodes if isinstance(node, Tensor)]
+    def measured(self) -> dict[str, float]:
+        """The metrics as numbers."""
+        return {name: float(value) for name, value in self.metrics.items()}
 
-    def file_sizes(self) -> dict[str, int]:
-        """Length of each data file, by its name in the step's directory; a rank without bytes has no file."""
-        sizes: dict[str, int] = {}
-        for tensor in self.tensors():
-            end = tensor.offset + tensor.length
-            sizes[tensor.file] = max(sizes.get(tensor.file, 0), end)
-        return {file: size for file, size in sizes.items() if size}
+
+class Versioned(msgspec.Struct, frozen=True):
+    """What a manifest of any version has."""
+
+    version: int
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank has written, or why it could not."""
 
     rank: int
-    state: tuple[Node, ...] | None = None
+    pieces: tuple[Piece, ...] = ()
+    """In the order of its shares in the plan."""
+    values: tuple[Value, ...] = ()
+    """Those that it provides."""
     per_rank: tuple[Node, ...] | None = None
+    files: dict[str, int] = {}
     error: str | None = None
 
 

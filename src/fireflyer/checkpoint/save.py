@@ -2,60 +2,32 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from fireflyer._native import crc32
-from fireflyer.checkpoint.catalog import Catalog, surplus
+from fireflyer.checkpoint.boxes import Box
+from fireflyer.checkpoint.catalog import Catalog, Retire
 from fireflyer.checkpoint.claims import Claims
-from fireflyer.checkpoint.manifest import VERSION, Generation, Manifest, Part, decode, encode
-from fireflyer.checkpoint.tree import (
-    Container,
-    Leaf,
-    Node,
-    Path,
-    Tensor,
-    Value,
-    leaf_dtype,
-    leaf_kind,
+from fireflyer.checkpoint.datafile import Image, Written
+from fireflyer.checkpoint.layout import Slot, TensorSlot, ValueSlot
+from fireflyer.checkpoint.manifest import (
+    VERSION,
+    Generation,
+    Manifest,
+    Metrics,
+    Part,
+    decode,
+    encode,
 )
-from fireflyer.errors import CheckpointError, StorageError
+from fireflyer.checkpoint.plan import Plan
+from fireflyer.checkpoint.staging import Staged, Table
+from fireflyer.checkpoint.tree import Container, Node, Path, Piece, Tensor, Value
+from fireflyer.errors import CheckpointError, Corrupted, StorageError
 from fireflyer.log import get_logger
 
 _log = get_logger("checkpoint")
-_CHUNK_BYTES = 8 << 20
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.25
-
-
-class Layout:
-    """Where the tensors of one rank go in its data file."""
-
-    def __init__(self, file: str) -> None:
-        self.leaves: list[Leaf] = []
-        self._file = file
-        self._length = 0
-
-    def place(self, items: Iterable[tuple[Path, Container | Value | Leaf]]) -> tuple[Node, ...]:
-        """The items as nodes, tensors back to back after those placed before; their CRCs are still 0."""
-        return tuple(self._node(path, item) for path, item in items)
-
-    def _node(self, path: Path, item: Container | Value | Leaf) -> Node:
-        if isinstance(item, Container | Value):
-            return item
-        node = Tensor(
-            path=path,
-            kind=leaf_kind(item),
-            dtype=leaf_dtype(item),
-            shape=tuple(item.shape),
-            file=self._file,
-            offset=self._length,
-            length=item.nbytes,
-            crc32=0,
-        )
-        self.leaves.append(item)
-        self._length += item.nbytes
-        return node
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -64,38 +36,48 @@ class Job(msgspec.Struct, kw_only=True):
     generation: Generation
     rank: int
     world: int
-    data: memoryview
-    """The bytes of the rank's data file; the arena's, so only until the job is over."""
-    state: tuple[Node, ...] | None
-    """Rank 0's only."""
-    per_rank: tuple[Node, ...] | None
+    plan: Plan
+    values: list[Value]
+    """Those that this rank provides."""
+    own: Sequence[Slot | Value] | None
+    """Its per_rank state."""
+    table: Table
+    """Its shares in the plan, then the tensors of `own`."""
+    boxes: list[Box]
+    """Of the table's sections, in their whole tensors."""
+    staged: Staged
+    """The bytes of the table; the arena's, so only until the job is over."""
+    before: Written | None
+    """What the last save wrote of the same table, where the arena still held it."""
+    metrics: Metrics
 
 
 class Committer:
     """Runs jobs, one at a time, in whatever thread calls `run`."""
 
     def __init__(
-        self, catalog: Catalog, claims: Claims, keep: int | None, deadline_s: float
+        self, catalog: Catalog, claims: Claims, retire: Retire | None, deadline_s: float
     ) -> None:
         self._catalog = catalog
         self._storage = catalog.storage
         self._claims = claims
-        self._keep = keep
+        self._retire = retire
         self._deadline_s = deadline_s
         self._swept = False
         self._never = threading.Event()
 
-    def run(self, job: Job) -> None:
-        """Writes this rank's file and returns when the checkpoint is committed.
+    def run(self, job: Job) -> Written:
+        """Writes this rank's file and returns what is where when the checkpoint is committed.
 
         Raises:
-            CheckpointError: if another rank failed or did not answer in time, or a newer run owns
-                the directory.
+            CheckpointError: if another rank failed or did not answer in time, a tensor changed while it
+                was copied, or a newer run owns the directory.
             StorageError: if this rank's bytes could not be written.
         """
         promised = False
         try:
-            part = self._write_data(job)
+            written = self._write_data(job)
+            part = _part(job, written)
             if job.rank == 0:
                 self._commit(job, part)
             else:
@@ -109,6 +91,7 @@ class Committer:
             raise
         if job.rank == 0:
             self._tidy(job.generation, job.world)
+        return written
 
     def report_failure(
         self, generation: Generation, rank: int, world: int, error: BaseException
@@ -124,31 +107,53 @@ class Committer:
         except StorageError as second:
             _log.warning("the other ranks cannot be told of a failed save: %s", second)
 
-    def _write_data(self, job: Job) -> Part:
-        def checked(nodes: tuple[Node, ...] | None) -> tuple[Node, ...] | None:
-            return None if nodes is None else tuple(_with_crc(node, job.data) for node in nodes)
-
-        part = Part(rank=job.rank, state=checked(job.state), per_rank=checked(job.per_rank))
-        if len(job.data):
-            self._storage.write(job.generation.data(job.rank), _chunks(job.data))
-        return part
+    def _write_data(self, job: Job) -> Written:
+        image = Image(job.table, job.staged, job.generation.data(job.rank), job.before)
+        if image.size:
+            self._storage.write(image.file, image.chunks())
+        job.staged.check()
+        return image.written(job.boxes)
 
     def _commit(self, job: Job, own: Part) -> None:
-        parts = [own, *self._collect(job)]
-        manifest = Manifest(
+        manifest = self._manifest(job, [own, *self._collect(job)])
+        self._check_older_files(manifest, job.generation)
+        self._claims.check()
+        self._storage.write(job.generation.manifest, [encode(manifest)])
+        # A newer run that claimed before the manifest was there may not have seen it.
+        self._claims.check()
+
+    def _manifest(self, job: Job, parts: Sequence[Part]) -> Manifest:
+        pieces: list[list[Piece]] = [[] for _ in job.plan.tensors]
+        values: dict[Path, Value] = {}
+        files: dict[str, int] = {}
+        for part, shares in zip(parts, job.plan.shares, strict=True):
+            values.update((value.path, value) for value in part.values)
+            files.update(part.files)
+            for share, piece in zip(shares, part.pieces, strict=True):
+                pieces[share.tensor].append(piece)
+        return Manifest(
             version=VERSION,
             step=job.generation.step,
             task=self._claims.me.task,
             attempt=self._claims.me.attempt or 0,
             world_size=job.world,
             created=time.time(),
-            state=own.state or (),
+            metrics=job.metrics,
+            files=files,
+            state=_nodes(job.plan.nodes, pieces, values),
             per_rank={str(part.rank): part.per_rank for part in parts if part.per_rank is not None},
         )
-        self._claims.check()
-        self._storage.write(job.generation.manifest, [encode(manifest)])
-        # A newer run that claimed before the manifest was there may not have seen it.
-        self._claims.check()
+
+    def _check_older_files(self, manifest: Manifest, generation: Generation) -> None:
+        """Somebody may have set a file aside, or pruned it, that an incremental save counts on."""
+        own = f"{generation.directory}/data-{generation.epoch:06d}-{generation.number:06d}-"
+        older = {file: size for file, size in manifest.files.items() if not file.startswith(own)}
+        try:
+            self._catalog.check_files(older)
+        except Corrupted as error:
+            raise CheckpointError(
+                f"step {generation.step} is not saved: {error}; the next save writes everything"
+            ) from error
 
     def _collect(self, job: Job) -> list[Part]:
         """The parts of all other ranks, in order."""
@@ -220,24 +225,62 @@ class Committer:
             if not self._swept:
                 self._catalog.sweep(generation)
                 self._swept = True
-            if self._keep is not None:
+            if self._retire is not None:
                 # What a newer run saved is not ours to count, still less to delete.
-                ours = [old for old in self._catalog.whole() if old <= generation]
-                for old in surplus(ours, self._keep):
-                    self._catalog.delete(old)
+                ours = [
+                    (old, manifest.measured())
+                    for old, manifest in self._catalog.whole()
+                    if old <= generation
+                ]
+                self._catalog.delete(self._retire(ours))
         except StorageError as error:
             _log.warning(
                 "step %d is saved, but older files could not be removed: %s", generation.step, error
             )
 
 
-def _with_crc(node: Node, data: memoryview) -> Node:
-    if not isinstance(node, Tensor):
-        return node
-    content = data[node.offset : node.offset + node.length]
-    return msgspec.structs.replace(node, crc32=crc32(content))
+def _part(job: Job, written: Written) -> Part:
+    """This rank's share of the manifest."""
+    shared = len(job.plan.shares[job.rank])
+    own = None
+    if job.own is not None:
+        pieces = [[piece] for piece in written.pieces[shared:]]
+        own = _nodes(job.own, _by_tensor(job.own, pieces), {})
+    return Part(
+        rank=job.rank,
+        pieces=tuple(written.pieces[:shared]),
+        values=tuple(job.values),
+        per_rank=own,
+        files=written.files,
+    )
 
 
-def _chunks(data: memoryview) -> Iterator[memoryview]:
-    for start in range(0, len(data), _CHUNK_BYTES):
-        yield data[start : start + _CHUNK_BYTES]
+def _by_tensor(slots: Sequence[Slot | Value], pieces: Sequence[list[Piece]]) -> list[list[Piece]]:
+    """Pieces for each tensor slot; a tensor without elements has none."""
+    rest = iter(pieces)
+    tensors = (slot for slot in slots if isinstance(slot, TensorSlot))
+    return [[] if slot.box is None else next(rest) for slot in tensors]
+
+
+def _nodes(
+    slots: Sequence[Slot | Value], pieces: Sequence[list[Piece]], values: Mapping[Path, Value]
+) -> tuple[Node, ...]:
+    """The slots as they stand in a manifest; `pieces` by tensor."""
+    rest = iter(pieces)
+    nodes: list[Node] = []
+    for slot in slots:
+        if isinstance(slot, Container | Value):
+            nodes.append(slot)
+        elif isinstance(slot, ValueSlot):
+            nodes.append(values[slot.path])
+        else:
+            nodes.append(
+                Tensor(
+                    path=slot.path,
+                    kind=slot.kind,
+                    dtype=slot.dtype,
+                    shape=slot.shape,
+                    pieces=tuple(next(rest)),
+                )
+            )
+    return tuple(nodes)

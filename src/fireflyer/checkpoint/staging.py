@@ -1,68 +1,232 @@
-"""The staging arena: the one buffer that a state is copied into while the caller waits."""
+"""Staging: one rank's pieces copied into the arena, while the caller waits or under its next step."""
 
-import ctypes
-import mmap
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from fireflyer.checkpoint.tree import Leaf
-from fireflyer.errors import NoSpace
+from fireflyer._native.checkpoint import Arena, Copy
+from fireflyer.checkpoint.boxes import Box
+from fireflyer.checkpoint.leaves import Leaf, Local, address_of, copy_box
+from fireflyer.errors import CheckpointError
 
-_STEP_BYTES = 2 << 20
+ALIGNMENT = 64
+"""Pieces start at multiples of this in the arena and in files."""
+
+OVERLAP_BYTES = 64 << 10
+"""With overlap, smaller pieces are copied at once: buffers that a forward pass changes are small."""
+
+QUIET_S = 1.0
+"""No operation on one tensor takes longer: a change under the copy shows in its version counter by then."""
 
 
-class Arena:
-    """A buffer kept from save to save; it only grows, and its pages are present before they are used.
+class Section(NamedTuple):
+    """A piece on its way: where it comes from and its place in the arena."""
 
-    Not safe for threads: `fill` only while nobody reads the view that the last `fill` returned.
-    """
+    leaf: int
+    box: Box
+    """In the leaf's local part."""
+    start: int
+    """Its first byte there, in C order; it is contiguous."""
+    nbytes: int
+    offset: int
+    """In the arena."""
+
+
+class Table:
+    """One rank's sections, back to back but for the alignment."""
+
+    def __init__(self, pieces: Sequence[tuple[int, Box, int, int]]) -> None:
+        """
+        Args:
+            pieces: leaf, box, start and nbytes of each section.
+        """
+        self.sections: list[Section] = []
+        end = 0
+        for leaf, box, start, nbytes in pieces:
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            self.sections.append(Section(leaf, box, start, nbytes, offset))
+            end = offset + nbytes
+        self.size = end
+        """Bytes of the arena that it needs."""
+        self.leaf = np.array([section.leaf for section in self.sections], np.int64)
+        """int64 [sections]."""
+        self._copies = np.array(
+            [(section.start, section.offset, section.nbytes) for section in self.sections], np.int64
+        ).reshape(-1, 3)
+
+    def copies(self, addresses: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """int64 [n, 3]: source address, arena offset, bytes of each section; the source is below 0 for a leaf
+        whose address, in `addresses` [leaves], is."""
+        found = self._copies.copy()
+        base = addresses[self.leaf]
+        found[:, 0] = np.where(base < 0, -1, found[:, 0] + base)
+        return found
+
+
+class Staged:
+    """A copy on its way, and the check that its sources stood still meanwhile. For any thread."""
+
+    def __init__(self, data: memoryview, count: int, filling: int) -> None:
+        self.data = data
+        """The arena's bytes; valid until the next copy."""
+        self.filling = filling
+        self.changed: np.ndarray[Any, Any] = np.ones(count, np.bool_)
+        """bool [sections], after `wait`: which differ from what the arena held; all if not asked for."""
+        self._copies: list[tuple[Copy, np.ndarray[Any, Any] | None]] = []
+        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._keep: Sequence[Local] = ()
+        self._lock = threading.Lock()
+        self._still = threading.Event()
+        self._moved: str | None = None
+
+    def add(self, copy: Copy, compared: np.ndarray[Any, Any] | None, keep: Sequence[Local]) -> None:
+        """A copy from `keep` that has been started; of these sections, if it compares."""
+        self._copies.append((copy, compared))
+        self._keep = keep
+
+    def watch(self, watched: list[tuple[str, torch.Tensor, int]]) -> None:
+        """Name, tensor and version of what must not change before `release`."""
+        self._watched = watched
+
+    def wait(self, upto: int | None = None, help: bool = False) -> None:
+        """Returns when the arena's first `upto` bytes (all, if None) are in place; copies, too, if `help`."""
+        for copy, compared in self._copies:
+            copy.wait(upto, help)
+            if upto is None and compared is not None:
+                self.changed[compared] = copy.changed()
+
+    def release(self) -> None:
+        """For the thread that trains, before it changes the state: ends the copy and looks at its sources."""
+        if not self._still.is_set():
+            self.wait(help=True)
+            self._look()
+
+    def check(self) -> None:
+        """For the thread that commits.
+
+        Raises:
+            CheckpointError: naming a tensor that changed before it was copied.
+        """
+        self.wait()
+        # An operation may have begun under the copy whose version counter moves only at its end.
+        if not self._still.wait(QUIET_S if self._watched else 0):
+            self._look()
+        if self._moved is not None:
+            raise CheckpointError(
+                f"{self._moved} changed while it was copied: with overlap=True, call before_step() "
+                "before anything that changes the state"
+            )
+
+    def forget(self) -> None:
+        """The save is over: the arena's bytes may go, and what is not copied need not be."""
+        self.data = memoryview(b"")
+        self._copies = []
+
+    def _look(self) -> None:
+        with self._lock:
+            if not self._still.is_set():
+                moved = (name for name, one, version in self._watched if one._version != version)
+                self._moved = next(moved, None)
+                self._watched, self._keep = [], ()
+                self._still.set()
+
+
+class Stager:
+    """Fills the arena that is kept from save to save. Not safe for threads."""
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
-        self._address = 0
+        self._arena = Arena()
+        self.filling = 0
+        """Another number whenever the arena's bytes may be others."""
 
-    def fill(self, leaves: Sequence[Leaf]) -> memoryview:
-        """Copies the leaves' bytes (C order) back to back; returns them, valid until the next `fill`."""
-        total = sum(leaf.nbytes for leaf in leaves)
-        memory = self._reserve(total)
-        position = self._address
-        for leaf in leaves:
-            keep, address = _contiguous(leaf)
-            # Frees the GIL and copies with one thread; torch's copy_ would take part in the
-            # intra-op pool, whose threads the ranks of one machine compete for.
-            ctypes.memmove(position, address, keep.nbytes)
-            position += keep.nbytes
-        return memoryview(memory)[:total]
+    def reserve(self, size: int) -> None:
+        """Makes the arena large enough.
 
-    def _reserve(self, size: int) -> mmap.mmap:
-        if self._memory is None or len(self._memory) < size:
-            rounded = max(1, -(-size // _STEP_BYTES)) * _STEP_BYTES
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-            self._memory = None  # the old pages go before the new ones come
-            try:
-                self._memory = mmap.mmap(-1, rounded, flags=flags)
-            except OSError as error:
-                raise NoSpace(
-                    f"no memory for a staging arena of {rounded} bytes: {error.strerror}; "
-                    "the state must fit into memory twice"
-                ) from error
-            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        return self._memory
+        Raises:
+            NoSpace: if there is no memory.
+        """
+        if size > self._arena.capacity:
+            self.filling += 1
+            self._arena.reserve(size)
+
+    def stage(
+        self,
+        table: Table,
+        leaves: Sequence[Leaf],
+        locals_: Sequence[Local],
+        names: Sequence[str],
+        *,
+        overlap: bool,
+        compare: bool,
+    ) -> Staged:
+        """Starts to copy the sections of a table that the arena has room for.
+
+        Args:
+            leaves, locals_, names: of the state, by leaf.
+            overlap: the copy of large tensors may take its time; the rest is in place at the return.
+            compare: find which sections differ from what the arena holds.
+        """
+        data = self._arena.memory(table.size) if table.size else memoryview(b"")
+        self.filling += 1
+        staged = Staged(data, len(table.sections), self.filling)
+        addresses = np.array([_address(local) for local in locals_], np.int64)
+        copies = table.copies(addresses)
+        odd = copies[:, 0] < 0
+        for index in np.flatnonzero(odd):
+            section = table.sections[index]
+            staged.changed[index] = _copy_odd(data, section, locals_[section.leaf], compare)
+        late = np.zeros(len(copies), np.bool_)
+        if overlap:
+            watchable = np.array([_is_watchable(local) for local in locals_], np.bool_)
+            late = ~odd & (copies[:, 2] >= OVERLAP_BYTES) & watchable[table.leaf]
+            staged.watch(_watched(table.leaf[late], leaves, locals_, names))
+        for chosen in (~odd & ~late, late):
+            if chosen.any():
+                copy = self._arena.start(copies[chosen], compare=compare, background=chosen is late)
+                staged.add(copy, np.flatnonzero(chosen) if compare else None, locals_)
+                if overlap and chosen is not late:
+                    copy.wait()
+        return staged
 
 
-def _contiguous(leaf: Leaf) -> tuple[Leaf, int]:
-    """The leaf itself if its memory is its bytes in order, else a copy; and the address."""
-    if isinstance(leaf, np.ndarray):
-        array: np.ndarray[Any, Any] = np.ascontiguousarray(leaf)
-        return array, array.ctypes.data
-    plain: torch.Tensor = leaf.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    return plain, plain.data_ptr()
+def _address(local: Local) -> int:
+    address = address_of(local)
+    return -1 if address is None else address
 
 
-def leaf_bytes(leaf: Leaf) -> memoryview:
-    """The writable bytes of a contiguous CPU tensor or array; valid while the leaf lives."""
-    _, address = _contiguous(leaf)
-    return memoryview((ctypes.c_char * leaf.nbytes).from_address(address)).cast("B")
+def _is_watchable(local: Local) -> bool:
+    return isinstance(local, torch.Tensor) and not local.is_inference()
+
+
+def _watched(
+    chosen: np.ndarray[Any, Any],
+    leaves: Sequence[Leaf],
+    locals_: Sequence[Local],
+    names: Sequence[str],
+) -> list[tuple[str, torch.Tensor, int]]:
+    """Name, tensor and version of the chosen leaves. A DTensor counts apart from its local part."""
+    return [
+        (names[index], one, one._version)
+        for index in np.unique(chosen)
+        for one in {id(one): one for one in (leaves[index], locals_[index])}.values()
+        if isinstance(one, torch.Tensor)
+    ]
+
+
+def _copy_odd(data: memoryview, section: Section, local: Local, compare: bool) -> bool:
+    """Copies what has no address: on a device, strided, lazily conjugated. Whether it changed."""
+    if section.nbytes == 0:
+        return False
+    out = np.frombuffer(data, np.uint8, section.nbytes, section.offset)
+    if not compare:
+        copy_box(local, section.box, out)
+        return True
+    new = np.empty(section.nbytes, np.uint8)
+    copy_box(local, section.box, new)
+    if np.array_equal(new, out):
+        return False
+    out[:] = new
+    return True

@@ -7,13 +7,12 @@ parents come before their children, children in their order. Nothing is pickled.
 import base64
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import torch
 
+from fireflyer.checkpoint.leaves import Leaf, Local, is_leaf
 from fireflyer.errors import CheckpointError
 
 MAX_DEPTH = 200
@@ -21,7 +20,8 @@ MAX_DEPTH = 200
 
 Key = str | int
 Path = tuple[Key, ...]
-Leaf = torch.Tensor | np.ndarray[Any, Any]
+Plain = int | float | bool | str | bytes | None
+PLAIN_TYPES = frozenset((int, float, bool, str, bytes, type(None)))
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="container"):
@@ -40,18 +40,28 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="va
     value: int | float | bool | str | None
 
 
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A box of a tensor: its bytes in C order, the element type's own byte order."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    """From the root of the storage; an older save's where nothing had changed."""
+    offset: int
+    length: int
+    crc32: tuple[int, ...]
+    """Of each CRC_BYTES of it; the last may be shorter."""
+
+
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="tensor"):
-    """A tensor's bytes: C order, the element type's own byte order, `length` bytes at `offset` of `file`."""
+    """A tensor, cut into disjoint pieces that cover it."""
 
     path: Path
     kind: Literal["torch", "numpy"]
     dtype: str
     """torch: "float32", "bfloat16", ...; numpy: its dtype.str, e.g. "<f4"."""
     shape: tuple[int, ...]
-    file: str
-    offset: int
-    length: int
-    crc32: int
+    pieces: tuple[Piece, ...]
 
 
 Node = Container | Value | Tensor
@@ -69,7 +79,8 @@ def path_name(path: Sequence[Key]) -> str:
 
 
 def flatten(state: Any) -> Iterator[tuple[Path, Container | Value | Leaf]]:
-    """Takes a state apart: every container, value and tensor with its path, in order.
+    """Takes a state apart: every container, value and tensor with its path, in order. Whether a tensor can be
+    saved is not looked at.
 
     Raises:
         CheckpointError: naming the path of what cannot be stored.
@@ -126,71 +137,38 @@ def _checked_text(path: Path, text: str) -> None:
 
 
 def _leaf(path: Path, item: Any) -> Value | Leaf:
+    if type(item) in PLAIN_TYPES:
+        return value_node(path, item)
+    if is_leaf(item):
+        return item  # type: ignore[no-any-return]
     kind = type(item)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        _check_tensor(path, item)
-        return item  # type: ignore[no-any-return]
-    if kind is np.ndarray:
-        if item.dtype.hasobject or item.dtype.names is not None or item.dtype.subdtype is not None:
-            raise CheckpointError(f"cannot save {path_name(path)}: numpy dtype {item.dtype}")
-        return item  # type: ignore[no-any-return]
-    if item is None:
-        return Value(path=path, kind="none", value=None)
-    if kind is bool:
-        return Value(path=path, kind="bool", value=item)
-    if kind is int:
-        return Value(path=path, kind="int", value=item if -(2**63) <= item < 2**63 else hex(item))
-    if kind is float:
-        return Value(path=path, kind="float", value=item if math.isfinite(item) else str(item))
-    if kind is str:
-        _checked_text(path, item)
-        return Value(path=path, kind="str", value=item)
-    if kind is bytes:
-        return Value(path=path, kind="bytes", value=base64.b64encode(item).decode())
     raise CheckpointError(
         f"cannot save {path_name(path)}: a {kind.__module__}.{kind.__qualname__}; a state holds dicts, "
         "lists, tuples, torch tensors, numpy arrays, int, float, bool, str, bytes and None"
     )
 
 
-def _check_tensor(path: Path, tensor: torch.Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
-        raise CheckpointError(
-            f"cannot save {path_name(path)}: a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
-        )
-
-
-def leaf_dtype(leaf: Leaf) -> str:
-    """The dtype as the manifest holds it."""
-    return (
-        leaf.dtype.str if isinstance(leaf, np.ndarray) else str(leaf.dtype).removeprefix("torch.")
-    )
-
-
-def leaf_kind(leaf: Leaf) -> Literal["torch", "numpy"]:
-    return "numpy" if isinstance(leaf, np.ndarray) else "torch"
-
-
-def empty_leaf(node: Tensor) -> Leaf:
-    """A new tensor or array to read `node` into.
+def value_node(path: Path, item: Plain) -> Value:
+    """A plain value as a node.
 
     Raises:
-        CheckpointError: if this build of torch or numpy lacks the dtype.
+        CheckpointError: if it is a text that is not valid Unicode.
     """
-    try:
-        if node.kind == "numpy":
-            return np.empty(node.shape, np.dtype(node.dtype))
-        dtype = getattr(torch, node.dtype)
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"torch.{node.dtype} is no dtype")
-        return torch.empty(node.shape, dtype=dtype)
-    except (AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"cannot load {path_name(node.path)}: unknown {node.kind} dtype {node.dtype!r}"
-        ) from error
+    if item is None:
+        return Value(path=path, kind="none", value=None)
+    if isinstance(item, bool):
+        return Value(path=path, kind="bool", value=item)
+    if isinstance(item, int):
+        return Value(path=path, kind="int", value=item if -(2**63) <= item < 2**63 else hex(item))
+    if isinstance(item, float):
+        return Value(path=path, kind="float", value=item if math.isfinite(item) else str(item))
+    if isinstance(item, str):
+        _checked_text(path, item)
+        return Value(path=path, kind="str", value=item)
+    return Value(path=path, kind="bytes", value=base64.b64encode(item).decode())
 
 
-def unflatten(nodes: Sequence[Node], leaves: dict[Path, Leaf]) -> Any:
+def unflatten(nodes: Iterable[Node], leaves: Mapping[Path, Leaf | Local]) -> Any:
     """Puts a state together from its nodes and the tensors by path; inverse of `flatten`.
 
     Raises:
@@ -228,7 +206,7 @@ def _attach(built: dict[Path, Any], path: Path, item: Any) -> None:
         raise CheckpointError(f"the manifest's nodes make no tree: {path_name(path)} has no place")
 
 
-def _value(node: Value) -> int | float | bool | str | bytes | None:
+def _value(node: Value) -> Plain:
     value = node.value
     if node.kind == "bytes":
         return base64.b64decode(str(value))

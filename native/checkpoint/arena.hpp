@@ -1,0 +1,47 @@
+// The memory that a state is staged in: one memfd, mapped read-write, all pages present, kept from save to save.
+//
+// Thread contract: one thread at a time; the Memory may be used by any number, its bytes are theirs to order.
+// Invariants
+//   - It only grows. When it does, the bytes are lost; who still holds the old Memory keeps that alive.
+//   - A forked child shares the pages with its parent, so its copy of an arena counts as empty: `reserve` makes a new
+//     one there.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace ff::checkpoint {
+
+class Memory {
+ public:
+  // Throws Code::no_space, without a page taken, where the machine or the control group has not that much to give.
+  explicit Memory(std::size_t bytes);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  int fd() const { return fd_; }
+
+ private:
+  void populate() const;
+
+  const std::size_t size_;
+  int fd_ = -1;
+  char* data_ = nullptr;
+};
+
+class Arena {
+ public:
+  // At least `bytes`, rounded up to 2 MiB. Throws Code::no_space; the arena is empty then.
+  void reserve(std::size_t bytes);
+  // Null before the first `reserve`, and in a forked child.
+  std::shared_ptr<const Memory> memory() const;
+
+ private:
+  std::shared_ptr<const Memory> memory_;
+  unsigned generation_ = 0;  // of the process that made it
+};
+
+}  // namespace ff::checkpoint

@@ -1,0 +1,111 @@
+// Python's view of staging: `fireflyer._native.checkpoint`. Every call that copies or waits releases the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "checkpoint/arena.hpp"
+#include "checkpoint/copy.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ff::checkpoint {
+
+void bind(nb::module_ m);
+
+namespace {
+
+using GilReleased = nb::call_guard<nb::gil_scoped_release>;
+using Rows = nb::ndarray<const std::int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+
+// What every use of the bytes needs; throws where there are none.
+std::shared_ptr<const Memory> memory_of(const Arena& arena) {
+  auto memory = arena.memory();
+  if (!memory) throw Error(Code::invalid, "the arena is empty: reserve() comes first, anew in a forked child");
+  return memory;
+}
+
+nb::object view(const Arena& arena, std::size_t size) {
+  auto kept = std::make_unique<std::shared_ptr<const Memory>>(memory_of(arena));
+  const Memory& memory = **kept;
+  if (size > memory.size())
+    throw Error(Code::invalid, "the arena has " + std::to_string(memory.size()) + " bytes, not " + std::to_string(size));
+  nb::capsule owner(kept.get(), [](void* p) noexcept { delete static_cast<std::shared_ptr<const Memory>*>(p); });
+  static_cast<void>(kept.release());
+  using View = nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>>;
+  return nb::cast(View(memory.data(), {size}, owner));
+}
+
+std::unique_ptr<Copy> start(const Arena& arena, const Rows& rows, unsigned threads, bool compare, bool background) {
+  std::vector<Piece> pieces;
+  pieces.reserve(rows.shape(0));
+  for (std::size_t i = 0; i < rows.shape(0); ++i) {
+    const std::int64_t* const row = rows.data() + 3 * i;
+    if (row[1] < 0 || row[2] < 0)
+      throw Error(Code::invalid, "piece " + std::to_string(i) + " has a negative offset or length");
+    pieces.push_back({reinterpret_cast<const char*>(row[0]), static_cast<std::size_t>(row[1]),
+                      static_cast<std::size_t>(row[2])});
+  }
+  const auto memory = memory_of(arena);
+  const nb::gil_scoped_release release;
+  return std::make_unique<Copy>(memory, std::move(pieces),
+                                CopyOptions{.threads = threads, .compare = compare, .background = background});
+}
+
+nb::ndarray<nb::numpy, bool, nb::ndim<1>> changed(const Copy& copy) {
+  if (!copy.compares()) throw Error(Code::invalid, "the copy was started without compare=True");
+  auto data = std::make_unique<bool[]>(copy.pieces());
+  for (std::size_t i = 0; i < copy.pieces(); ++i) data[i] = copy.changed(i);
+  bool* const pointer = data.get();
+  nb::capsule owner(pointer, [](void* p) noexcept { delete[] static_cast<bool*>(p); });
+  static_cast<void>(data.release());
+  return {pointer, {copy.pieces()}, owner};
+}
+
+}  // namespace
+
+void bind(nb::module_ m) {
+  m.doc() = "Staging of checkpoints: the arena, and copies into it by native threads.";
+  // Its destructor waits for its threads, which never want the GIL.
+  nb::class_<Copy>(m, "Copy",
+                   "A copy into an arena that is under way. Letting it go leaves out what has not begun and waits "
+                   "for the rest.")
+      .def(
+          "wait",
+          [](Copy& copy, std::optional<std::size_t> upto, bool help) { copy.wait(upto.value_or(SIZE_MAX), help); },
+          "upto"_a = nb::none(), "help"_a = true, GilReleased(),
+          "Returns when the pieces' bytes in [0, upto) of the arena are in place (default: all); copies itself "
+          "meanwhile, if `help`. Raises Cancelled in a forked child.")
+      .def_prop_ro("staged", &Copy::staged, "The pieces' bytes in [0, staged) of the arena are in place.")
+      .def_prop_ro("done", &Copy::done, "All is in place, and no source is touched any more.")
+      .def_prop_ro("pieces_done", &Copy::pieces_done, "The first so many pieces are in place.")
+      .def("changed", &changed,
+           "bool[n]: which pieces differ from what the arena held before. After wait(), and only of a copy with "
+           "compare=True.");
+  nb::class_<Arena>(m, "Arena", "Memory kept from save to save; one thread at a time.")
+      .def(nb::init<>())
+      .def("reserve", &Arena::reserve, "size"_a, GilReleased(),
+           "Makes the arena at least `size` bytes large, all pages present. Its bytes are lost when it grows; views "
+           "and copies of the old ones stay valid. Raises NoSpace where the memory is short.")
+      .def("memory", &view, "size"_a, nb::sig("def memory(self, size: int) -> memoryview"),
+           "The first `size` bytes, writable, page-aligned; keeps them alive.")
+      .def_prop_ro("fd", [](const Arena& arena) { return memory_of(arena)->fd(); }, "Of the memory; not the caller's to close.")
+      .def_prop_ro("capacity", [](const Arena& arena) {
+        const auto memory = arena.memory();
+        return memory ? memory->size() : 0;
+      }, "Bytes; 0 before the first reserve() and in a forked child.")
+      .def("start", &start, "pieces"_a, "threads"_a = 0, "compare"_a = false, "background"_a = false,
+           "Starts to copy pieces, int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by "
+           "offset and disjoint, on native threads (0: as many as cores). The sources must stay alive and unchanged "
+           "until the copy is done or let go. compare: the arena holds older bytes, see Copy.changed(). background: "
+           "one thread on idle cores, until somebody waits and helps.");
+}
+
+}  // namespace ff::checkpoint

@@ -1,0 +1,52 @@
+#include "checkpoint/stream_copy.hpp"
+
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace ff::checkpoint {
+namespace {
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kLeast = 4096;                          // below it the caches do no harm
+constexpr std::size_t kCompared = std::size_t{16} << 10;  // at a time: the source is still in the first cache for the copy
+
+}  // namespace
+
+void stream_copy(char* to, const char* from, std::size_t bytes) {
+  if (bytes < kLeast) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
+  std::memcpy(to, from, head);
+  to += head, from += head, bytes -= head;
+  for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) {
+    const auto* const source = reinterpret_cast<const __m128i*>(from);
+    auto* const target = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  std::memcpy(to, from, bytes);
+}
+
+bool stream_update(char* to, const char* from, std::size_t bytes) {
+  bool differ = false;
+  for (std::size_t at = 0; at < bytes; at += kCompared) {
+    const std::size_t step = std::min(kCompared, bytes - at);
+    if (std::memcmp(to + at, from + at, step) == 0) continue;
+    differ = true;
+    std::memcpy(to + at, from + at, step);  // the target is in the cache already
+  }
+  return differ;
+}
+
+void stream_fence() { _mm_sfence(); }
+
+}  // namespace ff::checkpoint

@@ -1,0 +1,53 @@
+// Reads many segments of files to their places in memory and compares the CRC32 of each, on several threads.
+//
+//   in the page cache:  preadv2 that does not wait, 256 KiB | crc32 while they are in the core's cache | next
+//   not there:          runs of neighbours -> O_DIRECT reads of 1 MiB, many under way -> blocks of our own
+//                       -> crc32 and copy, 256 KiB at a time -> their places
+//
+// Thread contract: any thread, any number of calls at once. What a call uses is gone when it returns, except threads of
+// base/worker_pool.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "storage/appender.hpp"
+
+namespace ff::storage {
+
+struct Segment {
+  std::size_t file;
+  std::int64_t offset;
+  std::int64_t bytes;  // at most kMostSegment
+  char* target;
+  std::uint32_t crc;
+};
+
+constexpr std::int64_t kMostSegment = std::int64_t{4} << 20;
+
+// What is wrong with a segment: Code::corrupted for a file that is too short or a CRC that does not hold, else
+// Code::storage or no_space.
+class SegmentError : public Error {
+ public:
+  SegmentError(Code code, const std::string& message, std::size_t segment) : Error(code, message), segment_(segment) {}
+  std::size_t segment() const { return segment_; }  // its place in the list that was given
+
+ private:
+  std::size_t segment_;
+};
+
+struct ReadOptions {
+  unsigned threads = 0;  // 0: as many as cores, at most worker_pool::kMost
+  bool direct = true;    // may go past the page cache
+  MakeQueue make = make_queue;
+};
+
+// Throws SegmentError for the first one found that is wrong, in no particular order; targets may have been written to
+// then. Throws Code::invalid for arguments that cannot be.
+void read_checked(const std::vector<std::string>& paths, const std::vector<Segment>& segments,
+                  const ReadOptions& options = {});
+
+}  // namespace ff::storage

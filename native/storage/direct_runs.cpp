@@ -1,0 +1,189 @@
+#include "storage/direct_runs.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "base/crc32.hpp"
+
+namespace ff::storage {
+namespace {
+
+constexpr std::int64_t kAlign = 4096;
+constexpr std::int64_t kGap = std::int64_t{32} << 10;       // what is read in vain rather than asked for twice
+constexpr std::int64_t kRequest = std::int64_t{1} << 20;
+constexpr std::int64_t kStep = std::int64_t{256} << 10;   // in the core's cache between checksum and copy
+constexpr std::size_t kBlock = static_cast<std::size_t>(kMostSegment + 2 * kAlign);
+constexpr unsigned kParts = static_cast<unsigned>((kMostSegment + 2 * kAlign + kRequest - 1) / kRequest);
+
+std::int64_t down(std::int64_t offset) { return offset / kAlign * kAlign; }
+std::int64_t up(std::int64_t offset) { return down(offset + kAlign - 1); }
+
+// Memory that reads go to. Not for children: a page that is shared with one while the disk writes to it would be
+// copied away from under it.
+class Blocks {
+ public:
+  explicit Blocks(unsigned count) : bytes_(count * kBlock) {
+    void* const at = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) throw std::bad_alloc();
+    at_ = static_cast<char*>(at);
+    ::madvise(at_, bytes_, MADV_DONTFORK);
+    ::madvise(at_, bytes_, MADV_HUGEPAGE);
+  }
+  ~Blocks() { ::munmap(at_, bytes_); }
+  Blocks(const Blocks&) = delete;
+  Blocks& operator=(const Blocks&) = delete;
+  char* block(unsigned i) const { return at_ + i * kBlock; }
+
+ private:
+  std::size_t bytes_;
+  char* at_;
+};
+
+// One thread's reads.
+class Reader {
+ public:
+  Reader(const std::vector<Job>& jobs, const std::vector<Run>& runs, unsigned blocks, const MakeQueue& make)
+      : jobs_(jobs), runs_(runs), memory_(blocks), slots_(blocks), queue_(make(blocks * kParts)) {}
+  // Waits for what is under way: its memory goes.
+  ~Reader() {
+    try {
+      for (IoResult result; flying_ > 0;) {
+        queue_->submit(1);
+        while (queue_->take(result)) --flying_;
+      }
+    } catch (...) {  // of the queue: then the kernel has no request of ours
+    }
+  }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  void run(std::atomic<std::size_t>& next) {
+    for (unsigned slot = 0; slot < slots_.size(); ++slot) begin(slot, next);
+    while (flying_ > 0) {
+      queue_->submit(1);
+      for (IoResult result; queue_->take(result);) {
+        --flying_;
+        const auto slot = static_cast<unsigned>(result.tag / kParts);
+        const auto part = static_cast<unsigned>(result.tag % kParts);
+        if (!arrived(slot, part, result.bytes) || --slots_[slot].parts > 0) continue;
+        hand_over(slot);
+        begin(slot, next);
+      }
+    }
+  }
+
+ private:
+  struct Slot {
+    const Run* run = nullptr;
+    std::int64_t begin = 0;         // of the block's first byte in the file
+    std::int64_t at[kParts] = {};   // where each part goes on
+    std::int64_t stop[kParts] = {};
+    unsigned parts = 0;             // that have not arrived
+  };
+
+  const Job& first_of(const Slot& slot) const { return jobs_[slot.run->first]; }
+
+  void begin(unsigned number, std::atomic<std::size_t>& next) {
+    const std::size_t found = next.fetch_add(1, std::memory_order_relaxed);
+    if (found >= runs_.size()) return;
+    Slot& slot = slots_[number];
+    slot.run = &runs_[found];
+    slot.begin = down(slot.run->offset);
+    const std::int64_t end = up(slot.run->end);
+    for (std::int64_t at = slot.begin; at < end; at += kRequest) {
+      slot.at[slot.parts] = at;
+      slot.stop[slot.parts] = std::min(end, at + kRequest);
+      start(number, slot.parts++);
+    }
+    queue_->submit(0);  // before the next block is looked at
+  }
+
+  void start(unsigned number, unsigned part) {
+    const Slot& slot = slots_[number];
+    const std::int64_t at = slot.at[part];
+    queue_->read(first_of(slot).file->direct(), memory_.block(number) + (at - slot.begin),
+                 static_cast<std::size_t>(slot.stop[part] - at), at, number * kParts + part);
+    ++flying_;
+  }
+
+  // False: it must go on, and does.
+  bool arrived(unsigned number, unsigned part, std::int64_t result) {
+    Slot& slot = slots_[number];
+    SegmentFile& file = *first_of(slot).file;
+    const bool refused = (result == -EINVAL || result == -EOPNOTSUPP) && file.direct() != file.plain();
+    if (refused) file.refuse_direct();
+    if (result < 0 && !refused && result != -EINTR && result != -EAGAIN) first_of(slot).fail(static_cast<int>(-result));
+    const std::int64_t got = slot.at[part] + std::max<std::int64_t>(result, 0);
+    if (got >= std::min(slot.stop[part], slot.run->end)) return true;
+    if (result >= 0) {
+      // The next read must begin where one may; one that brings nothing new has met the end of the file.
+      const std::int64_t from = file.direct() == file.plain() ? got : down(got);
+      if (from == slot.at[part]) ends_at(slot, got);
+      slot.at[part] = from;
+    }
+    start(number, part);
+    return false;
+  }
+
+  [[noreturn]] void ends_at(const Slot& slot, std::int64_t offset) const {
+    for (std::size_t i = slot.run->first; i < slot.run->last; ++i) {
+      if (jobs_[i].end() > offset) jobs_[i].ends_at(offset);
+    }
+    first_of(slot).ends_at(offset);
+  }
+
+  void hand_over(unsigned number) const {
+    const Slot& slot = slots_[number];
+    for (std::size_t i = slot.run->first; i < slot.run->last; ++i) {
+      const Segment& segment = *jobs_[i].segment;
+      const char* const from = memory_.block(number) + (segment.offset - slot.begin);
+      std::uint32_t crc = 0;
+      for (std::int64_t at = 0; at < segment.bytes; at += kStep) {
+        const auto step = static_cast<std::size_t>(std::min(kStep, segment.bytes - at));
+        crc = crc32(crc, from + at, step);
+        std::memcpy(segment.target + at, from + at, step);
+      }
+      jobs_[i].compare(crc);
+    }
+  }
+
+  const std::vector<Job>& jobs_;
+  const std::vector<Run>& runs_;
+  const Blocks memory_;
+  std::vector<Slot> slots_;
+  const std::unique_ptr<IoQueue> queue_;
+  unsigned flying_ = 0;
+};
+
+}  // namespace
+
+std::vector<Run> runs_of(const std::vector<Job>& jobs) {
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const Job& job = jobs[i];
+    const bool joins = !runs.empty() && jobs[runs.back().first].file == job.file &&
+                       job.segment->offset <= runs.back().end + kGap &&
+                       job.end() - runs.back().offset <= kMostSegment;
+    if (!joins) runs.push_back({i, i, job.segment->offset, job.segment->offset});
+    runs.back().last = i + 1;
+    runs.back().end = std::max(runs.back().end, job.end());
+  }
+  return runs;
+}
+
+void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::atomic<std::size_t>& next,
+               unsigned blocks, const MakeQueue& make) {
+  Reader reader(jobs, runs, blocks, make);
+  try {
+    reader.run(next);
+  } catch (...) {
+    next = runs.size();  // the others need not go on
+    throw;
+  }
+}
+
+}  // namespace ff::storage

@@ -1,0 +1,53 @@
+// One file of a checked read, and what one segment of it needs.
+//
+// Thread contract: all methods on any number of threads at once; the flags are hints that change how bytes are read.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "storage/checked_read.hpp"
+
+namespace ff::storage {
+
+class SegmentFile;
+
+struct Job {
+  const Segment* segment;
+  SegmentFile* file;
+  std::size_t number;  // of the segment, for errors
+
+  std::int64_t end() const { return segment->offset + segment->bytes; }
+  // Throws SegmentError unless this is the segment's CRC.
+  void compare(std::uint32_t crc) const;
+  [[noreturn]] void fail(int error) const;
+  [[noreturn]] void ends_at(std::int64_t offset) const;
+};
+
+class SegmentFile {
+ public:
+  // Throws SegmentError, of `segment`, if the file cannot be opened.
+  SegmentFile(const std::string& path, std::size_t segment);
+  ~SegmentFile();
+  SegmentFile(const SegmentFile&) = delete;
+  SegmentFile& operator=(const SegmentFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  // Reads up to `most` bytes of a segment from its byte `at` on, to their place; 0 only if not `wait` and the next
+  // one is not in the page cache. Throws SegmentError.
+  std::int64_t read(const Job& job, std::int64_t at, std::int64_t most, bool wait);
+  // A descriptor past the page cache, or the plain one where the file system refuses that.
+  int direct();
+  void refuse_direct() { refused_ = true; }
+  int plain() const { return fd_; }
+
+ private:
+  const std::string path_;
+  int fd_;
+  int direct_;
+  std::atomic<bool> refused_ = false;
+  std::atomic<bool> waits_ = false;  // the file system knows no reads that do not wait
+};
+
+}  // namespace ff::storage

@@ -1,0 +1,229 @@
+"""What a tensor of a state may be: whole on every rank, or one rank's box of it; and where its bytes are."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fireflyer.checkpoint.boxes import Box, Shape, whole
+from fireflyer.errors import CheckpointError
+
+Local = torch.Tensor | np.ndarray[Any, Any]
+"""A tensor or array of this process alone."""
+
+
+class Shard:
+    """This rank's box of a tensor that lies over several ranks.
+
+    Saved: one tensor of `shape`, put together from all ranks' boxes. In `into=`: filled with its box of
+    the saved tensor, however that was cut.
+    """
+
+    __slots__ = ("local", "offsets", "shape")
+
+    def __init__(self, local: Local, shape: Shape, offsets: Shape) -> None:
+        """
+        Args:
+            local: the box's elements; may be empty.
+            shape: of the whole tensor.
+            offsets: index of the box's first element in it.
+
+        Raises:
+            ValueError: if the box does not lie in the whole.
+        """
+        self.local, self.shape, self.offsets = local, tuple(shape), tuple(offsets)
+        sizes = zip(self.offsets, local.shape, self.shape, strict=False)
+        if not len(local.shape) == len(self.shape) == len(self.offsets) or any(
+            offset < 0 or offset + extent > limit for offset, extent, limit in sizes
+        ):
+            raise ValueError(
+                f"a box of shape {list(local.shape)} at {list(self.offsets)} "
+                f"does not lie in shape {list(self.shape)}"
+            )
+
+
+Leaf = torch.Tensor | np.ndarray[Any, Any] | Shard
+"""torch.Tensor includes DTensor."""
+
+
+class Description(NamedTuple):
+    """What the ranks must know of one another's leaves."""
+
+    kind: Literal["torch", "numpy"]
+    dtype: str
+    """torch: "float32", "bfloat16", ...; numpy: its dtype.str, e.g. "<f4"."""
+    itemsize: int
+    shape: Shape
+    """Of the whole tensor."""
+    box: Box | None
+    """This rank's part; None if it has no element of it."""
+
+
+def is_leaf(item: object) -> bool:
+    """Whether a state may hold it as a tensor; `describe` may still refuse it."""
+    kind = type(item)
+    return (
+        kind is torch.Tensor
+        or kind is torch.nn.Parameter
+        or kind is np.ndarray
+        or kind is Shard
+        or _is_dtensor(item)
+    )
+
+
+def _is_dtensor(item: object) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # no one has a DTensor without it
+    return module is not None and isinstance(item, module.DTensor)
+
+
+def local_of(leaf: Leaf) -> Local:
+    """The leaf's part in this process; shares its memory."""
+    if isinstance(leaf, Shard):
+        return leaf.local
+    if not _is_dtensor(leaf):
+        return leaf
+    with torch.no_grad():
+        local = leaf.to_local()  # type: ignore[union-attr]
+        return local if type(local) in (torch.Tensor, torch.nn.Parameter) else local.wait()  # type: ignore[no-any-return]
+
+
+def describe(leaf: Leaf) -> Description:
+    """
+    Raises:
+        CheckpointError: saying what is wrong with it, without its name.
+    """
+    local = local_of(leaf)
+    if isinstance(local, np.ndarray):
+        dtype = local.dtype
+        if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
+            raise CheckpointError(f"numpy dtype {dtype}")
+        kind, name, size = "numpy", dtype.str, dtype.itemsize
+    else:
+        _check_tensor(local)
+        kind, name = "torch", str(local.dtype).removeprefix("torch.")
+        size = local.dtype.itemsize
+    shape = tuple(local.shape) if isinstance(leaf, np.ndarray) else tuple(leaf.shape)
+    box: Box | None
+    if isinstance(leaf, Shard):
+        box = Box(leaf.offsets, tuple(local.shape))
+    elif _is_dtensor(leaf):
+        box = _dtensor_box(leaf, tuple(local.shape))
+    else:
+        box = whole(shape)
+    found = box if box is not None and box.elements else None
+    return Description(kind, name, size, shape, found)  # type: ignore[arg-type]
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    if (
+        (type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter)
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+        or tensor.is_meta
+        or tensor.is_nested
+    ):
+        raise CheckpointError(
+            f"a {tensor.layout} {type(tensor).__name__} of {tensor.dtype} on {tensor.device}"
+        )
+
+
+def _dtensor_box(leaf: Any, local: Shape) -> Box | None:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    for placement in leaf.placements:
+        if placement.is_partial():
+            raise CheckpointError(
+                f"a DTensor with the placement {placement}: reduce it first, e.g. with redistribute()"
+            )
+    if leaf.device_mesh.get_coordinate() is None:
+        return None
+    shape, offsets = compute_local_shape_and_global_offset(
+        leaf.shape, leaf.device_mesh, leaf.placements
+    )
+    if tuple(shape) != local and (whole(shape).elements or whole(local).elements):
+        raise CheckpointError(
+            f"a DTensor whose local part has shape {list(local)} instead of {list(shape)}"
+        )
+    return Box(tuple(int(offset) for offset in offsets), local)
+
+
+def address_of(local: Local) -> int | None:
+    """Where the bytes are, if they lie in C order in this process's memory; else None."""
+    if isinstance(local, np.ndarray):
+        return int(local.__array_interface__["data"][0]) if local.flags.c_contiguous else None
+    plain = local.is_contiguous() and local.device.type == "cpu"
+    if not plain or local.is_conj() or local.is_neg():
+        return None
+    return local.data_ptr()
+
+
+def copy_box(local: Local, box: Box, out: np.ndarray[Any, Any]) -> None:
+    """Writes the elements of `box` (counted from the corner of `local`) to `out` in C order.
+
+    Args:
+        out: uint8 [count * itemsize], contiguous; its address a multiple of the element size.
+    """
+    if isinstance(local, np.ndarray):
+        part = np.ascontiguousarray(local[box.slices])
+        out[:] = np.frombuffer(part.tobytes(), np.uint8)
+        return
+    with torch.no_grad():
+        target = torch.from_numpy(out).view(local.dtype).view(box.shape)
+        target.copy_(local.detach()[box.slices])
+
+
+def new_local(kind: str, dtype: str, shape: Shape) -> Local:
+    """A new contiguous tensor or array.
+
+    Raises:
+        CheckpointError: if this build of torch or numpy lacks the dtype.
+    """
+    try:
+        if kind == "numpy":
+            return np.empty(shape, np.dtype(dtype))
+        found = getattr(torch, dtype)
+        if not isinstance(found, torch.dtype):
+            raise TypeError(f"torch.{dtype} is no dtype")
+        return torch.empty(shape, dtype=found)
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(f"unknown {kind} dtype {dtype!r}") from error
+
+
+def byte_view(local: Local) -> torch.Tensor | np.ndarray[Any, Any]:
+    """The memory of a tensor or array as uint8 [*shape, itemsize]: an array on the CPU, else a tensor."""
+    if isinstance(local, np.ndarray):
+        return _array_bytes(local)
+    view = local.detach().unsqueeze(-1).view(torch.uint8)
+    return view.numpy() if view.device.type == "cpu" else view
+
+
+def _array_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    size = array.dtype.itemsize
+
+    class Bytes:
+        __array_interface__ = {  # noqa: RUF012  # numpy's protocol
+            "version": 3,
+            "typestr": "|u1",
+            "data": (array.__array_interface__["data"][0], not array.flags.writeable),
+            "shape": (*array.shape, size),
+            "strides": (*array.strides, 1),
+        }
+        keep = array
+
+    return np.asarray(Bytes())
+
+
+@contextlib.contextmanager
+def writable(local: Local) -> Iterator[Local]:
+    """What can be filled byte by byte in the place of `local`, which gets the value at the end."""
+    lazy = isinstance(local, torch.Tensor) and (local.is_conj() or local.is_neg())
+    if not lazy or not isinstance(local, torch.Tensor):
+        yield local
+        return
+    plain = torch.empty_like(local).resolve_conj().resolve_neg()
+    yield plain
+    with torch.no_grad():
+        local.copy_(plain)
