@@ -10,29 +10,37 @@ namespace ff::checkpoint {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kLeast = 4096;                          // below it the caches do no harm
+constexpr std::size_t kPage = 4096;  // below it the caches do no harm
+constexpr std::size_t kPages = 4;    // in turn: the core fetches ahead in several pages at once, but not beyond one
 constexpr std::size_t kCompared = std::size_t{16} << 10;  // at a time: the source is still in the first cache for the copy
+
+inline void stream_line(char* to, const char* from) {
+  const auto* const source = reinterpret_cast<const __m128i*>(from);
+  auto* const target = reinterpret_cast<__m128i*>(to);
+  const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+  const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+  _mm_stream_si128(target, a);
+  _mm_stream_si128(target + 1, b);
+  _mm_stream_si128(target + 2, c);
+  _mm_stream_si128(target + 3, d);
+}
 
 }  // namespace
 
 void stream_copy(char* to, const char* from, std::size_t bytes) {
-  if (bytes < kLeast) {
+  if (bytes < kPage) {
     std::memcpy(to, from, bytes);
     return;
   }
   const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
   std::memcpy(to, from, head);
   to += head, from += head, bytes -= head;
-  for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) {
-    const auto* const source = reinterpret_cast<const __m128i*>(from);
-    auto* const target = reinterpret_cast<__m128i*>(to);
-    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
-    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
-    _mm_stream_si128(target, a);
-    _mm_stream_si128(target + 1, b);
-    _mm_stream_si128(target + 2, c);
-    _mm_stream_si128(target + 3, d);
+  for (; bytes >= kPages * kPage; to += kPages * kPage, from += kPages * kPage, bytes -= kPages * kPage) {
+    for (std::size_t line = 0; line < kPage; line += kLine) {
+      for (std::size_t page = 0; page < kPages; ++page) stream_line(to + page * kPage + line, from + page * kPage + line);
+    }
   }
+  for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) stream_line(to, from);
   std::memcpy(to, from, bytes);
 }
 
