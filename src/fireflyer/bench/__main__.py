@@ -366,7 +366,7 @@ def checkpoint(
     """Saves and loads of a training state.
 
     Against dcp.save, dcp.async_save, torch.save, safetensors (where installed), memcpy, O_DIRECT by fio.
-    Memory: 4 times --size, and once more for each of two files on tmpfs.
+    Needs memory of 5 times --size, what lies on tmpfs included.
 
     \b
     fireflyer bench checkpoint
