@@ -17,7 +17,9 @@ from fireflyer.errors import ConfigError, PeerLost
 BLOCK = 1 << 20
 DEPTH = 16
 _WORKER = Path(__file__).parent / "peers" / "memcpy.py"
-_AROUND_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x4040"
+_AROUND_CACHES = "glibc.cpu.x86_non_temporal_threshold"
+_BUFFER = 1 << 30
+_LEAST_THRESHOLD = 0x4040
 
 
 class Memcpy:
@@ -28,12 +30,14 @@ class Memcpy:
 
     def __init__(self, size: int) -> None:
         self.threads = len(os.sched_getaffinity(0))
+        # With half a share glibc goes over two pages at a time, with far less over four.
+        threshold = max(_LEAST_THRESHOLD, min(size, _BUFFER) // self.threads // 2)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", _WORKER, str(size), str(self.threads)],
+            [sys.executable, "-P", _WORKER, str(size), str(self.threads), str(_BUFFER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "GLIBC_TUNABLES": _AROUND_CACHES},
+            env={**os.environ, "GLIBC_TUNABLES": f"{_AROUND_CACHES}={threshold}"},
         )
         self.pid = self._process.pid
 

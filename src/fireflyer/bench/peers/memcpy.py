@@ -1,7 +1,8 @@
 """Copies bytes on several threads and says how long it took; one answer for each line of input.
 
 A process of its own: the C library is told by GLIBC_TUNABLES, which it reads at its start, to store around
-the caches, and the buffers go with the process. Arguments: bytes, threads.
+the caches, and the buffers go with the process. Arguments: bytes, threads, most bytes of a buffer; more
+are copied by going over it again.
 """
 
 import ctypes
@@ -9,9 +10,6 @@ import mmap
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-
-LARGEST = 1 << 30
-"""Of a buffer; more bytes are copied by going over it again."""
 
 
 def buffer(size: int) -> tuple[mmap.mmap, int]:
@@ -25,7 +23,7 @@ def buffer(size: int) -> tuple[mmap.mmap, int]:
 
 def main() -> None:
     size, threads = int(sys.argv[1]), int(sys.argv[2])
-    length = min(size, LARGEST)
+    length = min(size, int(sys.argv[3]))
     _source, source = buffer(length)
     _target, target = buffer(length)
     cuts = [length * part // threads // 64 * 64 for part in range(threads)] + [length]
