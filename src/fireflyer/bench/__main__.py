@@ -47,6 +47,7 @@ AnyMemory = Annotated[
 Against = Annotated[str, typer.Option(help="peers: gloo, mpi (Open MPI, by mpicc and mpirun)")]
 
 TABLE = "hfreduce-table.toml"
+CHECKPOINT_WORK = [Path("/dev/shm/bench-checkpoint"), Path("bench-checkpoint")]
 
 
 @app.callback()
@@ -341,17 +342,54 @@ def records(
     from fireflyer.bench import records as bench
     from fireflyer.bench import records_peers
 
-    def say(text: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-
     if install_peers and peers is not None:
-        records_peers.install(peers, say)
+        records_peers.install(peers, _say)
     spec = bench.Spec(peers=peers, work=work, scale=scale, rounds=rounds, only=groups)
-    rows = bench.run(spec, say)
-    say("")
+    rows = bench.run(spec, _say)
+    _say("")
     _report("records", machine, rows, [], json_to)
+
+
+@app.command()
+def checkpoint(
+    size: Annotated[str, typer.Option(help="bytes of the state, e.g. 1GiB, 512M")] = "1GiB",
+    work: Annotated[
+        list[Path],
+        typer.Option(metavar="DIR", help="where to save; again for another, e.g. tmpfs and a disk"),
+    ] = CHECKPOINT_WORK,
+    only: Annotated[
+        str, typer.Option(help="stall, total, load, overlap, one, memory, training (minutes)")
+    ] = ",".join(options.CHECKPOINT_DEFAULT),
+    rounds: Rounds = 5,
+    json_to: JsonTo = None,
+) -> None:
+    """Saves and loads of a training state.
+
+    Against dcp.save, dcp.async_save, torch.save, safetensors (where installed), memcpy, O_DIRECT by fio.
+    Needs memory of 5 times --size, what lies on tmpfs included.
+
+    \b
+    fireflyer bench checkpoint
+    fireflyer bench checkpoint --size 4GiB --work /mnt/nvme/bench --only stall,total
+    """
+    machine = Machine.here()
+    groups = _names("--only", only, options.CHECKPOINT)
+    wanted = _sizes(size)
+    if len(wanted) > 1 or wanted[0] < options.SMALLEST_STATE:
+        raise typer.BadParameter("--size: one size of at least 4M")
+    from fireflyer.bench import checkpoint as bench
+
+    spec = bench.Spec(size=wanted[0], work=tuple(work), only=groups, rounds=rounds)
+    rows = bench.run(spec, _say)
+    _say("")
+    _report("checkpoint", machine, rows, [], json_to)
+
+
+def _say(text: str) -> None:
+    """What goes on now, in place on a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
 
 
 def _collective(name: str, asked: Asked) -> None:

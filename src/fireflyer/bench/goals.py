@@ -1,4 +1,4 @@
-"""The ratios that are asked of HFReduce and of record files, by case; None where nothing is asked.
+"""The ratios that are asked of the parts, by case; None where nothing is asked.
 
 A time that must be at most x times the peer's is a ratio of at least 1/x.
 """
@@ -84,3 +84,24 @@ _RECORDS = {
 def records(case: str, peer: str) -> float | None:
     """Random reads of record files; "peer" is the fastest one that the case allows."""
     return _RECORDS.get((case, peer))
+
+
+BLOCKED_MS = 10.0
+ONE_TENSOR_MS = 20.0
+SLOW_DOWN = 0.02
+STAGING = 1.05
+BEYOND_MIB = 64.0
+_CHECKPOINT = {
+    ("stall", "memcpy"): 1 / 1.15,
+    ("stall", "dcp.async_save"): 2.2,
+    ("total", "raw"): 0.75,
+    ("cold load", "raw"): 0.85,
+    ("cold load", "dcp"): 1.6,
+    ("warm load", "dcp"): 5.0,
+    ("warm load", "safetensors"): 0.8,
+}
+
+
+def checkpoint(case: str, peer: str) -> float | None:
+    """Saves and loads of a whole state; "raw" is O_DIRECT of the same bytes."""
+    return _CHECKPOINT.get((case, peer))

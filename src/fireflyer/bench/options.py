@@ -11,6 +11,9 @@ MEMORY = ("zero-copy", "staged", "shared")
 PEERS = ("gloo", "mpi")
 TUNED = ("allreduce", "broadcast", "reduce")
 RECORDS = ("warm", "views", "small", "cold", "loader", "files", "pack", "open")
+CHECKPOINT = ("stall", "total", "load", "overlap", "one", "memory", "training")
+CHECKPOINT_DEFAULT = CHECKPOINT[:-1]
+SMALLEST_STATE = 4 << 20
 ORDERS = ("contiguous", "round-robin")
 WIRES = {"bf16": 2, "fp16": 2, "int8": 1}
 """Bytes an element, without the scales of the blocks."""
@@ -19,13 +22,14 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "64K", "16M" or "1000".
+    """Bytes of "64K", "16M", "1GiB" or "1000".
 
     Raises:
         ValueError: not a size.
     """
-    unit = _UNITS.get(text[-1:].upper(), 1)
-    digits = text[:-1] if unit > 1 else text
+    short = text[:-2] if text[-2:].lower() == "ib" else text
+    unit = _UNITS.get(short[-1:].upper(), 1)
+    digits = short[:-1] if unit > 1 else text
     if not digits.isdigit() or int(digits) == 0:
         raise ValueError(f"not a size: {text!r} (use 64K, 16M, 1G or bytes)")
     return int(digits) * unit
@@ -45,7 +49,7 @@ def parse_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def size_text(size: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size % unit == 0:
             return f"{size // unit} {name}"
     return f"{size} B"
