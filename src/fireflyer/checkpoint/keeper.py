@@ -74,7 +74,7 @@ class Keeper:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._lock = threading.Lock()
-        self._placed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._rooms: dict[str, _Room] = {}
         self._keys: dict[bytes, tuple[bytes, str]] = {}
         self._ports: dict[str, int] = {}
@@ -205,6 +205,9 @@ class Keeper:
                 wire.send(sock, wire.Done(len(parts)))
                 for part in parts:
                     wire.send(sock, wire.Done(), part)
+            case wire.Await():
+                self._await(room, request)
+                wire.send(sock, wire.Done())
             case wire.Look():
                 with self._lock:
                     inventory = shelf.inventory()
@@ -220,7 +223,7 @@ class Keeper:
             case _:
                 with self._lock:
                     self._change(room, request, body)
-                    self._placed.notify_all()
+                    self._changed.notify_all()
                 wire.send(sock, wire.Done())
 
     def _change(
@@ -273,8 +276,8 @@ class Keeper:
     def _gather(self, room: _Room, gather: wire.Gather) -> list[bytes]:
         """The parts by rank, once all data is in place."""
         stamp = gather.stamp
-        with self._placed:
-            self._placed.wait_for(
+        with self._changed:
+            self._changed.wait_for(
                 lambda: not room.shelf.missing(stamp, gather.world), gather.timeout_s
             )
             if missing := room.shelf.missing(stamp, gather.world):
@@ -283,6 +286,17 @@ class Keeper:
                     f"no replica from rank(s) {names} within {gather.timeout_s:g} s"
                 )
             return [part for _, part in sorted(room.parts[stamp].items())]
+
+    def _await(self, room: _Room, wait: wire.Await) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: room.shelf.decided(wait.stamp) is not None, wait.timeout_s
+            )
+            decided = room.shelf.decided(wait.stamp)
+        if decided is None:
+            raise DeadlineExceeded(f"rank 0 did not commit it within {wait.timeout_s:g} s")
+        if not decided:
+            raise CheckpointError("rank 0 gave it up, and says why")
 
     def _show(
         self,

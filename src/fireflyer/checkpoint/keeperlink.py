@@ -113,6 +113,12 @@ class KeeperLink:
         with self._wire():
             return [self._reply(wire.Done)[1] for _ in range(count)]
 
+    def await_commit(self, stamp: Stamp, timeout_s: float) -> None:
+        """Returns when the save is committed; at the rank's own keeper, which holds its data."""
+        self._sock.settimeout(timeout_s + wire.STALL_S)
+        self._ask(wire.Await(stamp, timeout_s), wire.Done)
+        self._sock.settimeout(wire.STALL_S)
+
     def look(self) -> Inventory:
         return self._ask(wire.Look(), wire.Holds).inventory
 

@@ -116,7 +116,7 @@ class MemoryTier:
             limit_bytes: what this node's keeper may hold of this place; None: half of the memory
                 available now, divided by the job's nodes on this machine.
             linger_s: how long a keeper outside the platform stays without a connection.
-            deadline_s: how long rank 0 waits for the others' replicas.
+            deadline_s: how long the ranks wait for each other's replicas.
         """
         self._control = control
         self._place = place
@@ -219,9 +219,7 @@ class MemoryTier:
         blocks: Sequence[wire.Block],
         merge: Callable[[list[bytes]], bytes],
     ) -> bool:
-        """This rank's share of one save, from its background thread; whether it went well here.
-
-        Returns on rank 0 when the save is committed in memory, on others when their data is in place twice.
+        """This rank's share of one save, from its background thread; whether the save is committed in memory.
 
         Args:
             part: this rank's part of the manifest, as bytes.
@@ -232,9 +230,10 @@ class MemoryTier:
         """
         try:
             self._put(generation, part, data, blocks)
-            if self._control.rank != 0:
-                return True
             stamp, world = _stamp(generation), self._control.world
+            if self._control.rank != 0:
+                self._link(self._node).await_commit(stamp, self._deadline_s)
+                return True
             manifest = merge(self._link(self._node).gather(stamp, world, self._deadline_s))
         except FireflyerError as error:
             self._note(generation, error)

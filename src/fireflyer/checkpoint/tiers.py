@@ -120,8 +120,8 @@ class Shelf:
             self.fence = epoch
 
     def reserve(self, stamp: Stamp, rank: int, size: int) -> list[Stamp]:
-        """Promises space for a rank's data. A run's saves come one after the other, so an older one
-        without its mark has failed and goes.
+        """Promises space for a rank's data. A run's saves come one after the other, so older ones without
+        their mark have failed; they go where their space is needed, if nobody has said so before.
 
         Raises:
             CheckpointError: if the save is not newer than what is committed, or its run was replaced.
@@ -130,17 +130,18 @@ class Shelf:
         self._check(stamp.epoch)
         if (newest := self.newest()) is not None and newest >= stamp:
             raise CheckpointError(f"a save as new as step {stamp.step} is committed already")
-        dropped = [
-            other for other, old in self._saves.items() if other < stamp and not old.committed
-        ]
-        self._drop(dropped)
-        used = self.used_bytes
         if (old := self._saves.get(stamp)) is not None:
-            used -= old.sizes.pop(rank, 0)
-        if used + size > self.limit_bytes:
+            old.sizes.pop(rank, None)
+        dropped: list[Stamp] = []
+        if self.used_bytes + size > self.limit_bytes:
+            dropped = [
+                other for other, old in self._saves.items() if other < stamp and not old.committed
+            ]
+            self._drop(dropped)
+        if self.used_bytes + size > self.limit_bytes:
             raise NoSpace(
                 f"the keeper's limit of {self.limit_bytes} bytes has no room for {size} bytes of rank {rank} "
-                f"beside {used}: raise the limit, or leave the memory tier out"
+                f"beside {self.used_bytes}: raise the limit, or leave the memory tier out"
             )
         self._reserved[stamp, rank] = size
         return dropped
@@ -178,6 +179,11 @@ class Shelf:
             if error:
                 raise CheckpointError(f"rank {rank} has no replica: {error}")
         return [rank for rank in range(world) if rank not in placed]
+
+    def decided(self, stamp: Stamp) -> bool | None:
+        """Whether a save that this keeper has held is committed; None while that is open."""
+        save = self._saves.get(stamp)
+        return False if save is None else save.committed or None
 
     def commit(self, stamp: Stamp, world: int) -> list[Stamp]:
         """All data is in place: the save has its mark, everything older goes. Nothing if a newer one has it.

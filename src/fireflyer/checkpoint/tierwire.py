@@ -93,6 +93,13 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float
 
 
+class Await(msgspec.Struct, frozen=True, tag=True):
+    """To the rank's own keeper: answered with Done when the save is committed."""
+
+    stamp: Stamp
+    timeout_s: float
+
+
 class Commit(msgspec.Struct, frozen=True, tag=True):
     """Body: the manifest."""
 
@@ -161,7 +168,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = (
-    Join | Put | Place | Gather | Commit | Abort | Settle | Fence | Look | FetchManifest | Describe | Read
+    Join | Put | Place | Gather | Await | Commit | Abort | Settle | Fence
+    | Look | FetchManifest | Describe | Read
 )  # fmt: skip
 Reply = Joined | Done | Described | Holds | Refused
 
