@@ -57,7 +57,13 @@ class DeadlineExceeded(WireError):
 
 
 class StorageError(FireflyerError):
-    """Reading or writing stored bytes failed."""
+    """Reading or writing stored bytes failed.
+
+    Attributes:
+        segment: of an error of `Storage.read_checked`: the index of the segment that it is about.
+    """
+
+    segment: int | None = None
 
 
 class Corrupted(StorageError):

@@ -46,8 +46,6 @@ KEYS_KEPT = 8
 class _Replica(msgspec.Struct, frozen=True):
     memory: Memory
     size: int
-    part: bytes
-    blocks: tuple[wire.Block, ...]
 
 
 class _Room:
@@ -197,8 +195,8 @@ class Keeper:
         shelf = room.shelf
         match request:
             case wire.Put():
-                self._put(sock, room, request, body, passes_memory)
-            case wire.Describe() | wire.Read():
+                self._put(sock, room, request, passes_memory)
+            case wire.Find() | wire.Read():
                 self._show(sock, room, request, passes_memory)
             case wire.Gather():
                 parts = self._gather(room, request)
@@ -252,9 +250,7 @@ class Keeper:
             case wire.Fence(epoch):
                 shelf.raise_fence(epoch)
 
-    def _put(
-        self, sock: socket.socket, room: _Room, put: wire.Put, part: bytes, passes_memory: bool
-    ) -> None:
+    def _put(self, sock: socket.socket, room: _Room, put: wire.Put, passes_memory: bool) -> None:
         wire.check_blocks(put.blocks, put.size)
         shelf, key = room.shelf, (put.stamp, put.rank)
         with self._lock:
@@ -267,7 +263,7 @@ class Keeper:
             wire.verify(memory.view(put.size), put.blocks, f"the replica of rank {put.rank}")
             with self._lock:
                 shelf.hold(put.stamp, put.world, put.rank)
-                room.replicas[key] = _Replica(memory, put.size, part, put.blocks)
+                room.replicas[key] = _Replica(memory, put.size)
         finally:
             with self._lock:
                 shelf.release(*key)
@@ -302,7 +298,7 @@ class Keeper:
         self,
         sock: socket.socket,
         room: _Room,
-        request: wire.Describe | wire.Read,
+        request: wire.Find | wire.Read,
         passes_memory: bool,
     ) -> None:
         with self._lock:
@@ -311,15 +307,18 @@ class Keeper:
             raise StorageError(
                 f"no replica of rank {request.rank} of step {request.stamp.step} is held here"
             )
-        if isinstance(request, wire.Describe):
-            wire.send(sock, wire.Described(replica.size, replica.blocks))
+        if isinstance(request, wire.Find):
+            wire.send(sock, wire.Found(replica.size))
             if passes_memory:
                 replica.memory.send(sock)
             return
-        if not 0 <= request.offset <= request.offset + request.length <= replica.size:
-            raise CheckpointError(f"a replica of {replica.size} bytes cannot give {request}")
+        for offset, count in request.ranges:
+            if not 0 <= offset <= offset + count <= replica.size:
+                raise CheckpointError(
+                    f"a replica of {replica.size} bytes has no {count} bytes at byte {offset}"
+                )
         wire.send(sock, wire.Done())
-        wire.send_file(sock, replica.memory.fd, request.offset, request.length)
+        wire.send_ranges(sock, replica.memory.fd, request.ranges)
 
 
 def _next_request(sock: socket.socket) -> wire.Request | None:

@@ -29,7 +29,7 @@ from fireflyer.errors import (
 
 CONNECT_S = 10.0
 
-R = TypeVar("R", wire.Joined, wire.Done, wire.Described, wire.Holds)
+R = TypeVar("R", wire.Joined, wire.Done, wire.Found, wire.Holds)
 
 
 class KeeperLink:
@@ -51,7 +51,11 @@ class KeeperLink:
         """Joins over a connected Unix socket; also the port of the keeper and what it holds."""
         sock.settimeout(wire.STALL_S)
         link = cls(sock, "this node's keeper", passes_memory=True)
-        joined = link._ask(join, wire.Joined)
+        try:
+            joined = link._ask(join, wire.Joined)
+        except BaseException:
+            link.close()
+            raise
         return link, joined.port, joined.inventory
 
     @classmethod
@@ -83,18 +87,17 @@ class KeeperLink:
         stamp: Stamp,
         world: int,
         rank: int,
-        part: bytes,
         memory: Memory,
         blocks: Sequence[wire.Block],
     ) -> None:
         """Returns when the keeper holds the rank's data and has checked it."""
         size = os.fstat(memory.fd).st_size
-        self._ask(wire.Put(stamp, world, rank, size, tuple(blocks)), wire.Done, part)
+        self._ask(wire.Put(stamp, world, rank, size, tuple(blocks)), wire.Done)
         with self._wire():
             if self._passes_memory:
                 memory.send(self._sock)
             else:
-                wire.send_file(self._sock, memory.fd, 0, size)
+                wire.send_ranges(self._sock, memory.fd, [(0, size)])
             self._reply(wire.Done)
 
     def tell(
@@ -127,19 +130,21 @@ class KeeperLink:
             wire.send(self._sock, wire.FetchManifest(stamp))
             return self._reply(wire.Done)[1]
 
-    def describe(self, stamp: Stamp, rank: int) -> tuple[wire.Described, Memory | None]:
-        """Size and blocks of a replica; its memory too if this is the node's own keeper."""
-        described = self._ask(wire.Describe(stamp, rank), wire.Described)
+    def find(self, stamp: Stamp, rank: int) -> tuple[int, Memory | None]:
+        """Bytes of a replica; its memory too if this is the node's own keeper."""
+        size = self._ask(wire.Find(stamp, rank), wire.Found).size
         if not self._passes_memory:
-            return described, None
+            return size, None
         with self._wire():
-            return described, Memory.received(self._sock)
+            return size, Memory.received(self._sock)
 
-    def read_into(self, stamp: Stamp, rank: int, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from a replica, unchecked."""
-        self._ask(wire.Read(stamp, rank, offset, len(buffer)), wire.Done)
+    def read(self, stamp: Stamp, rank: int, wanted: Sequence[tuple[int, memoryview]]) -> None:
+        """Fills buffers from a replica, each from its first byte on; unchecked."""
+        ranges = tuple((offset, len(buffer)) for offset, buffer in wanted)
+        self._ask(wire.Read(stamp, rank, ranges), wire.Done)
         with self._wire():
-            wire.receive_into(self._sock, buffer)
+            for _, buffer in wanted:
+                wire.receive_into(self._sock, buffer)
 
     def _ask(self, message: wire.Request, kind: type[R], body: bytes = b"") -> R:
         with self._wire():

@@ -23,7 +23,7 @@ class Memory:
         os.close(self.fd)
 
     @classmethod
-    def filled(cls, chunks: Iterable[memoryview]) -> "Memory":
+    def filled(cls, chunks: Iterable[bytes | memoryview]) -> "Memory":
         """A sealed one with these bytes, back to back.
 
         Raises:
@@ -32,10 +32,9 @@ class Memory:
         memory = cls(os.memfd_create("fireflyer-replica", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         try:
             for chunk in chunks:
-                for start in range(0, len(chunk), _CHUNK_BYTES):
-                    rest = chunk[start : start + _CHUNK_BYTES]
-                    while rest:
-                        rest = rest[os.write(memory.fd, rest) :]
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[os.write(memory.fd, rest[:_CHUNK_BYTES]) :]
         except OSError as error:
             raise NoSpace(f"no memory for a replica: {error.strerror}") from error
         fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, _SEALS)

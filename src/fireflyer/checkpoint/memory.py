@@ -5,7 +5,7 @@ docs/checkpoint-tiers.md tells the protocol.
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -29,13 +29,7 @@ PLACE_DEADLINE_S = 120.0
 class Control(Protocol):
     """The manager's own control group."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    def all_gather(self, data: bytes) -> list[bytes]:
+    def blobs(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, by rank. Collective."""
         ...
 
@@ -101,6 +95,8 @@ class MemoryTier:
     def __init__(
         self,
         control: Control,
+        rank: int,
+        world: int,
         place: str,
         *,
         epoch: int = 0,
@@ -119,6 +115,8 @@ class MemoryTier:
             deadline_s: how long the ranks wait for each other's replicas.
         """
         self._control = control
+        self._rank = rank
+        self._world = world
         self._place = place
         self._epoch = epoch
         self._limit_bytes = limit_bytes
@@ -144,7 +142,7 @@ class MemoryTier:
         """Connects to this node's keeper, starting it if need be; agrees on what is complete. Collective."""
         self.close()
         mine = _Arrival(host_key(boot_id()), boot_id(), b"")
-        if self._control.rank == 0:
+        if self._rank == 0:
             mine = msgspec.structs.replace(mine, key=secrets.token_bytes(32))
         arrivals = self._exchange(mine, _Arrival)
         self._key = arrivals[0].key
@@ -191,7 +189,7 @@ class MemoryTier:
 
     def _settle(self, found: Complete | None) -> str:
         """The first rank of each node brings its keeper to what all agree on; why it could not, or ""."""
-        if self._ranks_node.index(self._node) != self._control.rank:
+        if self._ranks_node.index(self._node) != self._rank:
             return ""
         try:
             if found is None:
@@ -214,30 +212,29 @@ class MemoryTier:
     def replicate(
         self,
         generation: Generation,
-        part: bytes,
-        data: Sequence[memoryview],
-        blocks: Sequence[wire.Block],
+        data: Iterable[bytes | memoryview],
+        describe: Callable[[], tuple[bytes, Sequence[wire.Block]]],
         merge: Callable[[list[bytes]], bytes],
     ) -> bool:
         """This rank's share of one save, from its background thread; whether the save is committed in memory.
 
         Args:
-            part: this rank's part of the manifest, as bytes.
-            data: the content of its data file, in pieces; not changed meanwhile.
-            blocks: CRC32s over that content, ascending.
+            data: the content of this rank's data file; each chunk is copied before the next one is asked for.
+            describe: called when all chunks were taken: the rank's part of the manifest, as bytes; and
+                CRC32s over the content, ascending.
             merge: on rank 0: all parts, by rank, to the manifest. It looks at the claims first:
                 what it raises fails the save in memory, and only there.
         """
         try:
-            self._put(generation, part, data, blocks)
-            stamp, world = _stamp(generation), self._control.world
-            if self._control.rank != 0:
+            self._put(generation, data, describe)
+            stamp, world = _stamp(generation), self._world
+            if self._rank != 0:
                 self._link(self._node).await_commit(stamp, self._deadline_s)
                 return True
             manifest = merge(self._link(self._node).gather(stamp, world, self._deadline_s))
         except FireflyerError as error:
             self._note(generation, error)
-            if self._control.rank == 0:
+            if self._rank == 0:
                 self.discard(generation)
             return False
         try:
@@ -262,17 +259,17 @@ class MemoryTier:
     def _put(
         self,
         generation: Generation,
-        part: bytes,
-        data: Sequence[memoryview],
-        blocks: Sequence[wire.Block],
+        data: Iterable[bytes | memoryview],
+        describe: Callable[[], tuple[bytes, Sequence[wire.Block]]],
     ) -> None:
-        stamp, rank, world = _stamp(generation), self._control.rank, self._control.world
-        error = ""
+        stamp, rank, world = _stamp(generation), self._rank, self._world
+        error, part = "", b""
         try:
             memory = Memory.filled(data)
-            self._link(self._node).put(stamp, world, rank, part, memory, blocks)
+            part, blocks = describe()
+            self._link(self._node).put(stamp, world, rank, memory, blocks)
             if (buddy := buddies(len(self._nodes))[self._node]) is not None:
-                self._link(buddy).put(stamp, world, rank, part, memory, blocks)
+                self._link(buddy).put(stamp, world, rank, memory, blocks)
         except FireflyerError as failure:
             error = f"{type(failure).__name__}: {failure}"
             raise
@@ -333,7 +330,7 @@ class MemoryTier:
         return ReplicaStorage(name, (generation.manifest, manifest), data, lines.close)
 
     def _opening(self, lines: _Lines, node: int, stamp: Stamp, rank: int) -> Opening:
-        return lambda: Source(lines.to(node), stamp, rank, f"node {self._nodes[node]}")
+        return lambda: Source(lines.to(node), stamp, rank)
 
     def _nearest(self, complete: Complete) -> int:
         """A node with the manifest."""
@@ -343,7 +340,7 @@ class MemoryTier:
 
     @property
     def _node(self) -> int:
-        return self._ranks_node[self._control.rank]
+        return self._ranks_node[self._rank]
 
     def _link(self, node: int) -> KeeperLink:
         if self._lines is None:
@@ -351,11 +348,11 @@ class MemoryTier:
         return self._lines.to(node)
 
     def _exchange(self, mine: T, kind: type[T]) -> list[T]:
-        gathered = self._control.all_gather(msgspec.msgpack.encode(mine))
+        gathered = self._control.blobs(msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(one, type=kind) for one in gathered]
 
     def _warn(self, reason: str) -> None:
-        if self._control.rank == 0 and not self._warned:
+        if self._rank == 0 and not self._warned:
             self._warned = True
             _log.warning("checkpoints in memory are skipped, storage goes on: %s", reason)
 

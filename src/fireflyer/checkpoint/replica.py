@@ -1,15 +1,23 @@
 """A save in the memory of nodes in the shape of a storage, so that it is loaded like one on disk."""
 
-import bisect
+import ctypes
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from fireflyer.checkpoint import tierwire as wire
+from fireflyer._native import crc32
 from fireflyer.checkpoint.keeperlink import KeeperLink
 from fireflyer.checkpoint.tiers import Stamp
 from fireflyer.errors import Corrupted, StorageError, WireError
 from fireflyer.log import get_logger
 from fireflyer.storage import Chunk, Range
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_BATCH_BYTES = 32 << 20
+"""What is asked for at a time."""
 
 _log = get_logger("checkpoint")
 
@@ -17,7 +25,7 @@ _log = get_logger("checkpoint")
 class Source:
     """One holder of one rank's data: the memory of this node, or another node's keeper."""
 
-    def __init__(self, link: KeeperLink, stamp: Stamp, rank: int, who: str) -> None:
+    def __init__(self, link: KeeperLink, stamp: Stamp, rank: int) -> None:
         """
         Raises:
             StorageError, WireError: if it does not hold it, or is gone.
@@ -25,50 +33,38 @@ class Source:
         self._link = link
         self._stamp = stamp
         self._rank = rank
-        self.who = who
         with link.busy:
-            described, memory = link.describe(stamp, rank)
-        self.size = described.size
-        self.blocks = described.blocks
-        self._starts = [block.offset for block in described.blocks]
+            self.size, memory = link.find(stamp, rank)
         self._mapped = None if memory is None else memory.view(self.size)
-        self._right: set[int] = set()
 
-    def fill(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer`; every block that it touches is checked.
+    def fill(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
+        """Fills buffers, each from its first byte on; unchecked.
 
         Raises:
-            Corrupted: if a CRC32 does not hold.
+            Corrupted: if the data ends before.
             WireError: if the other node is gone.
         """
-        end = offset + len(buffer)
-        first = max(0, bisect.bisect_right(self._starts, offset) - 1)
-        if self._mapped is not None:
-            for index in range(first, bisect.bisect_left(self._starts, end)):
-                self._check(index, self._mapped)
-            buffer[:] = self._mapped[offset:end]
-            return
-        buffer[:] = bytes(len(buffer))  # gaps
-        for block in self.blocks[first : bisect.bisect_left(self._starts, end)]:
-            start, stop = max(offset, block.offset), min(end, block.offset + block.length)
-            if start >= stop:
-                continue
-            whole = stop - start == block.length
-            data = buffer[start - offset : stop - offset] if whole else bytearray(block.length)
-            view = memoryview(data)
+        for offset, buffer in wanted:
+            if offset + len(buffer) > self.size:
+                raise Corrupted(f"the data ends at byte {self.size}, inside a needed range")
+        if self._mapped is None:
             with self._link.busy:
-                self._link.read_into(self._stamp, self._rank, block.offset, view)
-            moved = wire.Block(0, block.length, block.crc32)
-            wire.verify(view, [moved], f"rank {self._rank} at {self.who}, byte {block.offset}")
-            if not whole:
-                buffer[start - offset : stop - offset] = view[
-                    start - block.offset : stop - block.offset
-                ]
+                self._link.read(self._stamp, self._rank, wanted)
+            return
+        for offset, buffer in wanted:
+            buffer[:] = self._mapped[offset : offset + len(buffer)]
 
-    def _check(self, index: int, mapped: memoryview) -> None:
-        if index not in self._right:
-            wire.verify(mapped, [self.blocks[index]], f"rank {self._rank} at {self.who}")
-            self._right.add(index)
+
+def _memory(size: int, address: int) -> memoryview:
+    """Writable memory of somebody who keeps it valid."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def _first_wrong(
+    wanted: Sequence[tuple[int, memoryview]], crcs: Sequence[int] | None
+) -> int | None:
+    pairs = enumerate(zip(wanted, crcs or (), strict=crcs is not None))
+    return next((i for i, ((_, buffer), crc) in pairs if crc32(buffer) != crc), None)
 
 
 Opening = Callable[[], Source]
@@ -77,7 +73,7 @@ Opening = Callable[[], Source]
 class ReplicaStorage:
     """A `Storage` that holds the manifest and the data files of one save; only for reading. Thread-safe.
 
-    Where a holder of a rank's data is gone, or a CRC32 does not hold, the next holder is asked.
+    Where a holder of a rank's data is gone, or `read_checked` finds a CRC32 wrong, the next holder is asked.
     """
 
     def __init__(
@@ -132,12 +128,7 @@ class ReplicaStorage:
         if name == self._manifest_name:
             buffer[:] = self._manifest[offset : offset + len(buffer)]
             return
-        while True:
-            source = self._first(name)
-            try:
-                return source.fill(offset, buffer)
-            except (Corrupted, WireError) as error:
-                self._give_up(name, source, error)
+        self._fill(name, [(offset, buffer)], None)
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
         answers: list[bytes | StorageError] = []
@@ -147,6 +138,26 @@ class ReplicaStorage:
             except StorageError as error:
                 answers.append(error)
         return answers
+
+    def read_checked(
+        self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> None:
+        rows: list[list[int]] = segments.tolist()
+        by_file = sorted(range(len(rows)), key=lambda index: rows[index][0])
+        first = 0
+        while first < len(by_file):
+            file, filled, last = rows[by_file[first]][0], 0, first
+            while last < len(by_file) and rows[by_file[last]][0] == file and filled < _BATCH_BYTES:
+                filled += rows[by_file[last]][2]
+                last += 1
+            batch = by_file[first:last]
+            wanted = [(rows[index][1], _memory(*rows[index][2:])) for index in batch]
+            try:
+                self._fill(names[file], wanted, [int(crcs[index]) for index in batch])
+            except StorageError as error:
+                error.segment = batch[0] if error.segment is None else batch[error.segment]
+                raise
+            first = last
 
     def list(self, name: str = "") -> list[str]:
         files = [self._manifest_name, *(file for file in self._data if self.size(file))]
@@ -168,6 +179,31 @@ class ReplicaStorage:
 
     def _read_only(self, action: str, name: str) -> StorageError:
         return StorageError(f"cannot {action} {name}: {self} is only for reading")
+
+    def _fill(
+        self, name: str, wanted: Sequence[tuple[int, memoryview]], crcs: Sequence[int] | None
+    ) -> None:
+        """From the first holder that has it all right."""
+        if name not in self._data:
+            raise StorageError(f"{self}/{name} does not exist")
+        wrong: int | None = None
+        while True:
+            try:
+                source = self._first(name)
+            except Corrupted as error:
+                error.segment = wrong
+                raise
+            try:
+                source.fill(wanted)
+                wrong = _first_wrong(wanted, crcs)
+                if wrong is None:
+                    return
+                offset, buffer = wanted[wrong]
+                raise Corrupted(
+                    f"the CRC32 of bytes {offset} to {offset + len(buffer)} does not hold"
+                )
+            except (StorageError, WireError) as error:
+                self._give_up(name, source, error)
 
     def _first(self, name: str) -> Source:
         """The holder in use.

@@ -4,7 +4,7 @@ A message is a frame (msgpack) and a body: frames up to an empty one. Requests a
 bytes of a replica follow their message bare on TCP; on a Unix socket they go as a memfd instead.
 
     rank                              keeper
-    Put + its part              ->
+    Put                         ->
                                 <-    Done: there is room
     the bytes, or their memfd   ->
                                 <-    Done: held, and every CRC32 is right
@@ -13,7 +13,7 @@ bytes of a replica follow their message bare on TCP; on a Unix socket they go as
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -35,12 +35,13 @@ from fireflyer.rpc.frames import PREFIX, frame, length
 
 VERSION = 1
 CHUNK_BYTES = 4 << 20
+_SMALL_BYTES = 64 << 10
 STALL_S = 60.0
 """How long one side may keep the other waiting within a message before it counts as lost."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of a replica with a CRC32 of their own. Gaps between blocks are never read."""
+    """Bytes of a replica with a CRC32 of their own. Gaps between blocks do not matter to anybody."""
 
     offset: int
     length: int
@@ -67,8 +68,6 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Body: the rank's part of the manifest."""
-
     stamp: Stamp
     world: int
     rank: int
@@ -132,25 +131,24 @@ class FetchManifest(msgspec.Struct, frozen=True, tag=True):
     stamp: Stamp
 
 
-class Describe(msgspec.Struct, frozen=True, tag=True):
-    """Answered with Described; on a Unix socket, a memfd follows."""
+class Find(msgspec.Struct, frozen=True, tag=True):
+    """Answered with Found; on a Unix socket, a memfd follows."""
 
     stamp: Stamp
     rank: int
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """Answered with Done and that many bare bytes."""
+    """Answered with Done and the bare bytes of all ranges, back to back."""
 
     stamp: Stamp
     rank: int
-    offset: int
-    length: int
+    ranges: tuple[tuple[int, int], ...]
+    """First byte and number of bytes."""
 
 
-class Described(msgspec.Struct, frozen=True, tag=True):
+class Found(msgspec.Struct, frozen=True, tag=True):
     size: int
-    blocks: tuple[Block, ...]
 
 
 class Holds(msgspec.Struct, frozen=True, tag=True):
@@ -169,9 +167,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 Request = (
     Join | Put | Place | Gather | Await | Commit | Abort | Settle | Fence
-    | Look | FetchManifest | Describe | Read
+    | Look | FetchManifest | Find | Read
 )  # fmt: skip
-Reply = Joined | Done | Described | Holds | Refused
+Reply = Joined | Done | Found | Holds | Refused
 
 ERRORS: dict[str, type[FireflyerError]] = {
     kind.__name__: kind
@@ -225,11 +223,19 @@ def receive_into(sock: socket.socket, rest: memoryview) -> None:
         rest = rest[count:]
 
 
-def send_file(sock: socket.socket, fd: int, offset: int, count: int) -> None:
-    """Bytes [offset, offset + count) of a memfd, from its pages."""
+def send_ranges(sock: socket.socket, fd: int, ranges: Iterable[tuple[int, int]]) -> None:
+    """Ranges (first byte, number of bytes) of a memfd, back to back; large ones straight from its pages."""
+    small = bytearray()
     with open(fd, "rb", buffering=0, closefd=False) as file:
-        if count and sock.sendfile(file, offset, count) != count:
-            raise StorageError("a replica is shorter than its description")
+        for offset, count in ranges:
+            if count < _SMALL_BYTES:
+                small += os.pread(fd, count, offset)
+            if len(small) >= _SMALL_BYTES or count >= _SMALL_BYTES:
+                sock.sendall(small)
+                small.clear()
+            if count >= _SMALL_BYTES:
+                sock.sendfile(file, offset, count)
+    sock.sendall(small)
 
 
 def check_blocks(blocks: Sequence[Block], size: int) -> None:
