@@ -20,7 +20,6 @@ import torch.distributed as dist
 from tests.conftest import StartGang
 
 from fireflyer._native import crc32
-from fireflyer.checkpoint import memory as memory_module
 from fireflyer.checkpoint import tierwire as wire
 from fireflyer.checkpoint.keeper import Keeper
 from fireflyer.checkpoint.keeperlink import KeeperLink, connect_local
@@ -47,8 +46,9 @@ class Control:
 
     def blobs(self, mine: bytes) -> list[bytes]:
         self._count += 1
-        self._store.set(f"{self._count}/{self.rank}", mine)
-        return [self._store.get(f"{self._count}/{rank}") for rank in range(self.world)]
+        self._store.set(f"{self._count}/{self.rank}", mine.hex())
+        texts = [self._store.get(f"{self._count}/{rank}") for rank in range(self.world)]
+        return [bytes.fromhex(text.decode()) for text in texts]
 
 
 class _Nobody:
@@ -81,7 +81,8 @@ def _part(generation: Generation, rank: int) -> bytes:
 
 def _save(tier: MemoryTier, generation: Generation, rank: int) -> bool:
     data = _content(generation, rank)
-    chunks = iter([memoryview(data)[:777], data[777:]])
+    halves: list[bytes | memoryview] = [memoryview(data)[:777], data[777:]]
+    chunks = iter(halves)
 
     def describe() -> tuple[bytes, list[wire.Block]]:
         assert not list(chunks)
@@ -231,7 +232,7 @@ def test_a_node_and_its_buddy_lost_leave_nothing(machine: Machine, start_gang: S
     assert start_gang(read, 4, 4).results() == [(None, True)] * 4
 
 
-def _dies_at(message: int) -> None:
+def _dies_at(message: int, patch: pytest.MonkeyPatch) -> None:
     """From now on this process kills itself before its `message`-th message to a keeper."""
     count, real = 0, wire.send
 
@@ -242,12 +243,12 @@ def _dies_at(message: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         real(*arguments)
 
-    wire.send = send
+    patch.setattr(wire, "send", send)
 
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_rank_killed_anywhere_in_a_save(
-    machine: Machine, start_gang: StartGang, victim: int
+    machine: Machine, start_gang: StartGang, victim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is found is whole, and the save that was acknowledged before or the one that was cut off."""
     seen: set[int] = set()
@@ -265,7 +266,7 @@ def test_a_rank_killed_anywhere_in_a_save(
             tier.newest()
             tier._deadline_s = 0.5
             if rank == victim:
-                _dies_at(message)
+                _dies_at(message, monkeypatch)
             _save(tier, cut, rank)
 
         gang = start_gang(_body(machine.store(), act, epoch=epoch), 4, 2)
@@ -311,7 +312,9 @@ def test_without_room_the_tier_is_skipped_with_one_warning(
     tier.close()
 
 
-def test_a_rank_without_room_fails_the_save_on_all(machine: Machine, start_gang: StartGang) -> None:
+def test_a_rank_without_room_fails_the_save_on_all(
+    machine: Machine, start_gang: StartGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def act(tier: MemoryTier, rank: int) -> tuple[bool, Generation | None]:
         assert _save(tier, SAVES[0], rank)
         tier.newest()
@@ -320,7 +323,7 @@ def test_a_rank_without_room_fails_the_save_on_all(machine: Machine, start_gang:
             def no_memory(_: object) -> Memory:
                 raise NoSpace("no memory for a replica")
 
-            memory_module.Memory.filled = no_memory  # type: ignore[method-assign, assignment]
+            monkeypatch.setattr(Memory, "filled", no_memory)
         went_well = _save(tier, SAVES[1], rank)
         return went_well, _check(tier, 3)
 
@@ -475,24 +478,23 @@ def _join(key: bytes) -> tuple[KeeperLink, int]:
     return link, port
 
 
-def test_only_who_has_the_key_is_served(served: Keeper) -> None:
+def test_only_who_has_the_key_is_served(served: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     link, port = _join(b"k" * 32)
     stamp = Stamp(1, 1, 1)
     link.put(stamp, 1, 0, Memory.filled([b"secret bytes"]), [])
     with pytest.raises(PeerLost, match="has not joined"):
         KeeperLink.remote("127.0.0.1", port, b"x" * 32)
-    real, wire.key_name = wire.key_name, lambda key: real(b"k" * 32)
-    try:
+    name = wire.key_name(b"k" * 32)
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "key_name", lambda _: name)
         with pytest.raises(WireError, match="did not prove"):
             KeeperLink.remote("127.0.0.1", port, b"x" * 32)
-    finally:
-        wire.key_name = real
     for garbage in (b"GET / HTTP/1.1\r\n\r\n" + b"x" * 100, b"\xff" * 200, b""):
-        with socket.create_connection(("127.0.0.1", port), 5) as sock:
-            with contextlib.suppress(OSError):  # it may be cut off before it has said all
-                sock.sendall(garbage)
-                sock.shutdown(socket.SHUT_WR)
-                assert sock.recv(100) in (b"", b"?")
+        stranger = socket.create_connection(("127.0.0.1", port), 5)
+        with stranger, contextlib.suppress(OSError):  # it may be cut off before it has said all
+            stranger.sendall(garbage)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(100) in (b"", b"?")
     friend = KeeperLink.remote("127.0.0.1", port, b"k" * 32)
     data = bytearray(12)
     friend.read(stamp, 0, [(7, memoryview(data)[:5]), (0, memoryview(data)[5:])])
