@@ -1,6 +1,23 @@
-"""Checkpoint Manager: asynchronous, verified, resumable saves (the paper's §VII-A)."""
+"""Checkpoint Manager: asynchronous, verified, resumable saves (the paper's §VII-A).
 
-from fireflyer.checkpoint.face import CheckpointManager, SaveHandle
-from fireflyer.checkpoint.leaves import Shard
+Importing this package alone does not import torch: a node's keeper lives in it.
+"""
 
-__all__ = ["CheckpointManager", "SaveHandle", "Shard"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fireflyer.checkpoint.face import CheckpointManager as CheckpointManager
+    from fireflyer.checkpoint.face import SaveHandle as SaveHandle
+    from fireflyer.checkpoint.leaves import Shard as Shard
+    from fireflyer.checkpoint.retention import Keep as Keep
+
+_HOMES = {"CheckpointManager": "face", "SaveHandle": "face", "Shard": "leaves", "Keep": "retention"}
+
+__all__ = ["CheckpointManager", "Keep", "SaveHandle", "Shard"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

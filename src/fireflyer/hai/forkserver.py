@@ -27,7 +27,7 @@ DEFAULT_PRELOAD = (
     "torch",
     "torch._dynamo",  # imported by the first optimizer; 1.2 s
     "fireflyer.ffrecord.torch",
-    "fireflyer.checkpoint",
+    "fireflyer.checkpoint.face",
     "fireflyer.hfreduce.torch",
     "fireflyer.haiscale.ddp",
 )

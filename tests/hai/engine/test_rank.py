@@ -60,6 +60,7 @@ def test_environment_and_arguments(stage: Stage, start: Start) -> None:
                 "FIREFLYER_ATTEMPT": "3",
                 "FIREFLYER_SECRET": "5ec7e7",
                 "FIREFLYER_TASK_DIR": str(s.folder / s.task),
+                "FIREFLYER_KEEPER": str(s.folder / s.task / f"n{rank // 2}.keeper.sock"),
                 "OMP_NUM_THREADS": s.env.get("OMP_NUM_THREADS", "1"),
                 "PYTHONUNBUFFERED": "1",
             }

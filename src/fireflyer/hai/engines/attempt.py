@@ -18,6 +18,7 @@ from pathlib import Path
 from fireflyer._native.hai import SuspendPage
 from fireflyer.hai.engines import RankExited, RankStarted
 from fireflyer.hai.engines.journal import Journal, journal_path
+from fireflyer.hai.engines.keepsake import keeper_path
 from fireflyer.hai.engines.messages import Cause, Frozen, Part, PartEnded, RankSpec, Record
 from fireflyer.hai.processes import describe_exit, kill_group
 
@@ -104,6 +105,7 @@ class Attempt:
             "FIREFLYER_ATTEMPT": str(part.attempt),
             "FIREFLYER_SECRET": part.secret,
             "FIREFLYER_TASK_DIR": os.path.dirname(part.directory),
+            "FIREFLYER_KEEPER": keeper_path(os.path.dirname(part.directory), part.node),
             # Through the supervisor's own descriptor: also a wrapper that closes inherited ones can open it.
             "FIREFLYER_CONTROL": f"{local}:/proc/{os.getpid()}/fd/{self._page.fd}",
         }

@@ -20,6 +20,7 @@ import msgspec
 from fireflyer.errors import ProtocolMismatch
 from fireflyer.hai.engines.attempt import Attempt
 from fireflyer.hai.engines.forks import ForkServer
+from fireflyer.hai.engines.keepsake import Keepsake, keeper_path
 from fireflyer.hai.engines.messages import (
     Attach,
     Attached,
@@ -83,6 +84,7 @@ class Supervisor:
         self._connections: set[Connection] = set()
         self._attempt: Attempt | None = None
         self._forks: ForkServer | None = None
+        self._keepsake: Keepsake | None = None
         self._early: dict[int, tuple[int | None, int | None]] = {}
         self._leaving = False
         self._idle_since: float | None = time.monotonic()
@@ -156,14 +158,19 @@ class Supervisor:
             self._idle_since = now
 
     def _sweep(self, attempt: Attempt) -> None:
-        """Kills our children but the fork server. What they leave becomes ours; its turn comes with
+        """Kills our children but fork server and keeper. What they leave becomes ours; its turn comes with
         the SIGCHLD of their death."""
         forks = self._forks
-        left = [pid for pid in children() if forks is None or pid != forks.pid]
+        left = [pid for pid in self._mortal() if forks is None or pid != forks.pid]
         for pid in left:
             kill(pid, signal.SIGKILL)
         if not left and not (forks is not None and forks.pending):
             attempt.finish()
+
+    def _mortal(self) -> list[int]:
+        """Our children that do not outlive an attempt: all but the keeper."""
+        keeper = None if self._keepsake is None else self._keepsake.pid
+        return [pid for pid in children() if pid != keeper]
 
     def _guard_died(self) -> NoReturn:
         kill_descendants()
@@ -189,8 +196,11 @@ class Supervisor:
             self._ended(result.si_pid, code, number)
 
     def _ended(self, pid: int, code: int | None, number: int | None) -> None:
-        attempt, forks = self._attempt, self._forks
-        if forks is not None and pid == forks.pid:
+        attempt, forks, keepsake = self._attempt, self._forks, self._keepsake
+        if keepsake is not None and pid == keepsake.pid:
+            keepsake.ended()
+            self._watch(keepsake.socket.fileno(), self._start_keeper)
+        elif forks is not None and pid == forks.pid:
             self._take_replies()  # what it said before it died still counts
             self._selector.unregister(forks.socket)
             forks.close()
@@ -227,6 +237,10 @@ class Supervisor:
             return
         part = attempt.part
         try:
+            if self._keepsake is None:
+                path = keeper_path(os.path.dirname(part.directory), part.node)
+                self._keepsake = Keepsake(path)
+                self._watch(self._keepsake.socket.fileno(), self._start_keeper)
             if part.start == "exec":
                 for spec in attempt.specs():
                     attempt.started(spec.rank, exec_rank(spec, sys.executable))
@@ -237,6 +251,17 @@ class Supervisor:
                 self._forks.request(attempt.specs())
         except OSError as error:
             attempt.fail(f"{part.node} cannot start the ranks: {error}")
+
+    def _start_keeper(self) -> None:
+        keepsake = self._keepsake
+        if keepsake is None:
+            return
+        try:
+            keepsake.start()
+            self._selector.unregister(keepsake.socket)
+        except OSError as error:
+            print(f"supervisor: cannot start the keeper: {error}", file=sys.stderr)  # noqa: T201
+            keepsake.ended()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -346,10 +371,11 @@ class Supervisor:
         """A newer attempt fences this one: its processes, and the fork server it may wait for, go first."""
         attempt.abort()
         while not attempt.ended:
-            for pid in children():
+            doomed = self._mortal()
+            for pid in doomed:
                 kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                result = os.waitid(os.P_ALL, 0, os.WEXITED)
+                result = os.waitid(os.P_ALL, 0, os.WEXITED) if doomed else None
                 if result is not None:
                     exited = result.si_code == os.CLD_EXITED
                     status = result.si_status

@@ -1,0 +1,396 @@
+"""The keeper: the process of a node that holds replicas of saves in memory, for as long as the task lasts.
+
+    python -P -m fireflyer.checkpoint.keeper [LINGER_S SOCKET]
+
+Descriptor 3 is a listening Unix socket in a private directory. Without arguments the keeper ends with
+its parent, the task's supervisor. With them it ends once nobody has been connected for LINGER_S seconds, and
+unlinks SOCKET under the lock that whoever connects holds too: no one connects to a keeper that leaves.
+
+It is passive. Ranks connect: to their own node's keeper by the Unix socket, to others by TCP, where they
+prove the key that their job's ranks have joined with. One thread a connection; `_lock` guards what they
+share. No torch.
+"""
+
+import contextlib
+import fcntl
+import os
+import resource
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from fireflyer.checkpoint import tierwire as wire
+from fireflyer.checkpoint.memfd import Memory
+from fireflyer.checkpoint.tiers import Shelf, Stamp
+from fireflyer.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    FireflyerError,
+    NoSpace,
+    PeerLost,
+    StorageError,
+)
+
+HANDSHAKE_S = 10.0
+UNPROVEN_CONNECTIONS = 64
+KEYS_KEPT = 8
+"""Of the newest attempts. An older one's ranks cannot connect any more; the fence is what stops them."""
+
+
+class _Replica(msgspec.Struct, frozen=True):
+    memory: Memory
+    size: int
+
+
+class _Room:
+    """Everything of one place: a shelf and the memory behind it."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+        self.replicas: dict[tuple[Stamp, int], _Replica] = {}
+        self.manifests: dict[Stamp, bytes] = {}
+        self.parts: dict[Stamp, dict[int, bytes]] = {}
+
+    def free(self, stamps: list[Stamp]) -> None:
+        """What a reader still uses goes when he is done with it."""
+        for stamp in stamps:
+            self.manifests.pop(stamp, None)
+            self.parts.pop(stamp, None)
+        for key in [key for key in self.replicas if key[0] in stamps]:
+            del self.replicas[key]
+
+
+class Keeper:
+    """All rooms, by place; keys; listeners. Thread-safe."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._rooms: dict[str, _Room] = {}
+        self._keys: dict[bytes, tuple[bytes, str]] = {}
+        self._ports: dict[str, int] = {}
+        self._unproven = threading.BoundedSemaphore(UNPROVEN_CONNECTIONS)
+        self._open = 0
+        self._idle_since = time.monotonic()
+        self._wake, self._notify = socket.socketpair()
+
+    def run(self, linger_s: float | None, leave: Callable[[], bool]) -> None:
+        """Serves until nobody has been connected for `linger_s` (None: for ever) and `leave` agrees."""
+        while True:
+            with self._lock:
+                idle_s = time.monotonic() - self._idle_since
+                timeout = None if linger_s is None or self._open else max(0.0, linger_s - idle_s)
+            ready, _, _ = select.select([self._listener, self._wake], [], [], timeout)
+            if self._wake in ready:
+                self._wake.recv(4096)
+            if self._listener in ready:
+                self._begin(self._listener.accept()[0], self._serve_local)
+            elif not ready and leave():
+                return
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _begin(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        with self._lock:
+            self._open += 1
+        threading.Thread(target=self._guarded, args=(sock, serve), daemon=True).start()
+
+    def _guarded(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        try:
+            with sock:
+                serve(sock)
+        except (OSError, FireflyerError, msgspec.MsgspecError) as error:
+            print(f"keeper: dropped a connection: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        finally:
+            with self._lock:
+                self._open -= 1
+                self._idle_since = time.monotonic()
+            self._notify.send(b".")
+
+    def _serve_local(self, sock: socket.socket) -> None:
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.getuid():
+            return
+        join = _next_request(sock)
+        if not isinstance(join, wire.Join):
+            return
+        wire.receive_body(sock)
+        if join.version != wire.VERSION:
+            wire.send(sock, wire.Refused("CheckpointError", f"this keeper speaks {wire.VERSION}"))
+            return
+        try:
+            room, port = self._join(join)
+        except (FireflyerError, OSError) as error:
+            wire.send(sock, _refusal(error))
+            return
+        with self._lock:
+            inventory = room.shelf.inventory()
+        wire.send(sock, wire.Joined(port, inventory))
+        self._serve(sock, room, passes_memory=True)
+
+    def _join(self, join: wire.Join) -> tuple[_Room, int]:
+        with self._lock:
+            room = self._rooms.setdefault(join.place, _Room())
+            room.shelf.raise_fence(join.epoch)
+            room.shelf.limit_bytes = join.limit_bytes
+            name = wire.key_name(join.key)
+            self._keys.pop(name, None)
+            self._keys[name] = (join.key, join.place)
+            for old in list(self._keys)[:-KEYS_KEPT]:
+                del self._keys[old]
+            if join.address not in self._ports:
+                listener = socket.create_server((join.address, 0), backlog=256)
+                self._ports[join.address] = listener.getsockname()[1]
+                threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
+            return room, self._ports[join.address]
+
+    def _listen(self, listener: socket.socket) -> None:
+        while True:
+            sock, _ = listener.accept()
+            if self._unproven.acquire(blocking=False):
+                self._begin(sock, self._serve_remote)
+            else:
+                sock.close()  # a flood from outside must not cost more than this
+
+    def _serve_remote(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(HANDSHAKE_S)
+            key = wire.admit(sock, self._key)
+        finally:
+            self._unproven.release()
+        if key is None:
+            return
+        with self._lock:
+            room = self._rooms[self._keys[wire.key_name(key)][1]]
+        keep_alive(sock)
+        self._serve(sock, room, passes_memory=False)
+
+    def _key(self, name: bytes) -> bytes | None:
+        with self._lock:
+            return self._keys.get(name, (None, ""))[0]
+
+    def _serve(self, sock: socket.socket, room: _Room, passes_memory: bool) -> None:
+        """Answers requests until the rank leaves."""
+        while (request := _next_request(sock)) is not None:
+            try:
+                self._answer(sock, room, request, passes_memory)
+            except FireflyerError as error:
+                if type(error).__name__ not in wire.ERRORS:
+                    raise  # of the wire itself: this connection is over
+                wire.send(sock, _refusal(error))
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _answer(
+        self, sock: socket.socket, room: _Room, request: wire.Request, passes_memory: bool
+    ) -> None:
+        body = wire.receive_body(sock)
+        shelf = room.shelf
+        match request:
+            case wire.Put():
+                self._put(sock, room, request, passes_memory)
+            case wire.Find() | wire.Read():
+                self._show(sock, room, request, passes_memory)
+            case wire.Gather():
+                parts = self._gather(room, request)
+                wire.send(sock, wire.Done(len(parts)))
+                for part in parts:
+                    wire.send(sock, wire.Done(), part)
+            case wire.Await():
+                self._await(room, request)
+                wire.send(sock, wire.Done())
+            case wire.Look():
+                with self._lock:
+                    inventory = shelf.inventory()
+                wire.send(sock, wire.Holds(inventory))
+            case wire.FetchManifest():
+                with self._lock:
+                    manifest = room.manifests.get(request.stamp)
+                if manifest is None:
+                    raise StorageError(f"no manifest of step {request.stamp.step} is held here")
+                wire.send(sock, wire.Done(), manifest)
+            case wire.Join():
+                raise CheckpointError("a connection joins once")
+            case _:
+                with self._lock:
+                    self._change(room, request, body)
+                    self._changed.notify_all()
+                wire.send(sock, wire.Done())
+
+    def _change(
+        self,
+        room: _Room,
+        request: wire.Place | wire.Commit | wire.Abort | wire.Settle | wire.Fence,
+        body: bytes,
+    ) -> None:
+        """REQUIRES: the lock is held."""
+        shelf = room.shelf
+        match request:
+            case wire.Place(stamp, world, rank, error):
+                shelf.place(stamp, world, rank, error)
+                room.parts.setdefault(stamp, {})[rank] = body
+            case wire.Commit(stamp, world):
+                room.free(shelf.commit(stamp, world))
+                if shelf.newest() == stamp:
+                    room.manifests[stamp] = body
+                    room.parts.pop(stamp, None)
+            case wire.Settle(stamp, world):
+                room.free(shelf.settle(stamp, world))
+                if stamp is not None and shelf.newest() == stamp:
+                    room.manifests[stamp] = body
+            case wire.Abort(stamp):
+                room.free(shelf.abort(stamp))
+            case wire.Fence(epoch):
+                shelf.raise_fence(epoch)
+
+    def _put(self, sock: socket.socket, room: _Room, put: wire.Put, passes_memory: bool) -> None:
+        wire.check_blocks(put.blocks, put.size)
+        shelf, key = room.shelf, (put.stamp, put.rank)
+        with self._lock:
+            room.free(shelf.reserve(*key, put.size))
+            room.replicas.pop(key, None)
+        try:
+            wire.send(sock, wire.Done())
+            memory = Memory.received(sock) if passes_memory else _receive_memory(sock, put.size)
+            memory.require(put.size)
+            wire.verify(memory.view(put.size), put.blocks, f"the replica of rank {put.rank}")
+            with self._lock:
+                shelf.hold(put.stamp, put.world, put.rank)
+                room.replicas[key] = _Replica(memory, put.size)
+        finally:
+            with self._lock:
+                shelf.release(*key)
+        wire.send(sock, wire.Done())
+
+    def _gather(self, room: _Room, gather: wire.Gather) -> list[bytes]:
+        """The parts by rank, once all data is in place."""
+        stamp = gather.stamp
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not room.shelf.missing(stamp, gather.world), gather.timeout_s
+            )
+            if missing := room.shelf.missing(stamp, gather.world):
+                names = ", ".join(map(str, missing))
+                raise DeadlineExceeded(
+                    f"no replica from rank(s) {names} within {gather.timeout_s:g} s"
+                )
+            return [part for _, part in sorted(room.parts[stamp].items())]
+
+    def _await(self, room: _Room, wait: wire.Await) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: room.shelf.decided(wait.stamp) is not None, wait.timeout_s
+            )
+            decided = room.shelf.decided(wait.stamp)
+        if decided is None:
+            raise DeadlineExceeded(f"rank 0 did not commit it within {wait.timeout_s:g} s")
+        if not decided:
+            raise CheckpointError("rank 0 gave it up, and says why")
+
+    def _show(
+        self,
+        sock: socket.socket,
+        room: _Room,
+        request: wire.Find | wire.Read,
+        passes_memory: bool,
+    ) -> None:
+        with self._lock:
+            replica = room.replicas.get((request.stamp, request.rank))
+        if replica is None:
+            raise StorageError(
+                f"no replica of rank {request.rank} of step {request.stamp.step} is held here"
+            )
+        if isinstance(request, wire.Find):
+            wire.send(sock, wire.Found(replica.size))
+            if passes_memory:
+                replica.memory.send(sock)
+            return
+        for offset, count in request.ranges:
+            if not 0 <= offset <= offset + count <= replica.size:
+                raise CheckpointError(
+                    f"a replica of {replica.size} bytes has no {count} bytes at byte {offset}"
+                )
+        wire.send(sock, wire.Done())
+        wire.send_ranges(sock, replica.memory.fd, request.ranges)
+
+
+def _next_request(sock: socket.socket) -> wire.Request | None:
+    """The next message's head; None where the stream ends before it. A rank may be silent for hours, but
+    not within a message."""
+    sock.settimeout(None)
+    if not sock.recv(1, socket.MSG_PEEK):
+        return None
+    sock.settimeout(wire.STALL_S)
+    return wire.request_decoder.decode(wire.receive_frame(sock))
+
+
+def _receive_memory(sock: socket.socket, size: int) -> Memory:
+    buffer = memoryview(bytearray(min(size, wire.CHUNK_BYTES)))
+
+    def chunks() -> Iterator[memoryview]:
+        left = size
+        while left:
+            piece = buffer[: min(left, len(buffer))]
+            wire.receive_into(sock, piece)
+            left -= len(piece)
+            yield piece
+
+    try:
+        return Memory.filled(chunks())
+    except NoSpace as error:  # what is still on its way cannot be told from the next message
+        raise PeerLost(str(error)) from error
+
+
+def _refusal(error: Exception) -> wire.Refused:
+    kind = type(error).__name__
+    return wire.Refused(kind if kind in wire.ERRORS else "StorageError", str(error))
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """A node that is gone without a word is noticed within two minutes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _leave(listener: socket.socket, path: str) -> bool:
+    """Whether nobody has come meanwhile; then the socket's name is gone and nobody will."""
+    with open(lock_path(path), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if select.select([listener], [], [], 0)[0]:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        os._exit(0)  # at once: the listening socket goes with the lock
+
+
+def lock_path(path: str) -> str:
+    """The lock of all keepers' sockets in one directory."""
+    return os.path.join(os.path.dirname(path), "lock")
+
+
+def main(arguments: list[str]) -> None:
+    """Serves on descriptor 3."""
+    os.closerange(4, 2**31 - 1)  # what it inherited from whoever started it
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.set_inheritable(3, False)
+    listener = socket.socket(fileno=3)
+    if arguments:
+        path = arguments[1]
+        Keeper(listener).run(float(arguments[0]), lambda: _leave(listener, path))
+    else:
+        Keeper(listener).run(None, lambda: False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

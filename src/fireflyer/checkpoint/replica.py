@@ -1,0 +1,232 @@
+"""A save in the memory of nodes in the shape of a storage, so that it is loaded like one on disk."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fireflyer._native import crc32
+from fireflyer.checkpoint.keeperlink import KeeperLink
+from fireflyer.checkpoint.tiers import Stamp
+from fireflyer.errors import Corrupted, StorageError, WireError
+from fireflyer.log import get_logger
+from fireflyer.storage import Chunk, Range
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_BATCH_BYTES = 32 << 20
+"""What is asked for at a time."""
+
+_log = get_logger("checkpoint")
+
+
+class Source:
+    """One holder of one rank's data: the memory of this node, or another node's keeper."""
+
+    def __init__(self, link: KeeperLink, stamp: Stamp, rank: int) -> None:
+        """
+        Raises:
+            StorageError, WireError: if it does not hold it, or is gone.
+        """
+        self._link = link
+        self._stamp = stamp
+        self._rank = rank
+        with link.busy:
+            self.size, memory = link.find(stamp, rank)
+        self._mapped = None if memory is None else memory.view(self.size)
+
+    def fill(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
+        """Fills buffers, each from its first byte on; unchecked.
+
+        Raises:
+            Corrupted: if the data ends before.
+            WireError: if the other node is gone.
+        """
+        for offset, buffer in wanted:
+            if offset + len(buffer) > self.size:
+                raise Corrupted(f"the data ends at byte {self.size}, inside a needed range")
+        if self._mapped is None:
+            with self._link.busy:
+                self._link.read(self._stamp, self._rank, wanted)
+            return
+        for offset, buffer in wanted:
+            buffer[:] = self._mapped[offset : offset + len(buffer)]
+
+
+def _memory(size: int, address: int) -> memoryview:
+    """Writable memory of somebody who keeps it valid."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def _first_wrong(
+    wanted: Sequence[tuple[int, memoryview]], crcs: Sequence[int] | None
+) -> int | None:
+    pairs = enumerate(zip(wanted, crcs or (), strict=crcs is not None))
+    return next((i for i, ((_, buffer), crc) in pairs if crc32(buffer) != crc), None)
+
+
+Opening = Callable[[], Source]
+
+
+class ReplicaStorage:
+    """A `Storage` that holds the manifest and the data files of one save; only for reading. Thread-safe.
+
+    Where a holder of a rank's data is gone, or `read_checked` finds a CRC32 wrong, the next holder is asked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        manifest: tuple[str, bytes],
+        data: Mapping[str, Sequence[Opening]],
+        close: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            name: for messages.
+            manifest: its file name and bytes.
+            data: by file name, where a rank's data may be found, the best place first.
+            close: what `close` does.
+        """
+        self._name = name
+        self._manifest_name, self._manifest = manifest
+        self._data = data
+        self._sources: dict[str, list[Source | Opening]] = {
+            file: list(openings) for file, openings in data.items()
+        }
+        self._lock = threading.Lock()
+        self.close = close
+        """Lets go of other nodes' keepers; call it when everything has been read."""
+
+    def __str__(self) -> str:
+        return self._name
+
+    def size(self, name: str) -> int | None:
+        if name == self._manifest_name:
+            return len(self._manifest)
+        if name not in self._data:
+            return None
+        return self._first(name).size or None  # a rank without bytes has no file on storage either
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        size = self.size(name)
+        if size is None:
+            raise StorageError(f"{self}/{name} does not exist")
+        end = size if length is None else min(size, offset + length)
+        data = bytearray(max(0, end - offset))
+        self.read_into(name, offset, memoryview(data))
+        return bytes(data)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        size = self.size(name)
+        if size is None:
+            raise StorageError(f"{self}/{name} does not exist")
+        if offset + len(buffer) > size:
+            raise Corrupted(f"{self}/{name} ends at byte {size}, inside a needed range")
+        if name == self._manifest_name:
+            buffer[:] = self._manifest[offset : offset + len(buffer)]
+            return
+        self._fill(name, [(offset, buffer)], None)
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        answers: list[bytes | StorageError] = []
+        for name, start, end in ranges:
+            try:
+                answers.append(self.read(name, start, end - start))
+            except StorageError as error:
+                answers.append(error)
+        return answers
+
+    def read_checked(
+        self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> None:
+        rows: list[list[int]] = segments.tolist()
+        by_file = sorted(range(len(rows)), key=lambda index: rows[index][0])
+        first = 0
+        while first < len(by_file):
+            file, filled, last = rows[by_file[first]][0], 0, first
+            while last < len(by_file) and rows[by_file[last]][0] == file and filled < _BATCH_BYTES:
+                filled += rows[by_file[last]][2]
+                last += 1
+            batch = by_file[first:last]
+            wanted = [(rows[index][1], _memory(*rows[index][2:])) for index in batch]
+            try:
+                self._fill(names[file], wanted, [int(crcs[index]) for index in batch])
+            except StorageError as error:
+                error.segment = batch[0] if error.segment is None else batch[error.segment]
+                raise
+            first = last
+
+    def list(self, name: str = "") -> list[str]:
+        files = [self._manifest_name, *(file for file in self._data if self.size(file))]
+        if not name:
+            return sorted({file.split("/", 1)[0] for file in files})
+        return sorted(file[len(name) + 1 :] for file in files if file.startswith(f"{name}/"))
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        raise self._read_only("write", name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        raise self._read_only("create", name)
+
+    def rename(self, old: str, new: str) -> None:
+        raise self._read_only("rename", old)
+
+    def delete(self, name: str) -> None:
+        raise self._read_only("delete", name)
+
+    def _read_only(self, action: str, name: str) -> StorageError:
+        return StorageError(f"cannot {action} {name}: {self} is only for reading")
+
+    def _fill(
+        self, name: str, wanted: Sequence[tuple[int, memoryview]], crcs: Sequence[int] | None
+    ) -> None:
+        """From the first holder that has it all right."""
+        if name not in self._data:
+            raise StorageError(f"{self}/{name} does not exist")
+        wrong: int | None = None
+        while True:
+            try:
+                source = self._first(name)
+            except Corrupted as error:
+                error.segment = wrong
+                raise
+            try:
+                source.fill(wanted)
+                wrong = _first_wrong(wanted, crcs)
+                if wrong is None:
+                    return
+                offset, buffer = wanted[wrong]
+                raise Corrupted(
+                    f"the CRC32 of bytes {offset} to {offset + len(buffer)} does not hold"
+                )
+            except (StorageError, WireError) as error:
+                self._give_up(name, source, error)
+
+    def _first(self, name: str) -> Source:
+        """The holder in use.
+
+        Raises:
+            Corrupted: if there is none left.
+        """
+        with self._lock:
+            while sources := self._sources[name]:
+                head = sources[0]
+                if isinstance(head, Source):
+                    return head
+                try:
+                    sources[0] = head()
+                except (StorageError, WireError) as error:
+                    self._drop(name, error)
+        raise Corrupted(f"{self}/{name}: no replica is left that is whole and within reach")
+
+    def _give_up(self, name: str, source: Source, error: Exception) -> None:
+        with self._lock:
+            if self._sources[name][:1] == [source]:  # not yet by another thread
+                self._drop(name, error)
+
+    def _drop(self, name: str, error: Exception) -> None:
+        _log.warning("%s/%s: %s", self, name, error)
+        del self._sources[name][0]

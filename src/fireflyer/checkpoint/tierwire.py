@@ -1,0 +1,310 @@
+"""What ranks and keepers say to each other, on blocking stream sockets. No torch; a keeper imports this.
+
+A message is a frame (msgpack) and a body: frames up to an empty one. Requests are answered in order. The
+bytes of a replica follow their message bare on TCP; on a Unix socket they go as a memfd instead.
+
+    rank                              keeper
+    Put                         ->
+                                <-    Done: there is room
+    the bytes, or their memfd   ->
+                                <-    Done: held, and every CRC32 is right
+"""
+
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from fireflyer._native import crc32
+from fireflyer.checkpoint.tiers import Inventory, Stamp
+from fireflyer.errors import (
+    CheckpointError,
+    Corrupted,
+    DeadlineExceeded,
+    FireflyerError,
+    NoSpace,
+    PeerLost,
+    ProtocolMismatch,
+    StorageError,
+)
+from fireflyer.hfreduce import handshake
+from fireflyer.hfreduce.handshake import Hello, Purpose
+from fireflyer.rpc.frames import PREFIX, frame, length
+
+VERSION = 1
+CHUNK_BYTES = 4 << 20
+_SMALL_BYTES = 64 << 10
+STALL_S = 60.0
+"""How long one side may keep the other waiting within a message before it counts as lost."""
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a replica with a CRC32 of their own. Gaps between blocks do not matter to anybody."""
+
+    offset: int
+    length: int
+    crc32: int
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """The first message on a Unix socket. What follows is about `place`."""
+
+    version: int
+    place: str
+    epoch: int
+    """0 if the run does not know it yet."""
+    limit_bytes: int
+    key: bytes
+    """What other nodes' ranks prove; of this attempt of the job."""
+    address: str
+    """Where this node's keeper is to listen for them."""
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    port: int
+    inventory: Inventory
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    stamp: Stamp
+    world: int
+    rank: int
+    size: int
+    blocks: tuple[Block, ...]
+
+
+class Place(msgspec.Struct, frozen=True, tag=True):
+    """To rank 0's keeper: the rank's data is in place, or why not. Body: its part of the manifest."""
+
+    stamp: Stamp
+    world: int
+    rank: int
+    error: str
+
+
+class Gather(msgspec.Struct, frozen=True, tag=True):
+    """Answered when all ranks have placed their data, with Done and a body of each rank's part."""
+
+    stamp: Stamp
+    world: int
+    timeout_s: float
+
+
+class Await(msgspec.Struct, frozen=True, tag=True):
+    """To the rank's own keeper: answered with Done when the save is committed."""
+
+    stamp: Stamp
+    timeout_s: float
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """Body: the manifest."""
+
+    stamp: Stamp
+    world: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    stamp: Stamp
+
+
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """Body: the manifest of `stamp`; empty if that is None."""
+
+    stamp: Stamp | None
+    world: int
+
+
+class Fence(msgspec.Struct, frozen=True, tag=True):
+    epoch: int
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Answered with an Inventory."""
+
+
+class FetchManifest(msgspec.Struct, frozen=True, tag=True):
+    """Answered with Done and the manifest as body."""
+
+    stamp: Stamp
+
+
+class Find(msgspec.Struct, frozen=True, tag=True):
+    """Answered with Found; on a Unix socket, a memfd follows."""
+
+    stamp: Stamp
+    rank: int
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Answered with Done and the bare bytes of all ranges, back to back."""
+
+    stamp: Stamp
+    rank: int
+    ranges: tuple[tuple[int, int], ...]
+    """First byte and number of bytes."""
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    size: int
+
+
+class Holds(msgspec.Struct, frozen=True, tag=True):
+    inventory: Inventory
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    parts: int = 0
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    kind: str
+    """A key of ERRORS."""
+    message: str
+
+
+Request = (
+    Join | Put | Place | Gather | Await | Commit | Abort | Settle | Fence
+    | Look | FetchManifest | Find | Read
+)  # fmt: skip
+Reply = Joined | Done | Found | Holds | Refused
+
+ERRORS: dict[str, type[FireflyerError]] = {
+    kind.__name__: kind
+    for kind in (CheckpointError, Corrupted, NoSpace, StorageError, DeadlineExceeded)
+}
+"""What a keeper raises for its caller."""
+
+_encode = msgspec.msgpack.Encoder().encode
+request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def send(sock: socket.socket, message: Request | Reply, body: bytes = b"") -> None:
+    """
+    Raises:
+        OSError: if the other side is gone, or takes nothing for as long as the socket's timeout.
+    """
+    sock.sendall(frame(_encode(message)))
+    for start in range(0, len(body), CHUNK_BYTES):
+        sock.sendall(frame(body[start : start + CHUNK_BYTES]))
+    sock.sendall(frame(b""))
+
+
+def receive_body(sock: socket.socket) -> bytes:
+    body = b""
+    while piece := receive_frame(sock):
+        body += piece
+    return body
+
+
+def receive_frame(sock: socket.socket) -> bytes:
+    return bytes(receive_exactly(sock, length(receive_exactly(sock, PREFIX))))
+
+
+def receive_exactly(sock: socket.socket, count: int) -> bytearray:
+    """
+    Raises:
+        PeerLost: if the stream ends before.
+        OSError: as the socket has it.
+    """
+    data = bytearray(count)
+    receive_into(sock, memoryview(data))
+    return data
+
+
+def receive_into(sock: socket.socket, rest: memoryview) -> None:
+    while rest:
+        count = sock.recv_into(rest)
+        if not count:
+            raise PeerLost("the connection ended inside a message")
+        rest = rest[count:]
+
+
+def send_ranges(sock: socket.socket, fd: int, ranges: Iterable[tuple[int, int]]) -> None:
+    """Ranges (first byte, number of bytes) of a memfd, back to back; large ones straight from its pages."""
+    small = bytearray()
+    with open(fd, "rb", buffering=0, closefd=False) as file:
+        for offset, count in ranges:
+            if count < _SMALL_BYTES:
+                small += os.pread(fd, count, offset)
+            if len(small) >= _SMALL_BYTES or count >= _SMALL_BYTES:
+                sock.sendall(small)
+                small.clear()
+            if count >= _SMALL_BYTES:
+                sock.sendfile(file, offset, count)
+    sock.sendall(small)
+
+
+def check_blocks(blocks: Sequence[Block], size: int) -> None:
+    """
+    Raises:
+        CheckpointError: if they overlap, are not in order, or go beyond the data.
+    """
+    end = 0
+    for block in blocks:
+        if block.offset < end or block.length < 1:
+            raise CheckpointError(f"the CRC32 block at byte {block.offset} overlaps the one before")
+        end = block.offset + block.length
+    if end > size:
+        raise CheckpointError(f"the CRC32 blocks end at byte {end}, the data at {size}")
+
+
+def verify(data: memoryview, blocks: Sequence[Block], what: str) -> None:
+    """
+    Raises:
+        Corrupted: naming the first block that is not as described.
+    """
+    for block in blocks:
+        if crc32(data[block.offset : block.offset + block.length]) != block.crc32:
+            raise Corrupted(
+                f"{what}: the CRC32 of bytes {block.offset} to {block.offset + block.length} does not hold"
+            )
+
+
+def key_name(key: bytes) -> bytes:
+    """What tells keys apart; says nothing about them."""
+    return hashlib.sha256(b"keeper" + key).digest()[:16]
+
+
+def prove(sock: socket.socket, key: bytes, who: str) -> None:
+    """The caller's half of the mutual proof.
+
+    Raises:
+        ProtocolMismatch: if one side does not convince the other.
+        PeerLost: if the keeper does not know the key's name.
+    """
+    hello = Hello.make(key_name(key), Purpose.DATA, -1, -1)
+    sock.sendall(hello.raw)
+    if receive_exactly(sock, 1) != handshake.ADMITTED:
+        raise PeerLost(f"{who} has not joined this job")
+    answer = bytes(receive_exactly(sock, handshake.NONCE_BYTES + handshake.PROOF_BYTES))
+    challenge, theirs = answer[: handshake.NONCE_BYTES], answer[handshake.NONCE_BYTES :]
+    if not handshake.proven(theirs, key, b"callee", hello, challenge):
+        raise ProtocolMismatch(f"{who} did not prove the job's key")
+    sock.sendall(handshake.proof(key, b"caller", hello, challenge))
+    if receive_exactly(sock, 1) != handshake.ADMITTED:
+        raise ProtocolMismatch(f"{who} does not accept our proof of the job's key")
+
+
+def admit(sock: socket.socket, key_of: Callable[[bytes], bytes | None]) -> bytes | None:
+    """The keeper's half: the key that the caller has proven, or None for one to be dropped."""
+    try:
+        hello = Hello.parse(bytes(receive_exactly(sock, handshake.HELLO_BYTES)))
+    except ValueError:
+        return None
+    key = key_of(hello.group)
+    if key is None:
+        sock.sendall(handshake.UNKNOWN)
+        return None
+    challenge = os.urandom(handshake.NONCE_BYTES)
+    ours = handshake.proof(key, b"callee", hello, challenge)
+    sock.sendall(handshake.ADMITTED + challenge + ours)
+    theirs = bytes(receive_exactly(sock, handshake.PROOF_BYTES))
+    if not handshake.proven(theirs, key, b"caller", hello, challenge):
+        sock.sendall(handshake.REFUSED)
+        return None
+    sock.sendall(handshake.ADMITTED)
+    return key
