@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -11,9 +12,9 @@ from fireflyer.checkpoint.load import load_newest
 from fireflyer.checkpoint.manifest import Generation
 from fireflyer.checkpoint.ranks import from_first, rank_and_world
 from fireflyer.checkpoint.save import Committer, Job, Layout
-from fireflyer.checkpoint.schedule import Interval, check_steps, parse_duration
 from fireflyer.checkpoint.staging import Arena
 from fireflyer.checkpoint.tree import flatten
+from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
 from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.storage import Storage, open_storage
@@ -72,14 +73,19 @@ class CheckpointManager:
         every: str | int | None = None,
         keep: int | None = None,
         *,
+        should_suspend: Callable[[], bool] | None = None,
         commit_deadline_s: float = COMMIT_DEADLINE_S,
         clock: Clock | None = None,
     ) -> None:
         """
         Args:
             directory: a path, an fsspec URL, or a storage; shared by all ranks.
-            every: what `should_save` goes by: a duration ("5min", "30s") or a number of steps.
+            every: what `should_save` goes by: a duration ("5min", "30s"), a number of steps, or "auto":
+                what loses least by the measured cost of saves and rate of failures, 1 min to 1 h.
             keep: how many of the newest checkpoints stay; None keeps all.
+            should_suspend: whether this rank was asked to leave, e.g. `hai.suspend_requested`; asked on
+                all ranks at the same steps, at most 1 s apart at the recent pace. Once it says yes on
+                any rank, `should_save` and `suspending` are true on all.
             commit_deadline_s: how long the ranks wait for one another's parts in the background.
             clock: for tests.
 
@@ -89,17 +95,12 @@ class CheckpointManager:
         """
         if keep is not None and keep < 1:
             raise ConfigError(f"keep={keep}: keep at least 1 checkpoint, or None for all")
-        self._clock = clock or SystemClock()
-        self._steps = check_steps(every) if isinstance(every, int) else None
-        self._interval = (
-            Interval(parse_duration(every), self._clock.monotonic())
-            if isinstance(every, str)
-            else None
-        )
-        self._ask_at = 0
         storage = open_storage(directory) if isinstance(directory, str | os.PathLike) else directory
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
+        self._when = When(
+            every, should_suspend, clock or SystemClock(), self._claims.history, self._claims.leave
+        )
         self._committer = Committer(self._catalog, self._claims, keep, commit_deadline_s)
         self._arena = Arena()
         self._epoch = 0
@@ -117,15 +118,13 @@ class CheckpointManager:
         return rank == 0 and (world > 1 or os.environ.get("RANK", "0") == "0")
 
     def should_save(self, step: int) -> bool:
-        """Whether `every` asks for a save after this step; the same on all ranks. False without `every`."""
-        if self._steps is not None:
-            return step > 0 and step % self._steps == 0
-        if self._interval is None or step < self._ask_at:
-            return False
-        rank, _ = rank_and_world()
-        decision = self._interval.decide(step, self._clock.monotonic()) if rank == 0 else (False, 0)
-        due, self._ask_at = from_first([int(decision[0]), decision[1]])
-        return bool(due)
+        """Whether to save after this step, by `every` or to leave; the same on all ranks."""
+        return self._when.ask(step)
+
+    @property
+    def suspending(self) -> bool:
+        """Whether any rank was asked to leave, seen by all alike: save, wait for it and leave."""
+        return self._when.suspending
 
     def save(self, step: int, state: Any, *, per_rank: Any | None = None) -> SaveHandle:
         """Saves `state` as of now; returns once it is copied, and writes it in the background.
@@ -153,6 +152,7 @@ class CheckpointManager:
             raise
         future = self._background().submit(self._committer.run, job)
         self._last = SaveHandle(step, future, time.perf_counter() - start)
+        self._when.saved(self._last)
         return self._last
 
     def _stage(
