@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings the checkout to a working state: .venv, dependencies by constraints.txt, the native module. Does nothing when
-# a stamp named by the hash of the build files is there. `--test-packages` adds the Debian packages that tests need,
-# `--fuzz-packages` clang for `make fuzz`.
+# a stamp named by the hash of the build files is there. `--test-packages` adds what else tests need: Debian packages, and
+# Lightning and transformers in an environment of their own. `--fuzz-packages`: clang for `make fuzz`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/setup.log
@@ -27,7 +27,23 @@ apt_install() {
 }
 try_apt_install() { apt_install "$@" || echo "setup: $* cannot be installed: what needs it is left out"; }
 
+callback_packages() {  # into build/callbacks, which sees what .venv has and is seen by nothing; leaves $1 as a mark
+  local at=build/callbacks python=.venv/bin/python site
+  local pip=("$python" -m pip --disable-pip-version-check --python "$at/bin/python" install --no-compile)
+  rm -rf "$at"
+  "$python" -m venv --without-pip "$at" &&
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') &&
+    echo "import site; site.addsitedir('$site')" >"$at/${site#*/.venv/}/venv.pth" &&
+    "${pip[@]}" -c constraints.txt lightning transformers accelerate && touch "$1" && return
+  rm -rf "$at"
+  echo "setup: Lightning and transformers cannot be installed: the tests that need them are skipped"
+}
+
 if [[ ${1:-} = --*-packages ]]; then
+  if [ "$1" = --test-packages ]; then
+    peers=build/callbacks/.of-$(sha256sum <constraints.txt | cut -c1-16)
+    [ -e "$peers" ] || stage "Lightning, transformers" callback_packages "$peers"
+  fi
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0
   if [ "$1" = --fuzz-packages ]; then
     stage "clang" try_apt_install clang libclang-rt-dev llvm

@@ -12,14 +12,6 @@ from fireflyer.storage import Storage
 
 _log = get_logger("checkpoint")
 
-Retire = Callable[[Sequence[tuple[Generation, Mapping[str, float]]]], Sequence[Generation]]
-"""Which of these whole checkpoints (with their metrics), the newest first, may go; never the first."""
-
-
-def all_but_last(keep: int) -> Retire:
-    """Lets all but the last `keep` go."""
-    return lambda newest_first: [generation for generation, _ in newest_first[keep:]]
-
 
 class _File(NamedTuple):
     role: str

@@ -6,9 +6,12 @@ claims before it commits and again after: a commit counts only if no newer claim
 """
 
 import os
+import time
+from collections.abc import Callable
 
 from fireflyer.checkpoint.manifest import Claim, decode, encode
-from fireflyer.errors import CheckpointError, ConfigError, Corrupted
+from fireflyer.checkpoint.schedule import Run
+from fireflyer.errors import CheckpointError, ConfigError, Corrupted, StorageError
 from fireflyer.log import get_logger
 from fireflyer.storage import Storage
 
@@ -34,8 +37,9 @@ def identity() -> Claim:
 class Claims:
     """The claims of one directory, seen by one run. Used by rank 0 alone."""
 
-    def __init__(self, storage: Storage, me: Claim) -> None:
+    def __init__(self, storage: Storage, me: Claim, wall: Callable[[], float] = time.time) -> None:
         self._storage = storage
+        self._wall = wall
         self.me = me
         self.epoch: int | None = None
         """The run's own epoch once it has one."""
@@ -68,7 +72,7 @@ class Claims:
             for epoch in epochs:
                 self._refuse_if_later(epoch)
             candidate = max(epochs, default=0) + 1
-            if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", encode(self.me)):
+            if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", self._dated()):
                 self.epoch = candidate
         return self.epoch
 
@@ -84,6 +88,32 @@ class Claims:
                 f"{self._storage} belongs to {_who(claim)} now; {_who(self.me)} may not save there any more"
             )
 
+    def history(self) -> list[Run]:
+        """The runs of this task (or outside the platform) that saved or may save here, up to this one."""
+        runs = []
+        for epoch in self._epochs():
+            claim = self._read(epoch)
+            if claim.task != self.me.task or claim.created == 0:
+                continue
+            left = _left_name(epoch)
+            if self._storage.size(left) is None:
+                runs.append(Run(claim.created, None))
+            else:
+                runs.append(Run(claim.created, self._read_file(left).created))
+        return runs if self.epoch is not None else [*runs, Run(self._wall(), None)]
+
+    def leave(self) -> None:
+        """Notes that this run leaves because it was asked to, so that its end is not taken for a failure."""
+        if self.epoch is not None:
+            try:
+                self._storage.write(_left_name(self.epoch), [self._dated()])
+            except StorageError as error:
+                _log.warning("the end of this run will be taken for a failure: %s", error)
+
+    def _dated(self) -> bytes:
+        me = self.me
+        return encode(Claim(task=me.task, attempt=me.attempt, created=self._wall()))
+
     def _refuse_if_later(self, epoch: int) -> None:
         claim = self._read(epoch)
         if self.me.attempt is None or claim.attempt is None or claim.task != self.me.task:
@@ -98,12 +128,18 @@ class Claims:
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _read(self, epoch: int) -> Claim:
-        name = f"{_DIRECTORY}/{epoch:06d}.json"
+        return self._read_file(f"{_DIRECTORY}/{epoch:06d}.json")
+
+    def _read_file(self, name: str) -> Claim:
         try:
             return decode(self._storage.read(name), Claim, f"{self._storage}/{name}")
         except Corrupted as error:
             _log.warning("%s; it is taken for that of a run outside the platform", error)
             return Claim(task="", attempt=None)
+
+
+def _left_name(epoch: int) -> str:
+    return f"{_DIRECTORY}/{epoch:06d}.left.json"
 
 
 def _who(claim: Claim) -> str:

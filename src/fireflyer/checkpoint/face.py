@@ -3,25 +3,25 @@
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fireflyer.checkpoint.catalog import Catalog, all_but_last
+from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.datafile import Written
 from fireflyer.checkpoint.load import load_newest, read_tensors
 from fireflyer.checkpoint.manifest import Metrics
 from fireflyer.checkpoint.prepare import Preparer
+from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.save import Committer, Job
-from fireflyer.checkpoint.schedule import Interval, check_steps, parse_duration
 from fireflyer.checkpoint.staging import Staged, Stager, Table
+from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
-from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage, open_storage
 
 COMMIT_DEADLINE_S = 600.0
@@ -92,21 +92,26 @@ class CheckpointManager:
         self,
         directory: str | os.PathLike[str] | Storage,
         every: str | int | None = None,
-        keep: int | None = None,
+        keep: int | Keep | None = None,
         *,
         overlap: bool = False,
         incremental: bool = False,
+        should_suspend: Callable[[], bool] | None = None,
         commit_deadline_s: float = COMMIT_DEADLINE_S,
         clock: Clock | None = None,
     ) -> None:
         """
         Args:
             directory: a path, an fsspec URL, or a storage; shared by all ranks.
-            every: what `should_save` goes by: a duration ("5min", "30s") or a number of steps.
-            keep: how many of the newest checkpoints stay; None keeps all.
+            every: what `should_save` goes by: a duration ("5min", "30s"), a number of steps, or "auto":
+                what loses least by the measured cost of saves and rate of failures, 1 min to 1 h.
+            keep: how many of the newest checkpoints stay, or a `Keep` with more rules; None keeps all.
             overlap: `save` returns while large tensors are still being copied; `before_step` must be called
                 before they change.
             incremental: tensors whose bytes have not changed since the save before are not written again.
+            should_suspend: whether this rank was asked to leave, e.g. `hai.suspend_requested`; asked on
+                all ranks at the same steps, at most 1 s apart at the recent pace. Once it says yes on
+                any rank, `should_save` and `suspending` are true on all.
             commit_deadline_s: how long the ranks wait for one another, in `save` and in the background.
             clock: for tests.
 
@@ -114,22 +119,19 @@ class CheckpointManager:
             ConfigError: for an `every`, `keep` or FIREFLYER_ATTEMPT that cannot work.
             StorageError: if the directory cannot be used.
         """
-        if keep is not None and keep < 1:
-            raise ConfigError(f"keep={keep}: keep at least 1 checkpoint, or None for all")
-        self._clock = clock or SystemClock()
-        self._steps = check_steps(every) if isinstance(every, int) else None
-        self._interval = (
-            Interval(parse_duration(every), self._clock.monotonic())
-            if isinstance(every, str)
-            else None
-        )
-        self._ask_at = 0
         storage = open_storage(directory) if isinstance(directory, str | os.PathLike) else directory
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
-        retire = None if keep is None else all_but_last(keep)
-        self._committer = Committer(self._catalog, self._claims, retire, commit_deadline_s)
+        self._committer = Committer(self._catalog, self._claims, Keep.of(keep), commit_deadline_s)
         self._control = Control(commit_deadline_s)
+        self._when = When(
+            every,
+            should_suspend,
+            clock or SystemClock(),
+            self._control,
+            self._claims.history,
+            self._claims.leave,
+        )
         self._stager = Stager()
         self._preparer = Preparer(self._control, self._stager)
         self._overlap, self._incremental = overlap, incremental
@@ -149,15 +151,13 @@ class CheckpointManager:
         return rank == 0 and (world > 1 or os.environ.get("RANK", "0") == "0")
 
     def should_save(self, step: int) -> bool:
-        """Whether `every` asks for a save after this step; the same on all ranks. False without `every`."""
-        if self._steps is not None:
-            return step > 0 and step % self._steps == 0
-        if self._interval is None or step < self._ask_at:
-            return False
-        rank, _ = rank_and_world()
-        decision = self._interval.decide(step, self._clock.monotonic()) if rank == 0 else (False, 0)
-        due, self._ask_at = self._control.numbers([int(decision[0]), decision[1]])[0]
-        return bool(due)
+        """Whether to save after this step, by `every` or to leave; the same on all ranks."""
+        return self._when.ask(step)
+
+    @property
+    def suspending(self) -> bool:
+        """Whether any rank was asked to leave, seen by all alike: save, wait for it and leave."""
+        return self._when.suspending
 
     def save(
         self,
@@ -218,6 +218,7 @@ class CheckpointManager:
         if not self._overlap:
             handle.release()
         handle.stall_s = time.perf_counter() - start
+        self._when.saved(handle)
         return handle
 
     def before_step(self) -> None:

@@ -125,6 +125,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     attempt: int | None
     """None outside a task."""
+    created: float = 0.0
+    """Seconds since 1970, of the claim; 0 in a run's identity."""
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from fireflyer.checkpoint.boxes import Box
-from fireflyer.checkpoint.catalog import Catalog, Retire
+from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims
 from fireflyer.checkpoint.datafile import Image, Written
 from fireflyer.checkpoint.layout import Slot, TensorSlot, ValueSlot
@@ -21,6 +21,7 @@ from fireflyer.checkpoint.manifest import (
     encode,
 )
 from fireflyer.checkpoint.plan import Plan
+from fireflyer.checkpoint.retention import Candidate, Keep, retired
 from fireflyer.checkpoint.staging import Staged, Table
 from fireflyer.checkpoint.tree import Container, Node, Path, Piece, Tensor, Value
 from fireflyer.errors import CheckpointError, Corrupted, StorageError
@@ -56,12 +57,12 @@ class Committer:
     """Runs jobs, one at a time, in whatever thread calls `run`."""
 
     def __init__(
-        self, catalog: Catalog, claims: Claims, retire: Retire | None, deadline_s: float
+        self, catalog: Catalog, claims: Claims, keep: Keep | None, deadline_s: float
     ) -> None:
         self._catalog = catalog
         self._storage = catalog.storage
         self._claims = claims
-        self._retire = retire
+        self._keep = keep
         self._deadline_s = deadline_s
         self._swept = False
         self._never = threading.Event()
@@ -225,14 +226,14 @@ class Committer:
             if not self._swept:
                 self._catalog.sweep(generation)
                 self._swept = True
-            if self._retire is not None:
+            if self._keep is not None:
                 # What a newer run saved is not ours to count, still less to delete.
                 ours = [
-                    (old, manifest.measured())
+                    Candidate(old, old.step, manifest.measured())
                     for old, manifest in self._catalog.whole()
                     if old <= generation
                 ]
-                self._catalog.delete(self._retire(ours))
+                self._catalog.delete([old.generation for old in retired(ours, self._keep)])
         except StorageError as error:
             _log.warning(
                 "step %d is saved, but older files could not be removed: %s", generation.step, error

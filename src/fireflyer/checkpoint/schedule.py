@@ -1,8 +1,21 @@
-"""When to save: `every` as a user writes it, and the decision, which has no clock of its own."""
+"""When to save: `every` as a user writes it, and the decisions, which have no clock of their own."""
 
+import math
 import re
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
 
 from fireflyer.errors import ConfigError
+
+AUTO = "auto"
+SHORTEST_S, LONGEST_S = 60.0, 3600.0
+"""What `every="auto"` stays between. Below, restarting costs more than what is lost; above, one
+misjudged failure rate would cost half a day."""
+PRIOR_S = 86_400.0
+"""Time between failures before any was seen, worth one failure: with saves that cost half a second it
+gives the paper's five minutes."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)")
@@ -18,7 +31,7 @@ def parse_duration(text: str) -> float:
     seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
     if seconds <= 0:
         raise ConfigError(
-            f'every={text!r} is no duration: write a number of ms, s, min or h, e.g. "5min"'
+            f'every={text!r} is no duration: write "auto" or a number of ms, s, min or h, e.g. "5min"'
         )
     return seconds
 
@@ -36,6 +49,99 @@ def check_steps(steps: int) -> int:
     return steps
 
 
+def best_interval(cost_s: float, between_failures_s: float) -> float:
+    """Seconds of training between saves that lose least, by Daly's higher-order estimate (2006) of the
+    optimum of Young's model: a save costs `cost_s`, failures come at random."""
+    if cost_s >= 2 * between_failures_s:
+        return between_failures_s
+    share = cost_s / (2 * between_failures_s)
+    young_s = math.sqrt(2 * cost_s * between_failures_s)
+    return young_s * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
+
+
+def auto_interval(cost_s: float | None, failures: int, seen_s: float) -> float:
+    """Seconds from save to save for `every="auto"`.
+
+    Args:
+        cost_s: of a save; None before one was measured. The first one is then made after SHORTEST_S.
+        failures: how many were seen ...
+        seen_s: ... in this time of running.
+    """
+    if cost_s is None:
+        return SHORTEST_S
+    between_s = (PRIOR_S + seen_s) / (1 + failures)
+    return min(max(best_interval(cost_s, between_s), SHORTEST_S), LONGEST_S)
+
+
+class Run(NamedTuple):
+    """One run in a directory; seconds since 1970."""
+
+    started: float
+    left: float | None
+    """When it was asked to leave and did; None if it ended otherwise or still runs."""
+
+
+def failures_seen(runs: Sequence[Run], now: float) -> tuple[int, float]:
+    """(failures, seconds of running) of the runs one after the other; the last one is still running.
+
+    A run that did not leave has failed when the next one starts.
+    """
+    failures, seen_s = 0, 0.0
+    for index, run in enumerate(runs):
+        last = index == len(runs) - 1
+        end = now if last else runs[index + 1].started
+        if run.left is not None:
+            end = min(end, run.left)
+        elif not last:
+            failures += 1
+        seen_s += max(0.0, end - run.started)  # clocks of different machines may disagree
+    return failures, seen_s
+
+
+class SaveCost:
+    """Learns what a save costs the training: its stall, and by how much steps are slower until it is over."""
+
+    def __init__(self) -> None:
+        self._free_s: deque[float] = deque(maxlen=64)
+        self._costs_s: deque[float] = deque(maxlen=5)
+        self._noted: tuple[int, float] | None = None
+        self._stall_s = 0.0
+        self._open: list[float] | None = None
+        """Of the save on its way: stall, then seconds and steps since."""
+
+    @property
+    def cost_s(self) -> float | None:
+        """Median of the last five saves; None before one is over."""
+        return median(self._costs_s) if self._costs_s else None
+
+    def began(self, stall_s: float) -> None:
+        """A save was started and has kept its caller for so long, since the last `note`."""
+        self._finish()
+        self._stall_s += stall_s
+        self._open = [stall_s, 0.0, 0.0]
+
+    def note(self, step: int, now: float, saving: bool) -> None:
+        """After each step: the time, and whether the last save is still on its way."""
+        if self._noted is not None and step > self._noted[0]:
+            steps = step - self._noted[0]
+            took_s = now - self._noted[1] - self._stall_s
+            if self._open is None:
+                self._free_s.append(took_s / steps)
+            else:
+                self._open[1] += took_s
+                self._open[2] += steps
+        self._noted, self._stall_s = (step, now), 0.0
+        if not saving:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._open is not None:
+            stall_s, busy_s, steps = self._open
+            slower_s = busy_s - steps * median(self._free_s) if self._free_s else 0.0
+            self._costs_s.append(stall_s + max(0.0, slower_s))
+            self._open = None
+
+
 class Interval:
     """Decides at which steps a save is due by time; one rank asks it and all obey.
 
@@ -44,21 +150,25 @@ class Interval:
     """
 
     def __init__(self, interval_s: float, now: float) -> None:
-        self._interval_s = interval_s
+        self.interval_s = interval_s
+        """May be changed at any time; infinite if no save is ever due."""
         self._last_save = now
         self._asked: tuple[int, float] | None = None
 
-    def decide(self, step: int, now: float) -> tuple[bool, int]:
-        """(is a save due at `step`, the step from which on to ask again)."""
-        left = self._last_save + self._interval_s - now
+    def decide(self, step: int, now: float, within_s: float = math.inf) -> tuple[bool, int]:
+        """(is a save due at `step`, the step from which on to ask again).
+
+        At the recent pace that step comes within `within_s`, or is the next one.
+        """
+        left = self._last_save + self.interval_s - now
         due = left <= 0
         if due:
             self._last_save = now
-            left = self._interval_s
+            left = self.interval_s
         ahead = 1
         if self._asked is not None and step > self._asked[0]:
             step_s = (now - self._asked[1]) / (step - self._asked[0])
             if step_s > 0:
-                ahead = max(1, int(min(left / step_s / 2, 2**31)))
+                ahead = max(1, int(min(left / 2 / step_s, within_s / step_s, 2**31)))
         self._asked = (step, now)
         return due, step + ahead

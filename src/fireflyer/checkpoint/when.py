@@ -1,0 +1,134 @@
+"""Whether to save now: the schedule and the signal to leave, agreed among the ranks."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from fireflyer.checkpoint.control import Control, rank_and_world
+from fireflyer.checkpoint.schedule import (
+    AUTO,
+    SHORTEST_S,
+    Interval,
+    Run,
+    SaveCost,
+    auto_interval,
+    check_steps,
+    failures_seen,
+    parse_duration,
+)
+from fireflyer.clock import Clock
+from fireflyer.errors import CheckpointError
+from fireflyer.log import get_logger
+
+SUSPEND_LOOK_S = 1.0
+"""How far ahead, at the recent pace, the ranks next ask one another when there is a `should_suspend`."""
+
+_NO, _YES, _FAILED = range(3)
+_log = get_logger("checkpoint")
+
+
+class Saving(Protocol):
+    """What a SaveHandle tells."""
+
+    stall_s: float
+
+    @property
+    def done(self) -> bool: ...
+
+
+class When:
+    """Answers `should_save`, the same on every rank.
+
+    Rank 0 decides by its clock, every rank asks its own `should_suspend`, and one exchange tells all;
+    it also names the step of the next one, so between exchanges no rank talks.
+    """
+
+    def __init__(
+        self,
+        every: str | int | None,
+        should_suspend: Callable[[], bool] | None,
+        clock: Clock,
+        control: Control,
+        history: Callable[[], list[Run]],
+        leave: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            every: as the manager has it.
+            should_suspend: asked on each rank with each exchange, until one says yes.
+            clock: its own.
+            control: by which the ranks agree.
+            history: on rank 0, the runs in this directory up to this one; asked once, for "auto".
+            leave: called on rank 0 when a suspend is agreed.
+
+        Raises:
+            ConfigError: for an `every` that cannot work.
+        """
+        self._clock, self._control = clock, control
+        self._should_suspend = should_suspend
+        self._history, self._leave = history, leave
+        self._steps = check_steps(every) if isinstance(every, int) else None
+        self._cost = SaveCost() if every == AUTO else None
+        interval_s = math.inf
+        if isinstance(every, str):
+            interval_s = SHORTEST_S if every == AUTO else parse_duration(every)
+        asks = should_suspend is not None or isinstance(every, str)
+        self._interval = Interval(interval_s, clock.monotonic()) if asks else None
+        self._ask_at = 0
+        self._seen: tuple[int, float, float] | None = None
+        self._last: Saving | None = None
+        self.suspending = False
+        """Whether the ranks have agreed to leave."""
+
+    def ask(self, step: int) -> bool:
+        """Whether to save after `step`; collective at the steps that the last exchange has named."""
+        if self._cost is not None:
+            saving = self._last is not None and not self._last.done
+            self._cost.note(step, self._clock.monotonic(), saving)
+        due = self._steps is not None and step > 0 and step % self._steps == 0
+        if self._interval is None or self.suspending or step < self._ask_at:
+            return due or self.suspending
+        by_time, self._ask_at = self._agree(step, self._interval)
+        return due or by_time or self.suspending
+
+    def saved(self, save: Saving) -> None:
+        """A save was started, asked for or not."""
+        self._last = save
+        if self._cost is not None:
+            self._cost.began(save.stall_s)
+
+    def _agree(self, step: int, interval: Interval) -> tuple[bool, int]:
+        rank, _ = rank_and_world()
+        suspend, failure = _NO, None
+        try:
+            if self._should_suspend is not None and self._should_suspend():
+                suspend = _YES
+        except BaseException as error:  # noqa: BLE001 - raised below, once the others know
+            suspend, failure = _FAILED, error
+        decision = (False, 0)
+        if rank == 0:
+            decision = self._decide(step, interval)
+        rows = self._control.numbers([suspend, int(decision[0]), decision[1]])
+        if failure is not None:
+            raise failure
+        answers = [row[0] for row in rows]
+        if _FAILED in answers:
+            raise CheckpointError(
+                f"rank {answers.index(_FAILED)} could not tell whether to leave; its own error says why"
+            )
+        if _YES in answers:
+            self.suspending = True
+            if rank == 0:
+                _log.info("step %d: rank %d was asked to leave", step, answers.index(_YES))
+                self._leave()
+        return bool(rows[0][1]), rows[0][2]
+
+    def _decide(self, step: int, interval: Interval) -> tuple[bool, int]:
+        now = self._clock.monotonic()
+        if self._cost is not None:
+            if self._seen is None:
+                self._seen = (*failures_seen(self._history(), self._clock.wall()), now)
+            failures, before_s, since = self._seen
+            interval.interval_s = auto_interval(self._cost.cost_s, failures, before_s + now - since)
+        within_s = math.inf if self._should_suspend is None else SUSPEND_LOOK_S
+        return interval.decide(step, now, within_s)
