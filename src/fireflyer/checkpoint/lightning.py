@@ -6,8 +6,8 @@ from typing import Any
 
 from fireflyer.checkpoint import rng
 from fireflyer.checkpoint.face import CheckpointManager
-from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.plain import numbers, plain
+from fireflyer.checkpoint.retention import Keep
 from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage
 
@@ -102,7 +102,12 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
         # Lightning has no public way to a checkpoint on every rank: save_checkpoint hands it to rank 0.
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state = {"lightning": plain(checkpoint), "mid_epoch": mid_epoch}
-        handle = self.manager.save(trainer.global_step, state, per_rank=rng.capture(), metrics=numbers(trainer.callback_metrics))
+        handle = self.manager.save(
+            trainer.global_step,
+            state,
+            per_rank=rng.capture(),
+            metrics=numbers(trainer.callback_metrics),
+        )
         if self.manager.suspending:
             handle.wait()
             trainer.should_stop = True

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from fireflyer.checkpoint import rng
-from fireflyer.checkpoint.face import CheckpointManager
-from fireflyer.checkpoint.retention import Keep
-from fireflyer.checkpoint.plain import numbers, plain
 from fireflyer.checkpoint.control import rank_and_world
+from fireflyer.checkpoint.face import CheckpointManager
+from fireflyer.checkpoint.plain import numbers, plain
+from fireflyer.checkpoint.retention import Keep
 from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage
 
