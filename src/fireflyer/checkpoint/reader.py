@@ -20,7 +20,7 @@ from fireflyer.checkpoint.tree import Piece, Tensor, path_name
 from fireflyer.errors import CheckpointError, StorageError
 from fireflyer.storage import Storage
 
-_SLOTS = 8
+_SLOTS = 6
 """Blocks of CRC_BYTES in the buffer."""
 
 _View = torch.Tensor | np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ class _Scattered(NamedTuple):
 
 class Reader:
     """Collects what is wanted of a checkpoint, then reads it all: into place what lies there as in the
-    file, the rest in whole blocks through a buffer of 32 MiB."""
+    file, the rest in whole blocks through a buffer of 24 MiB."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
