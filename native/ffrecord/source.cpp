@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <new>
 
 #include "base/crc32.hpp"
@@ -16,6 +18,16 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr int kWrong = 4;
+
+std::int64_t direct_align([[maybe_unused]] int fd) {
+#ifdef STATX_DIOALIGN
+  struct statx status;
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0 &&
+      status.stx_dio_mem_align <= kPage && std::has_single_bit(status.stx_dio_offset_align))
+    return std::min<std::int64_t>(status.stx_dio_offset_align, kPage);
+#endif
+  return kPage;
+}
 
 }  // namespace
 
@@ -33,6 +45,14 @@ const Calls& kernel() {
       [](unsigned entries) { return uring::make(entries); },
       [](const void* start, std::size_t bytes, unsigned char* present) {
         return ::mincore(const_cast<void*>(start), bytes, present) < 0 ? -errno : 0;
+      },
+      direct_align,
+      [](int fd, std::int64_t offset, std::int64_t bytes) {
+        static_cast<void>(::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED));  // a wish
+      },
+      [] {
+        struct rusage usage;
+        return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_majflt : 0;
       }};
   return calls;
 }
@@ -139,24 +159,25 @@ int Source::direct() {
     refused_ = true;
     return -1;
   }
+  align_ = calls_.direct_align(fresh);
   if (direct_.compare_exchange_strong(found, fresh)) return fresh;
   ::close(fresh);
   return found;
 }
 
 bool Source::resident(std::int64_t offset, std::int64_t bytes) {
-  try {
-    const bool found = mapping()->resident(offset, bytes, calls_);
-    if (!found) told_no_ = true;
-    return found;
-  } catch (const Error&) {  // no room in the address space
+  const MappedFile* const mapped = try_mapping();
+  if (mapped == nullptr) {
     blind = true;
     return true;
   }
+  const bool found = mapped->resident(offset, bytes, calls_);
+  if (!found) told_no_ = true;
+  return found;
 }
 
 void Source::missed(bool asked) {
-  cold = true;
+  seen = Seen::gaps;
   if (asked && !told_no_ && ++wrong_ >= kWrong) blind = true;
 }
 
@@ -166,6 +187,14 @@ const std::shared_ptr<const MappedFile>& Source::mapping() {
   auto fresh = std::make_unique<const std::shared_ptr<const MappedFile>>(std::make_shared<const MappedFile>(file_));
   if (mapping_.compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
   return *found;
+}
+
+const MappedFile* Source::try_mapping() {
+  try {
+    return mapping().get();
+  } catch (const Error&) {
+    return nullptr;
+  }
 }
 
 }  // namespace ff::ffrecord

@@ -24,6 +24,9 @@ struct Calls {
   std::function<int(int fd)> open_direct;                       // the same file, opened again with O_DIRECT
   std::function<std::unique_ptr<ReadQueue>(unsigned)> queue;    // none where the kernel bars it
   std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
+  std::function<std::int64_t(int fd)> direct_align;  // what offsets and sizes past the page cache are multiples of
+  std::function<void(int fd, std::int64_t offset, std::int64_t bytes)> will_need;  // starts to read it into the cache
+  std::function<long()> waits;  // page faults of this thread so far that had to wait for the disk
 };
 const Calls& kernel();
 
@@ -71,6 +74,8 @@ class Source {
 
   // Negative: no direct reads of this file.
   int direct();
+  // A power of two. REQUIRES: direct() returned a descriptor.
+  std::int64_t direct_align() const { return align_; }
   void refuse_direct() { refused_ = true; }
   // Whether a range is in the page cache, if the kernel tells this user; if not, the answer is yes.
   bool resident(std::int64_t offset, std::int64_t bytes);
@@ -78,10 +83,17 @@ class Source {
   void missed(bool asked);
   // Made at the first call; throws what throw_errno does.
   const std::shared_ptr<const MappedFile>& mapping();
+  // None where there is no room in the address space.
+  const MappedFile* try_mapping();
+  long waits() const { return calls_.waits(); }
 
-  // Something was not in the page cache at the last look: ask first, since a read that finds nothing has the kernel
-  // fetch it into the cache.
-  std::atomic<bool> cold = false;
+  // What the last look at the page cache found.
+  enum class Seen : std::uint8_t {
+    nothing,
+    gaps,   // ask first, since a read that finds nothing has the kernel fetch it into the cache
+    whole,  // a batch of many samples was there: small ones can be copied from the mapping
+  };
+  std::atomic<Seen> seen = Seen::nothing;
   // The kernel does not tell this user what is in the cache: its answer was wrong several times and never no. One
   // that tells may be wrong when a page goes between answer and read.
   std::atomic<bool> blind = false;
@@ -94,6 +106,7 @@ class Source {
   std::atomic<bool> waits_ = false;  // its file system knows no reads that do not wait
   std::atomic<bool> refused_ = false;
   std::atomic<int> direct_ = -1;
+  std::atomic<std::int64_t> align_ = 0;
   std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
 };
 

@@ -158,18 +158,25 @@ std::vector<Run> V2File::load_footer(const V2Slot& slot, std::string& wrong) con
   return runs;
 }
 
-Extent V2File::at(std::int64_t i) const {
+std::pair<std::size_t, std::int64_t> V2File::page_of(std::int64_t i) const {
   std::size_t number = 0;  // at most 63 runs, most samples in the first few
   while (number + 1 < runs_.size() && runs_[number + 1].first <= i) ++number;
+  return {number, (i - runs_[number].first) / kPageEntries};
+}
+
+std::int64_t V2File::unread(std::int64_t i) const {
+  const auto [number, in_run] = page_of(i);
+  return checked(first_pages_[number] + in_run) ? -1 : runs_[number].place + in_run * kPage;
+}
+
+Extent V2File::at(std::int64_t i) const {
+  const auto [number, in_run] = page_of(i);
   const Run& run = runs_[number];
-  const std::int64_t in_run = (i - run.first) / kPageEntries;
   const auto& page = *reinterpret_cast<const V2Page*>(mapping_.data() + run.place + in_run * kPage);
   const std::int64_t bit = first_pages_[number] + in_run;
-  auto& word = checked_[bit / 64];
-  const std::uint64_t mask = std::uint64_t{1} << bit % 64;
-  if ((word.load(std::memory_order_relaxed) & mask) == 0) {
+  if (!checked(bit)) {
     check_page(page, run, in_run);
-    word.fetch_or(mask, std::memory_order_relaxed);
+    checked_[bit / 64].fetch_or(std::uint64_t{1} << bit % 64, std::memory_order_relaxed);
   }
   const Extent extent = page.entries[(i - run.first) % kPageEntries];
   const bool inside = extent.offset >= data_start_ && extent.offset % alignment_ == 0 && extent.bytes >= 0 &&

@@ -64,6 +64,7 @@ class V2File final : public RecordFile {
   int version() const override { return 2; }
   std::int64_t count() const override { return commit_.samples; }
   Extent at(std::int64_t i) const override;
+  std::int64_t unread(std::int64_t i) const override;
   std::string schema() const override { return schema_; }
 
   // What a writer needs that goes on behind the last commit.
@@ -81,6 +82,11 @@ class V2File final : public RecordFile {
   bool valid(const unsigned char* page, int parity, V2Slot& slot) const;
   bool footer_at_end(std::int64_t commit);
   std::vector<Run> load_footer(const V2Slot& slot, std::string& wrong) const;
+  // The run of sample i, and the number of its index page in that run.
+  std::pair<std::size_t, std::int64_t> page_of(std::int64_t i) const;
+  bool checked(std::int64_t page) const {
+    return (checked_[page / 64].load(std::memory_order_relaxed) >> page % 64 & 1) != 0;
+  }
   void check_page(const V2Page& page, const Run& run, std::int64_t in_run) const;
 
   std::int64_t alignment_ = 0;
