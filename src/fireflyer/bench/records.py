@@ -258,6 +258,7 @@ class Bench:
         path = self.spec.work / f"opened-{count}.ffr"
         self.say(f"file of {count:,} samples")
         tiny_samples(path, count)
+        warm(path)
         rows = []
         for cold in (False, True):
             taken = []
