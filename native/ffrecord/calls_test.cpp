@@ -1,12 +1,10 @@
 // What the reader asks of the kernel: how often, and for which bytes.
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
-#include <numeric>
 #include <random>
 
 #include "base/check.hpp"
@@ -23,59 +21,22 @@ using Range = std::pair<std::int64_t, std::int64_t>;  // place, bytes
 struct Counted {
   std::atomic<int> reads = 0, looks = 0;
   std::atomic<bool> slow = false;  // every page that is touched has to wait
-  std::atomic<bool> gone = false;  // nothing is in the cache
   std::atomic<long> waits = 0;
   std::mutex mutex;
-  std::vector<Range> wished, direct;
-  std::int64_t align = 4096;
-  std::atomic<std::int64_t> flying = 0, most = 0;
+  std::vector<Range> wished;
 
   Calls calls();
-};
-
-// Finishes its reads when results are taken, the oldest first.
-class Queue final : public ff::ReadQueue {
- public:
-  explicit Queue(Counted& counted) : counted_(counted) {}
-  unsigned capacity() const override { return 128; }
-  bool own() const override { return true; }
-  void read(int fd, void* to, std::size_t bytes, std::int64_t offset, std::uint64_t tag) override {
-    reads_.push_back({fd, to, bytes, offset, tag});
-    counted_.direct.emplace_back(offset, bytes);
-    counted_.flying += static_cast<std::int64_t>(bytes);
-    counted_.most = std::max(counted_.most.load(), counted_.flying.load());
-  }
-  void submit(unsigned) override {}
-  bool take(ff::ReadResult& result) override {
-    if (reads_.empty()) return false;
-    const Read read = reads_.front();
-    reads_.erase(reads_.begin());
-    counted_.flying -= static_cast<std::int64_t>(read.bytes);
-    result = {read.tag, ::pread(read.fd, read.to, read.bytes, read.offset)};
-    return true;
-  }
-
- private:
-  struct Read {
-    int fd;
-    void* to;
-    std::size_t bytes;
-    std::int64_t offset;
-    std::uint64_t tag;
-  };
-  Counted& counted_;
-  std::vector<Read> reads_;
 };
 
 Calls Counted::calls() {
   Calls calls = kernel();
   calls.preadv2 = [this](int fd, const iovec* parts, int count, std::int64_t offset, int) -> long {
     ++reads;
-    return gone ? -EAGAIN : ::preadv(fd, parts, count, offset);
+    return ::preadv(fd, parts, count, offset);
   };
   calls.mincore = [this](const void*, std::size_t bytes, unsigned char* present) {
     ++looks;
-    std::memset(present, gone ? 0 : 1, (bytes + 4095) / 4096);
+    std::memset(present, 1, (bytes + 4095) / 4096);
     return 0;
   };
   calls.will_need = [this](int, std::int64_t offset, std::int64_t bytes) {
@@ -83,9 +44,6 @@ Calls Counted::calls() {
     wished.emplace_back(offset, bytes);
   };
   calls.waits = [this] { return slow ? ++waits : waits.load(); };
-  calls.open_direct = [](int fd) { return ::dup(fd); };
-  calls.direct_align = [this](int) { return align; };
-  calls.queue = [this](unsigned) -> std::unique_ptr<ff::ReadQueue> { return std::make_unique<Queue>(*this); };
   return calls;
 }
 
@@ -95,7 +53,8 @@ struct File {
   std::vector<Bytes> samples;
   std::vector<std::int64_t> wanted;
 
-  File(const std::vector<std::size_t>& sizes, int version) : path("/tmp/fireflyer-calls-test-" + std::to_string(::getpid())) {
+  File(const std::vector<std::size_t>& sizes, int version)
+      : path("/tmp/fireflyer-calls-test-" + std::to_string(::getpid())) {
     std::mt19937 random(5);
     for (const std::size_t size : sizes) {
       samples.emplace_back(size);
@@ -173,33 +132,11 @@ void index_pages() {
   CHECK(counted.wished.size() == 3 && counted.wished[2] == Range(start + 3 * kPage, 4 * kPage));
 }
 
-// Direct reads bring as few bytes besides the samples as the file system allows, and not too many at a time.
-void direct_reads() {
-  const File file(std::vector<std::size_t>(200, 70'001), 1);
-  for (const std::int64_t align : {512, 4096}) {
-    Counted counted;
-    counted.gone = true;
-    counted.align = align;
-    const Calls calls = counted.calls();
-    const Reader reader({file.path}, {.strategy = Strategy::direct}, calls);
-    file.read(reader);
-    CHECK(counted.direct.size() == 100);
-    for (std::size_t i = 0; i < 100; ++i) {
-      const Extent at = reader.files()[0]->at(file.wanted[i]);
-      const std::int64_t first = at.offset / align * align;
-      const std::int64_t last = (at.offset + at.bytes + align - 1) / align * align;
-      CHECK(counted.direct[i] == Range(first, last - first));
-    }
-    CHECK(counted.flying == 0 && counted.most > (1 << 20) && counted.most < (5 << 19));
-  }
-}
-
 }  // namespace
 
 int main() {
   small_samples();
   others_are_read();
   index_pages();
-  direct_reads();
   return 0;
 }

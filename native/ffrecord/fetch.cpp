@@ -21,21 +21,18 @@ static_assert(kRunParts <= IOV_MAX);
 constexpr std::int64_t kGapBytes = 4096;
 constexpr unsigned kCopyThreads = 4;
 constexpr std::int64_t kShare = std::int64_t{256} << 10;   // of a thread, when copying
-constexpr std::int64_t kCall = std::int64_t{8} << 10;  // a system call costs as much as copying so many bytes
-constexpr std::int64_t kTouch = 512;                   // and the first touch of memory so many
 constexpr std::int64_t kMapped = 4096;      // samples of up to so many bytes are copied from the mapping
 constexpr std::size_t kMany = 32;           // samples between two looks at what the copying waited for
 constexpr std::int64_t kWaitShare = std::int64_t{64} << 10;  // of a thread, when waiting
 
-// Calls `part` with ranges [first, last) of the pieces, of about `bytes` each, on up to `threads` threads. `each` is
-// what a piece costs besides its bytes, as bytes that could be copied meanwhile.
-void spread(const Job& job, unsigned threads, std::int64_t bytes, std::int64_t each,
+// Calls `part` with ranges [first, last) of the pieces, of about `bytes` each, on up to `threads` threads.
+void spread(const Job& job, unsigned threads, std::int64_t bytes,
             const std::function<void(std::size_t first, std::size_t last)>& part) {
   if (threads <= 1) return part(0, job.pieces.size());
   std::vector<std::size_t> cuts = {0};
   std::int64_t filled = 0;
   for (std::size_t i = 0; i < job.pieces.size(); ++i) {
-    if (!job.pieces[i].done) filled += job.pieces[i].at.bytes + each;
+    if (!job.pieces[i].done) filled += job.pieces[i].at.bytes;
     if (filled < bytes && i + 1 < job.pieces.size()) continue;
     cuts.push_back(i + 1);
     filled = 0;
@@ -43,8 +40,8 @@ void spread(const Job& job, unsigned threads, std::int64_t bytes, std::int64_t e
   worker_pool::share(threads, cuts.size() - 1, [&](std::size_t i) { part(cuts[i], cuts[i + 1]); });
 }
 
-unsigned copy_threads(const Job& job, std::int64_t each) {
-  if (job.bytes + each * static_cast<std::int64_t>(job.pieces.size()) <= kShareBytes) return 1;
+unsigned copy_threads(const Job& job) {
+  if (job.bytes <= kShareBytes) return 1;
   return job.threads != 0 ? job.threads : std::min(worker_pool::cores(), kCopyThreads);
 }
 
@@ -154,7 +151,7 @@ bool copy_whole(Job& job) {
   }
   check_sizes(job);
   std::atomic<bool> waited = false;
-  spread(job, copy_threads(job, kTouch), kShare, kTouch, [&](std::size_t first, std::size_t last) {
+  spread(job, copy_threads(job), kShare, [&](std::size_t first, std::size_t last) {
     const long before = job.pieces[first].source->waits();
     for (std::size_t i = first; i < last; ++i) {
       Piece& piece = job.pieces[i];
@@ -178,7 +175,7 @@ bool copy_whole(Job& job) {
 std::size_t fetch_cached(Job& job) {
   const bool waited = copy_whole(job);
   std::atomic<std::size_t> missing = 0;
-  spread(job, copy_threads(job, kCall), kShare, kCall,
+  spread(job, copy_threads(job), kShare,
          [&](std::size_t first, std::size_t last) { missing += read_range(job, first, last, false); });
   if (missing > 0 || waited) return missing;
   const auto seen = job.pieces.size() >= kMany ? Source::Seen::whole : Source::Seen::nothing;
@@ -191,17 +188,17 @@ std::size_t fetch_cached(Job& job) {
 
 void fetch_waiting(Job& job) {
   const unsigned threads = job.threads != 0 ? job.threads : worker_pool::kMost;
-  spread(job, threads, kWaitShare, 0, [&](std::size_t first, std::size_t last) { read_range(job, first, last, true); });
+  spread(job, threads, kWaitShare, [&](std::size_t first, std::size_t last) { read_range(job, first, last, true); });
 }
 
 void fetch_buffered(Job& job) {
-  spread(job, copy_threads(job, kCall), kShare, kCall,
+  spread(job, copy_threads(job), kShare,
          [&](std::size_t first, std::size_t last) { read_range(job, first, last, true); });
 }
 
 void fetch_mapped(Job& job) {
   check_sizes(job);
-  spread(job, copy_threads(job, kTouch), kShare, kTouch, [&job](std::size_t first, std::size_t last) {
+  spread(job, copy_threads(job), kShare, [&job](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) {
       Piece& piece = job.pieces[i];
       const MappedFile& mapping = *piece.source->mapping();
@@ -218,7 +215,7 @@ void verify_mapped(Job& job) {
   std::erase_if(job.pieces, [](const Piece& piece) { return piece.source->mapping()->verified(piece.sample); });
   job.bytes = 0;
   for (const Piece& piece : job.pieces) job.bytes += piece.at.bytes;
-  spread(job, copy_threads(job, kTouch), kShare, kTouch, [&job](std::size_t first, std::size_t last) {
+  spread(job, copy_threads(job), kShare, [&job](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) {
       const Piece& piece = job.pieces[i];
       const MappedFile& mapping = *piece.source->mapping();

@@ -11,12 +11,10 @@
 namespace ff::ffrecord {
 namespace {
 
-// Bytes under way at a time: what a disk of 10 GB/s brings in 200 us. More would wait in its queue, and its memory be
-// gone from the processor's caches before it is used.
-constexpr std::int64_t kFlight = std::int64_t{2} << 20;
+constexpr std::int64_t kAlign = 4096;
 constexpr std::int64_t kGap = std::int64_t{32} << 10;  // what is read in vain rather than asked for twice
 
-// One read under way: [offset, end) of a file, both multiples of `align`.
+// One read under way: [offset, end) of a file, both multiples of kAlign.
 struct Request {
   Source* source;
   int fd;
@@ -24,7 +22,6 @@ struct Request {
   std::int64_t end;
   std::int64_t needed;  // up to here it must be read; the file may end before `end`
   std::size_t first;    // the first of the missing pieces that it touches
-  std::int64_t align;
 };
 
 // The requests of one batch and their progress.
@@ -49,7 +46,7 @@ class Direct {
     for (unsigned i = 0; i < idle.size(); ++i) idle[i] = i;
     in_slot_.resize(idle.size());
     for (std::size_t next = 0; next < requests_.size() || flying_ > 0;) {
-      for (; next < requests_.size() && !idle.empty() && flying_bytes_ < kFlight; ++next) {
+      for (; next < requests_.size() && !idle.empty(); ++next) {
         in_slot_[idle.back()] = requests_[next];
         start(idle.back());
         idle.pop_back();
@@ -60,7 +57,6 @@ class Direct {
       for (int taken = 0; taken < 8 && queue_.queue().take(result); ++taken) {
         --flying_;
         const auto slot = static_cast<unsigned>(result.tag);
-        flying_bytes_ -= in_slot_[slot].end - in_slot_[slot].offset;
         if (arrived(slot, result.bytes)) {
           idle.push_back(slot);
         } else {
@@ -85,8 +81,7 @@ class Direct {
     for (std::size_t first = 0; first < pieces_.size();) {
       Source* const source = pieces_[first]->source;
       const int fd = source->direct();  // another thread may have found by now that it is refused
-      const std::int64_t align = source->direct_align();
-      const std::int64_t start = pieces_[first]->at.offset / align * align;
+      const std::int64_t start = pieces_[first]->at.offset / kAlign * kAlign;
       std::int64_t end = pieces_[first]->end();
       std::size_t last = first + 1;
       for (; last < pieces_.size() && pieces_[last]->source == source; ++last) {
@@ -97,7 +92,7 @@ class Direct {
       for (std::int64_t at = start; fd >= 0 && at < end; at += DirectQueue::kSlot) {
         while (touched + 1 < last && pieces_[touched]->end() <= at) ++touched;
         const std::int64_t stop = std::min(end, at + DirectQueue::kSlot);
-        requests_.push_back({source, fd, at, (stop + align - 1) / align * align, stop, touched, align});
+        requests_.push_back({source, fd, at, (stop + kAlign - 1) / kAlign * kAlign, stop, touched});
       }
       first = last;
     }
@@ -108,7 +103,6 @@ class Direct {
     queue_.queue().read(request.fd, queue_.slot(slot),
                         static_cast<std::size_t>(request.end - request.offset), request.offset, slot);
     ++flying_;
-    flying_bytes_ += request.end - request.offset;
   }
 
   // Takes over what a read brought. False: the request, made shorter by that, must go on.
@@ -124,7 +118,7 @@ class Direct {
                       std::to_string(request.offset), static_cast<int>(-result));
     const std::int64_t got = request.offset + result;
     const bool whole = got >= request.needed;
-    const std::int64_t good = whole ? request.needed : got / request.align * request.align;
+    const std::int64_t good = whole ? request.needed : got / kAlign * kAlign;
     if (good <= request.offset) request.source->ends_at(got);
     hand_over(request, queue_.slot(slot), good);
     request.offset = good;
@@ -158,7 +152,6 @@ class Direct {
   std::vector<Request> requests_;
   std::vector<Request> in_slot_;
   unsigned flying_ = 0;
-  std::int64_t flying_bytes_ = 0;
 };
 
 }  // namespace

@@ -33,7 +33,6 @@ struct Weather {
   bool no_queue = false;     // io_uring is barred
   int open_error = 0;        // O_DIRECT is refused at open
   std::int64_t result = 0;   // of every direct read, if not 0
-  std::int64_t align = 4096;  // of direct reads
 };
 
 std::atomic<int> direct_reads = 0;
@@ -46,8 +45,7 @@ class FakeQueue final : public ff::ReadQueue {
   unsigned capacity() const override { return 16; }
   bool own() const override { return true; }
   void read(int fd, void* to, std::size_t bytes, std::int64_t offset, std::uint64_t tag) override {
-    const auto align = static_cast<std::size_t>(weather_.align);
-    CHECK(bytes % align == 0 && offset % weather_.align == 0 && reinterpret_cast<std::uintptr_t>(to) % 4096 == 0);
+    CHECK(bytes % 4096 == 0 && offset % 4096 == 0 && reinterpret_cast<std::uintptr_t>(to) % 4096 == 0);
     CHECK(bytes <= static_cast<std::size_t>(DirectQueue::kSlot) && reads_.size() < capacity());
     reads_.push_back({fd, to, bytes, offset, tag});
     ++direct_reads;
@@ -66,8 +64,8 @@ class FakeQueue final : public ff::ReadQueue {
     if (mood < 2) return true;
     result.bytes = ::pread(read.fd, read.to, read.bytes, read.offset);
     CHECK(result.bytes >= 0);
-    if (mood == 2 && result.bytes > weather_.align)
-      result.bytes = weather_.align + static_cast<std::int64_t>(random_()) % (result.bytes - weather_.align);
+    if (mood == 2 && result.bytes > 4096)
+      result.bytes = 4096 + static_cast<std::int64_t>(random_()) % (result.bytes - 4096);
     return true;
   }
 
@@ -98,7 +96,6 @@ Calls calls_in(const Weather& weather) {
     return mood == 2 ? ::preadv(fd, &one, 1, offset) : ::preadv(fd, parts, count, offset);
   };
   calls.open_direct = [weather](int fd) { return weather.open_error != 0 ? -weather.open_error : ::dup(fd); };
-  calls.direct_align = [weather](int) { return weather.align; };
   calls.queue = [weather](unsigned) -> std::unique_ptr<ff::ReadQueue> {
     if (weather.no_queue) return nullptr;
     return std::make_unique<FakeQueue>(weather);
@@ -175,8 +172,7 @@ void check_batch(const Reader& reader, const Data& data, std::mt19937& random, s
 
 void same_bytes(const Data& data) {
   std::mt19937 random(1);
-  for (const Weather& weather : {Weather{}, Weather{.rough = true}, Weather{.rough = true, .align = 512},
-                                 Weather{.rough = true, .no_nowait = true}}) {
+  for (const Weather& weather : {Weather{}, Weather{.rough = true}, Weather{.rough = true, .no_nowait = true}}) {
     for (const Strategy strategy : kAll) {
       for (const unsigned threads : {0u, 1u, 3u}) {
         const Reader reader(data.paths, {.strategy = strategy, .threads = threads}, calls_in(weather));

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <new>
 
 #include "base/crc32.hpp"
@@ -18,16 +17,6 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr int kWrong = 4;
-
-std::int64_t direct_align([[maybe_unused]] int fd) {
-#ifdef STATX_DIOALIGN
-  struct statx status;
-  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0 &&
-      status.stx_dio_mem_align <= kPage && std::has_single_bit(status.stx_dio_offset_align))
-    return std::min<std::int64_t>(status.stx_dio_offset_align, kPage);
-#endif
-  return kPage;
-}
 
 }  // namespace
 
@@ -46,7 +35,6 @@ const Calls& kernel() {
       [](const void* start, std::size_t bytes, unsigned char* present) {
         return ::mincore(const_cast<void*>(start), bytes, present) < 0 ? -errno : 0;
       },
-      direct_align,
       [](int fd, std::int64_t offset, std::int64_t bytes) {
         static_cast<void>(::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED));  // a wish
       },
@@ -159,7 +147,6 @@ int Source::direct() {
     refused_ = true;
     return -1;
   }
-  align_ = calls_.direct_align(fresh);
   if (direct_.compare_exchange_strong(found, fresh)) return fresh;
   ::close(fresh);
   return found;

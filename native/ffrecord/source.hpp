@@ -24,7 +24,6 @@ struct Calls {
   std::function<int(int fd)> open_direct;                       // the same file, opened again with O_DIRECT
   std::function<std::unique_ptr<ReadQueue>(unsigned)> queue;    // none where the kernel bars it
   std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
-  std::function<std::int64_t(int fd)> direct_align;  // what offsets and sizes past the page cache are multiples of
   std::function<void(int fd, std::int64_t offset, std::int64_t bytes)> will_need;  // starts to read it into the cache
   std::function<long()> waits;  // page faults of this thread so far that had to wait for the disk
 };
@@ -74,8 +73,6 @@ class Source {
 
   // Negative: no direct reads of this file.
   int direct();
-  // A power of two. REQUIRES: direct() returned a descriptor.
-  std::int64_t direct_align() const { return align_; }
   void refuse_direct() { refused_ = true; }
   // Whether a range is in the page cache, if the kernel tells this user; if not, the answer is yes.
   bool resident(std::int64_t offset, std::int64_t bytes);
@@ -106,7 +103,6 @@ class Source {
   std::atomic<bool> waits_ = false;  // its file system knows no reads that do not wait
   std::atomic<bool> refused_ = false;
   std::atomic<int> direct_ = -1;
-  std::atomic<std::int64_t> align_ = 0;
   std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
 };
 
