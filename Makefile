@@ -23,15 +23,16 @@ lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings a
 bench: setup  ## the benchmark figures of the README
 	@.venv/bin/fireflyer bench allreduce $(ARGS)
 
-soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), then a million operations
+soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), a million operations, 1,000 killed writers
 	@FIREFLYER_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest tests/hfreduce/test_soak.py
 	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/test_memory.py
+	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py
 
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)
 
-fuzz: setup  ## ten minutes of damaged record files (SECONDS=60 for less)
-	@scripts/fuzz.sh $(or $(SECONDS),600)
+fuzz: setup  ## ten minutes of damaged bytes for the native parsers, ten for those in Python (SECONDS=60 for less)
+	@scripts/fuzz.sh $(or $(SECONDS),1200)
 
 stubs: setup  ## regenerate the committed type stubs of the native module
 	@scripts/stubs.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Brings the checkout to a working state: .venv, dependencies by constraints.txt, the native module. Does nothing when
-# a stamp named by the hash of the build files is there. `--test-packages` adds the Debian packages that tests need.
+# a stamp named by the hash of the build files is there. `--test-packages` adds the Debian packages that tests need,
+# `--fuzz-packages` clang for `make fuzz`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/setup.log
@@ -24,10 +25,14 @@ apt_install() {
   local apt=(apt-get -o DPkg::Lock::Timeout=180)
   "${apt[@]}" update -q && "${apt[@]}" install -y -q --no-install-recommends "$@"
 }
-try_apt_install() { apt_install "$@" || echo "setup: $* cannot be installed: tests that need it are skipped"; }
+try_apt_install() { apt_install "$@" || echo "setup: $* cannot be installed: what needs it is left out"; }
 
-if [ "${1:-}" = --test-packages ]; then
+if [[ ${1:-} = --*-packages ]]; then
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0
+  if [ "$1" = --fuzz-packages ]; then
+    stage "clang" try_apt_install clang libclang-rt-dev llvm
+    exit 0
+  fi
   command -v ip >/dev/null && command -v tc >/dev/null || stage "Debian packages" apt_install iproute2
   [[ $(ldconfig -p) = *libucp.so.0* ]] || stage "UCX" try_apt_install libucx0
   exit 0

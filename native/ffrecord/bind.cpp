@@ -5,11 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
 
 #include "base/error.hpp"
+#include "ffrecord/pieces.hpp"
 #include "ffrecord/reader.hpp"
 #include "ffrecord/v2_file.hpp"
 
@@ -28,6 +30,8 @@ using ff::ffrecord::RecordFile;
 using ff::ffrecord::Run;
 using ff::ffrecord::Strategy;
 using ff::ffrecord::V2File;
+using ff::ffrecord::V2Index;
+using ff::ffrecord::V2Page;
 using ff::ffrecord::V2Slot;
 using ff::ffrecord::View;
 using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -179,10 +183,11 @@ nb::tuple last_commit(const Reader& reader, std::int64_t number) {
   const auto* const file = dynamic_cast<const V2File*>(&file_at(reader, number));
   if (file == nullptr) throw nb::type_error("a v1 file has no commits");
   nb::list runs;
-  for (const Run& run : file->runs()) runs.append(nb::make_tuple(run.first, run.place, run.count));
-  const V2Slot& commit = file->commit();
-  return nb::make_tuple(file->alignment(), commit.commit, commit.footer, commit.end, commit.samples,
-                        file->slot_place(), file->slot_torn(), runs);
+  const V2Index& index = file->index();
+  for (const Run& run : index.runs()) runs.append(nb::make_tuple(run.first, run.place, run.count));
+  const V2Slot& commit = index.commit();
+  return nb::make_tuple(index.alignment(), commit.commit, commit.footer, commit.end, commit.samples,
+                        index.slot_place(), index.slot_torn(), runs);
 }
 
 std::vector<int> versions(const Reader& reader) {
@@ -201,6 +206,150 @@ std::vector<std::string> unchecked(const Reader& reader) {
   for (const auto& file : reader.files())
     if (!file->metadata_checked()) paths.push_back(file->path());
   return paths;
+}
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void make_index(V2Index* self, const std::string& name, std::int64_t size, const nb::callable& read,
+                const nb::callable& size_now) {
+  const auto fill = [&read](void* data, std::size_t wanted, std::int64_t offset) {
+    const auto found = nb::cast<nb::bytes>(read(offset, offset + static_cast<std::int64_t>(wanted)));
+    if (found.size() != wanted) throw nb::value_error("`read` returned another number of bytes");
+    std::memcpy(data, found.c_str(), wanted);
+  };
+  new (self) V2Index(name, size, {[&size_now] { return nb::cast<std::int64_t>(size_now()); }, fill});
+}
+
+void check_in(const V2Index& index, const Indices& samples) {
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    if (samples(i) < 0 || samples(i) >= index.count()) throw std::out_of_range("no such sample");
+}
+
+Array<std::int64_t> pages_of(const V2Index& index, const Indices& samples) {
+  check_in(index, samples);
+  auto places = std::make_unique_for_overwrite<std::int64_t[]>(samples.size());
+  for (std::size_t i = 0; i < samples.size(); ++i) places[i] = index.place(samples(i)).offset;
+  return adopt(std::move(places), samples.size());
+}
+
+Array<std::uint8_t> extents_by(const V2Index& index, const Indices& samples, const Indices& places, const Bytes& pages) {
+  check_in(index, samples);
+  const std::size_t bytes = samples.size() * sizeof(Extent);
+  if (pages.size() != places.size() * sizeof(V2Page)) throw nb::value_error("not one page for each place");
+  if (reinterpret_cast<std::uintptr_t>(pages.data()) % alignof(V2Page) != 0) throw nb::value_error("pages not aligned");
+  auto data = std::make_unique_for_overwrite<std::uint8_t[]>(bytes);
+  {
+    const nb::gil_scoped_release release;
+    std::vector<bool> checked(places.size());
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      const V2Index::Place place = index.place(samples(i));
+      const std::int64_t* const end = places.data() + places.size();
+      const std::int64_t* const at = std::lower_bound(places.data(), end, place.offset);
+      if (at == end || *at != place.offset) throw std::out_of_range("the page of a sample is missing");
+      const auto number = static_cast<std::size_t>(at - places.data());
+      const auto& page = *reinterpret_cast<const V2Page*>(pages.data() + number * sizeof(V2Page));
+      if (!checked[number]) index.check(page, place);
+      checked[number] = true;
+      const Extent extent = index.entry(page, place, samples(i));
+      std::memcpy(data.get() + i * sizeof extent, &extent, sizeof extent);
+    }
+  }
+  return adopt(std::move(data), bytes);
+}
+
+// The memory of batches that are assembled in Python.
+class Arenas {
+ public:
+  ~Arenas() { pool_->close(); }
+  nb::object take(std::size_t bytes) const {
+    Arena arena;
+    {
+      const nb::gil_scoped_release release;
+      arena = pool_->take(bytes);
+    }
+    return adopt(std::move(arena), bytes);
+  }
+
+ private:
+  std::shared_ptr<ff::ffrecord::ArenaPool> pool_ = std::make_shared<ff::ffrecord::ArenaPool>();
+};
+
+using Target = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const std::int64_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
+
+Array<std::uint8_t> copied(const std::vector<std::uint8_t>& from) {
+  auto data = std::make_unique_for_overwrite<std::uint8_t[]>(from.size());
+  std::copy(from.begin(), from.end(), data.get());
+  return adopt(std::move(data), from.size());
+}
+
+nb::tuple read_pieces(const std::string& directory, const std::vector<std::string>& keys, const Table& table,
+                      const Target& arena) {
+  std::vector<ff::ffrecord::ChunkPiece> pieces(table.shape(0));
+  if (!pieces.empty()) std::memcpy(pieces.data(), table.data(), pieces.size() * sizeof pieces[0]);
+  const auto room = static_cast<std::int64_t>(arena.size()), files = static_cast<std::int64_t>(keys.size());
+  for (const auto& piece : pieces) {
+    const bool fits = piece.key >= 0 && piece.key < files && piece.first >= 0 && piece.bytes >= 0 &&
+                      piece.bytes <= room && piece.target >= 0 && piece.target <= room - piece.bytes;
+    if (!fits) throw std::out_of_range("a piece lies outside the arena or has no key");
+  }
+  ff::ffrecord::PiecesRead result;
+  {
+    const nb::gil_scoped_release release;
+    result = ff::ffrecord::read_pieces(directory, keys, pieces, arena.data());
+  }
+  return nb::make_tuple(copied(result.found), result.error);
+}
+
+Array<std::uint8_t> check_samples(const Bytes& arena, const Indices& offsets,
+                                  const nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig>& crcs) {
+  const std::size_t count = crcs.size();
+  bool fits = offsets.size() == count + 1 && offsets(0) >= 0;
+  for (std::size_t i = 0; fits && i < count; ++i) fits = offsets(i) <= offsets(i + 1);
+  if (!fits || offsets(count) > static_cast<std::int64_t>(arena.size()))
+    throw std::out_of_range("the offsets do not lie in the arena");
+  std::vector<std::uint8_t> right;
+  {
+    const nb::gil_scoped_release release;
+    right = ff::ffrecord::check_samples(arena.data(), offsets.data(), crcs.data(), count);
+  }
+  return copied(right);
+}
+
+void bind_remote(nb::module_& m) {
+  nb::class_<V2Index>(m, "V2Index", "The metadata of a v2 file whose bytes come from elsewhere; thread-safe.")
+      .def("__init__", &make_index, nb::arg("name"), nb::arg("size"), nb::arg("read"), nb::arg("size_now"),
+           nb::sig("def __init__(self, name: str, size: int, read: collections.abc.Callable[[int, int], bytes], "
+                   "size_now: collections.abc.Callable[[], int]) -> None"),
+           "`read(start, end)` gives bytes of the file; `size_now()` its size if it seems to have grown.")
+      .def_prop_ro("count", &V2Index::count)
+      .def_prop_ro("end", &V2Index::end)
+      .def_prop_ro("schema", [](const V2Index& index) { return nb::bytes(index.schema().data(), index.schema().size()); })
+      .def("pages", &pages_of, nb::arg("indices"),
+           nb::sig("def pages(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
+                   "numpy.typing.NDArray[numpy.int64]"),
+           "The place of each sample's index page, 4096 bytes.")
+      .def("extents", &extents_by, nb::arg("indices"), nb::arg("places"), nb::arg("pages"),
+           nb::sig("def extents(self, indices: numpy.typing.NDArray[numpy.int64], "
+                   "places: numpy.typing.NDArray[numpy.int64], pages: numpy.typing.NDArray[numpy.uint8]) -> "
+                   "numpy.typing.NDArray[numpy.uint8]"),
+           "Index entries of the samples, 32 bytes each, by their pages at `places`, which rise; checks each page.");
+  nb::class_<Arenas>(m, "Arenas", "Memory for batches, used again when the last array on it is gone; thread-safe.")
+      .def(nb::init<>())
+      .def("take", &Arenas::take, nb::arg("bytes"),
+           nb::sig("def take(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]"));
+  m.def("chunk_name", &ff::ffrecord::chunk_name, nb::arg("key"), nb::arg("chunk"), "Path of a chunk in its cache.");
+  m.def("read_pieces", &read_pieces, nb::arg("directory"), nb::arg("keys"), nb::arg("pieces"), nb::arg("arena"),
+        nb::sig("def read_pieces(directory: str, keys: collections.abc.Sequence[str], "
+                "pieces: numpy.typing.NDArray[numpy.int64], arena: numpy.typing.NDArray[numpy.uint8]) -> "
+                "tuple[numpy.typing.NDArray[numpy.uint8], int]"),
+        "Fills pieces (rows: number of the key, chunk, first byte, bytes, place in the arena) from chunk files: 1 for "
+        "each that was read whole, and a number of an error of the system, or 0.");
+  m.def("check_samples", &check_samples, nb::arg("arena"), nb::arg("offsets"), nb::arg("crcs"),
+        nb::sig("def check_samples(arena: numpy.typing.NDArray[numpy.uint8], "
+                "offsets: numpy.typing.NDArray[numpy.int64], crcs: numpy.typing.NDArray[numpy.uint32]) -> "
+                "numpy.typing.NDArray[numpy.uint8]"),
+        "1 for each sample that has its CRC32.");
 }
 
 }  // namespace
@@ -245,5 +394,6 @@ void ff::ffrecord::bind(nb::module_ m) {
       .def("checksums", &checksums, nb::arg("file"),
            nb::sig("def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]"),
            "CRC32 of each sample of one file.");
+  bind_remote(m);
   m.def("arena_bytes", &ff::ffrecord::Block::in_process, "Memory of all arenas of this process, in use or kept.");
 }

@@ -122,7 +122,7 @@ void index_pages() {
   Counted counted;
   const Calls calls = counted.calls();
   const Reader reader({file.path}, {}, calls);
-  const std::int64_t start = dynamic_cast<const V2File&>(*reader.files()[0]).runs()[0].place;
+  const std::int64_t start = dynamic_cast<const V2File&>(*reader.files()[0]).index().runs()[0].place;
   const std::int64_t wanted[] = {900, 0, 130, 131, 300, 901};
   for (int round = 0; round < 2; ++round) {
     reader.read(wanted, std::size(wanted));

@@ -1,6 +1,7 @@
 // Fuzzer of what opens and reads record files: any bytes are read or refused by ff::Error, within the memory
-// of the file. The entry is libFuzzer's. Without libFuzzer, a driver of our own changes known good files
-// from seeds 0, 1, ..: index_fuzz [SECONDS] (default 10); index_fuzz seed N does one of them again.
+// of the file. Inputs begin as known good files and mostly have right checksums, so that lies get past them.
+// The entry is libFuzzer's. Without libFuzzer, a driver of our own changes known good files from seeds
+// 0, 1, ..: index_fuzz [SECONDS] (default 10); index_fuzz seed N does one of them again.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -22,18 +23,24 @@ namespace {
 
 using ff::ffrecord::kPage;
 using ff::ffrecord::RecordFile;
+using ff::ffrecord::Strategy;
 using ff::ffrecord::testing::Bytes;
 namespace testing = ff::ffrecord::testing;
+
+constexpr std::int64_t kOneByOne = 300;  // behind the first index page and the first run of the good files
+constexpr std::int64_t kAtOnce = 1000;
 
 // Reads a sample of all that the file offers, and everything of a small one.
 void use(const std::string& path) {
   struct stat status;
   CHECK(::stat(path.c_str(), &status) == 0);
-  const auto strategy = static_cast<ff::ffrecord::Strategy>(status.st_size % 5);
+  // One size in 64 for each of the strategies, the rest for the one that sets up the least.
+  const auto kind = status.st_size / 8 % 64;
+  const auto strategy = kind < 5 ? static_cast<Strategy>(kind) : Strategy::cached;
   const ff::ffrecord::Reader reader({path}, {.strategy = strategy});
   const RecordFile& file = *reader.files()[0];
   CHECK(file.count() >= 0);
-  for (std::int64_t i = 0; i < file.count() && i < 1000; ++i) {
+  for (std::int64_t i = 0; i < file.count() && i < kOneByOne; ++i) {
     try {
       const ff::ffrecord::Extent extent = file.at(i);
       CHECK(extent.offset >= 0 && extent.bytes >= 0 && extent.offset + extent.bytes <= file.size());
@@ -42,7 +49,7 @@ void use(const std::string& path) {
     } catch (const ff::Error&) {
     }
   }
-  std::vector<std::int64_t> all(static_cast<std::size_t>(std::min<std::int64_t>(file.count(), 1000)));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(std::min(file.count(), kAtOnce)));
   std::iota(all.begin(), all.end(), 0);
   try {
     const auto batch = reader.read(all.data(), all.size());
@@ -61,28 +68,15 @@ void use(const std::string& path) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
   static const std::string path = "/proc/self/fd/" + std::to_string(fd);
-  Bytes file(data, data + size);
-  for (int sealed = 0; sealed < 2; ++sealed) {
-    CHECK(::ftruncate(fd, 0) == 0);
-    CHECK(::pwrite(fd, file.data(), file.size(), 0) == static_cast<ssize_t>(file.size()));
-    try {
-      use(path);
-    } catch (const ff::Error&) {
-    }
-    // Once more with right checksums.
-    if (file.size() >= 12 && std::memcmp(file.data(), ff::ffrecord::kMagic, 8) != 0) {
-      std::int64_t n;
-      std::memcpy(&n, file.data() + 4, 8);
-      if (n >= 0 && n <= static_cast<std::int64_t>(file.size()) / 12)
-        testing::seal(file, 0, static_cast<std::size_t>(12 + 12 * n));
-    } else {
-      testing::seal_v2(file);
-    }
+  CHECK(::ftruncate(fd, 0) == 0);
+  CHECK(::pwrite(fd, data, size, 0) == static_cast<ssize_t>(size));
+  try {
+    use(path);
+  } catch (const ff::Error&) {
   }
   return 0;
 }
 
-#ifndef FF_LIBFUZZER
 namespace {
 
 using Random = std::mt19937_64;
@@ -91,11 +85,14 @@ std::vector<Bytes> seeds() {
   std::vector<Bytes> samples;
   for (std::size_t i = 0; i < 140; ++i) samples.emplace_back(i % 13, static_cast<unsigned char>(i));
   const std::vector<Bytes> few(samples.begin(), samples.begin() + 5);
+  Bytes torn = testing::encode_v2({few, samples, few});
+  torn[static_cast<std::size_t>(kPage) + sizeof(ff::ffrecord::V2Slot)] = 1;  // the slot of its last commit
   return {testing::encode_v1({}),
           testing::encode_v1(few),
           testing::encode_v2({{}}),
           testing::encode_v2({few}),
           testing::encode_v2({few, samples, few}),
+          torn,
           testing::encode_v2({few, few}, "{\"columns\": [{\"name\": \"a\", \"dtype\": \"int8\", \"shape\": []}]}")};
 }
 
@@ -128,11 +125,54 @@ void change(Bytes& file, Random& random) {
   }
 }
 
-void run_seed(std::uint64_t seed) {
+void seal(Bytes& file) {
+  if (file.size() < 12) return;
+  if (std::memcmp(file.data(), ff::ffrecord::kMagic, 8) == 0) return testing::seal_v2(file);
+  std::int64_t n;
+  std::memcpy(&n, file.data() + 4, 8);
+  if (n >= 0 && n <= static_cast<std::int64_t>(file.size()) / 12)
+    testing::seal(file, 0, static_cast<std::size_t>(12 + 12 * n));
+}
+
+const Bytes& good_file(Random& random) {
   static const std::vector<Bytes> good = seeds();
+  return good[random() % good.size()];
+}
+
+}  // namespace
+
+#ifdef FF_LIBFUZZER
+extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
+
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size,
+                                               unsigned seed) {
   Random random(seed);
-  Bytes file = good[random() % good.size()];
+  Bytes file(data, data + size);
+  // So also an empty corpus begins with good files.
+  if (size < 12 || random() % 64 == 0) file = good_file(random);
+  for (std::uint64_t changes = random() % 4; changes > 0; --changes) {
+    if (random() % 4 != 0) {
+      change(file, random);
+    } else {
+      file.resize(std::min(file.size(), max_size));
+      const std::size_t before = file.size();
+      file.resize(max_size);
+      file.resize(LLVMFuzzerMutate(file.data(), before, max_size));
+    }
+  }
+  if (random() % 8 != 0) seal(file);
+  file.resize(std::min(file.size(), max_size));
+  std::copy(file.begin(), file.end(), data);
+  return file.size();
+}
+#else
+namespace {
+
+void run_seed(std::uint64_t seed) {
+  Random random(seed);
+  Bytes file = good_file(random);
   for (std::uint64_t changes = random() % 4 + 1; changes > 0; --changes) change(file, random);
+  if (random() % 8 != 0) seal(file);
   LLVMFuzzerTestOneInput(file.data(), file.size());
 }
 

@@ -76,8 +76,8 @@ std::unique_ptr<RecordFile> RecordFile::open(std::string path) {
   return std::make_unique<V1File>(std::move(path), fd.release());
 }
 
-void RecordFile::corrupted(const std::string& what) const {
-  throw Error(Code::corrupted, "record file '" + path_ + "' is damaged: " + what +
+void damaged(const std::string& name, const std::string& what) {
+  throw Error(Code::corrupted, "record file '" + name + "' is damaged: " + what +
                                    "; write it again or restore it from a copy");
 }
 

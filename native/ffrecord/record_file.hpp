@@ -65,6 +65,10 @@ struct Run {
 };
 static_assert(sizeof(Run) == 24);
 
+std::string hex(std::uint32_t value);
+// Throws Code::corrupted: the record file `name` is not what its checksums say.
+[[noreturn]] void damaged(const std::string& name, const std::string& what);
+
 class RecordFile {
  public:
   // Opens `path` and checks its metadata. Throws Code::storage when it cannot be read, Code::corrupted when
@@ -111,7 +115,7 @@ class RecordFile {
  protected:
   RecordFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   std::int64_t file_size() const;
-  [[noreturn]] void corrupted(const std::string& what) const;
+  [[noreturn]] void corrupted(const std::string& what) const { damaged(path_, what); }
 
   std::int64_t size_ = 0;
   Mapping mapping_;
@@ -120,7 +124,5 @@ class RecordFile {
   std::string path_;
   Descriptor fd_;
 };
-
-std::string hex(std::uint32_t value);
 
 }  // namespace ff::ffrecord

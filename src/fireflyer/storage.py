@@ -30,6 +30,13 @@ _PERMANENT = (
     *(NotImplementedError, ValueError, TypeError),
 )
 
+_STAMPS = (
+    *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "generation", "VersionId", "version_id"),
+    *("mtime", "Last-Modified", "LastModified", "last_modified", "modificationTime", "modified"),
+    *("updated", "created", "ino"),
+)
+"""What drivers of fsspec call the version of a file, or the time of its last change."""
+
 _counter = itertools.count()
 
 
@@ -41,6 +48,11 @@ class Storage(Protocol):
 
     def size(self, name: str) -> int | None:
         """Bytes in the file; None when there is no such file."""
+        ...
+
+    def stamp(self, name: str) -> str:
+        """Changes whenever the contents of the file do (an ETag, the time of the last change); "" if the
+        place tells nothing of the kind, or there is no such file."""
         ...
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -151,6 +163,16 @@ class DirectoryStorage:
             return None
         except OSError as error:
             raise _error("look at", path, error) from error
+
+    def stamp(self, name: str) -> str:
+        path = self.root / _checked(name)
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        except OSError as error:
+            raise _error("look at", path, error) from error
+        return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         path = self.root / _checked(name)
@@ -331,6 +353,18 @@ class FsspecStorage:
             return None
         except Exception as error:  # drivers raise their own
             raise _unread(self._path(name), error) from error
+
+    def stamp(self, name: str) -> str:
+        path = self._path(name)
+        try:
+            self._fs.invalidate_cache(path)  # what an earlier listing said
+            info = self._fs.info(path)
+        except FileNotFoundError:
+            return ""
+        except Exception as error:  # drivers raise their own
+            raise _unread(path, error) from error
+        told = [f"{field}={info[field]}" for field in _STAMPS if info.get(field)]
+        return f"{info.get('size')} {' '.join(told)}" if told else ""
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         end = None if length is None else offset + length

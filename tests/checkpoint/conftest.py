@@ -77,6 +77,10 @@ class ToldStorage:
         self._before("size", name)
         return self._inner.size(name)
 
+    def stamp(self, name: str) -> str:
+        self._before("stamp", name)
+        return self._inner.stamp(name)
+
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         self._before("read", name)
         return self._inner.read(name, offset, length)

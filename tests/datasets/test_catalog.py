@@ -22,7 +22,7 @@ from fireflyer.errors import (
     StorageError,
     VersionExists,
 )
-from fireflyer.ffrecord import ChunkCache, FileReader, RemoteFiles
+from fireflyer.ffrecord import ChunkCache, FileReader, FileWriter, RemoteFiles
 from fireflyer.storage import DirectoryStorage, Storage, open_storage
 
 Records = Callable[..., list[Path]]
@@ -71,6 +71,43 @@ def test_published_sets_are_found_opened_and_read(
         assert [number_of(sample) for sample in reader.read(range(50))] == list(range(50))
     batches = list(DistributedLoader(found, 0, 1, seed=1, batch_size=7))
     assert sorted(number_of(s) for batch in batches for s in batch) == list(range(50))
+
+
+def test_sets_with_columns_are_read_as_rows_wherever_they_are(root: str, tmp_path: Path) -> None:
+    paths = []
+    for number in range(2):
+        paths.append(tmp_path / f"part{number}.ffr")
+        columns: dict[str, Any] = {"label": "int64", "text": "str"}
+        with FileWriter(paths[-1], columns=columns, compression="zstd") as writer:
+            for i in range(20 * number, 20 * number + 20):
+                writer.write_row({"label": i, "text": f"word {i} " * 9})
+    made = Catalog(root).publish("rows", paths, licence="x")
+    made.verify()
+    for _ in range(2):  # the second time with a warm cache
+        loader = DistributedLoader(
+            made, 0, 1, seed=1, batch_size=7, cache=ChunkCache(tmp_path / "cache", 1 << 24)
+        )
+        rows = [row for batch in loader for row in batch]
+        assert sorted(int(row["label"]) for row in rows) == list(range(40))
+        assert all(row["text"] == f"word {row['label']} " * 9 for row in rows)
+
+
+def test_plain_files_have_one_id_near_and_far(records: Records, tmp_path: Path) -> None:
+    """Of both versions; it changes with the contents."""
+    ids = []
+    for word in ("old", "new"):
+        with FileWriter(path := tmp_path / "v2.ffr", version=2) as writer:
+            for i in range(3000):
+                writer.write_one(f"{word} {i}".encode())
+        near = [path, *records(9)]
+        far = open_storage(f"memory://plain-{next(counter)}")
+        for local in near:
+            far.write(local.name, [local.read_bytes()])
+        urls = [f"{far}/{local.name}" for local in near]
+        loaders = [DistributedLoader(paths, 0, 1, seed=1, batch_size=7) for paths in (near, urls)]
+        assert loaders[0].dataset_id == loaders[1].dataset_id
+        ids.append(loaders[0].dataset_id)
+    assert ids[0] != ids[1]
 
 
 def test_versions_count_up_and_the_newest_is_the_default(root: str, records: Records) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter, PackedFolder, open_folder, pack_folder
+from fireflyer.ffrecord.names import read_names
 
 MAGIC = b"piouhjgbr"
 FILES = {
@@ -240,6 +242,64 @@ def test_a_tree_that_is_no_tree_of_names_is_refused(
     with pytest.raises(Corrupted, match="tree of names is damaged or not one"):
         PackedFolder(path)
     assert os.listdir(tmp_path) == ["p.ffr"]
+
+
+@pytest.mark.parametrize("remember", [b"r" + b"\xff" * 4, b"p4294967295\n", b"p%d\n" % 2**62])
+def test_a_number_in_the_tree_takes_no_memory(tmp_path: Path, remember: bytes) -> None:
+    """pickle's own reader fills an array up to the place in the memo: 64 GiB and more."""
+    tree = pickle.dumps(OrderedDict(a=0), 2)
+    path = with_tree(tmp_path / "p.ffr", 1, tree[:-1] + remember + b".")
+    tracemalloc.start()
+    try:
+        assert PackedFolder(path).list() == ["a"]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+CLASS = b"ccollections\nOrderedDict\n"
+A = b"X\x01\0\0\0a"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        CLASS + b".",
+        CLASS + b")R)R.",
+        CLASS + b")R0.",
+        b"cos\nsystem\n)R.",
+        CLASS + b"(" + A + b"tR.",
+        CLASS + b")R" + A + b"s.",
+        CLASS + b")R(" + A + b"u.",
+        CLASS + b")R" + A + b"K\0s" + A + b"K\0s.",
+        CLASS + b")R" + A + CLASS + b")R.",
+        CLASS + b")Rq\0" + A + b"h\0s.",
+        CLASS + b")R" + A + b")s.",
+        CLASS + b")R" + A + b"h\7s.",
+        CLASS + b")RV\\u00\nK\0s.",
+        CLASS + b")RX\x01\0\0\0\xffK\0s.",
+        CLASS + b")R" + A + b"I0x\ns.",
+        b"\x8d" + b"\xff" * 8,
+        b"u.",
+        b"(.",
+        b"s.",
+        b"R.",
+        b"t.",
+        b"\x93.",
+        b".",
+    ],
+    ids=repr,
+)
+def test_a_pickle_that_no_folder_has_is_refused(tree: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_names(tree, 1)
+
+
+def test_names_that_are_not_utf8_come_back() -> None:
+    name = os.fsdecode(b"\xff\xe9")
+    for protocol in range(6):
+        tree = pickle.dumps(OrderedDict({name: 0, "x" * 70_000: OrderedDict()}), protocol)
+        assert list(read_names(tree, 1)) == [name, "x" * 70_000]
 
 
 GOOD = pickle.dumps(OrderedDict({"a": 0, "d": OrderedDict({"b": 1, "c": 2})}), 4)

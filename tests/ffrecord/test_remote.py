@@ -133,15 +133,16 @@ def test_joined_ranges_have_a_bound(memory: FsspecStorage) -> None:
 def test_a_warm_cache_reads_headers_only(
     memory: FsspecStorage, encode: Encode, tmp_path: Path
 ) -> None:
-    samples = made(300)
+    samples = made(2000)
     memory.write("a.ffr", [encode(samples)])
     storage = Shaky(memory)
     cache = ChunkCache(tmp_path / "cache", 1 << 24)
-    RemoteFiles(["a.ffr"], storage=storage, cache=cache).read(range(300))
-    storage.bytes = 0
+    RemoteFiles(["a.ffr"], storage=storage, cache=cache).read(range(2000))
+    storage.bytes = storage.calls = 0
     again = RemoteFiles(["a.ffr"], storage=storage, cache=pickle.loads(pickle.dumps(cache)))
-    assert [s.tobytes() for s in again.read(range(300))] == samples
-    assert storage.bytes == 12
+    assert [s.tobytes() for s in again.read(range(2000))] == samples
+    assert storage.calls == 1
+    assert storage.bytes <= (16 << 10) + 4096
 
 
 def test_a_replaced_file_is_not_read_from_the_cache(
@@ -207,7 +208,7 @@ def test_damage_on_the_way_is_fetched_again_and_not_kept(
     place = RemoteFiles(["a.ffr"], storage=memory).get_offsets(0)
     assert place[-1] > 1000
     reader = RemoteFiles(["a.ffr"], storage=storage, cache=cache)
-    for index in range(50):
+    for index in range(49, -1, -1):  # so that the byte is in the first sample of a chunk to be read
         damaged[0] = True
         assert reader.read_one(index).tobytes() == samples[index]
         damaged[0] = False
@@ -258,12 +259,6 @@ def test_every_flipped_byte_and_every_cut_is_a_typed_error_or_the_right_data(
 def test_hostile_headers(memory: FsspecStorage, text: bytes, match: str) -> None:
     memory.write("a.ffr", [text])
     with pytest.raises(Corrupted, match=match):
-        RemoteFiles(["a.ffr"], storage=memory)
-
-
-def test_v2_files_are_refused_by_name(memory: FsspecStorage) -> None:
-    memory.write("a.ffr", [b"\x89FFREC2\n" + bytes(5000)])
-    with pytest.raises(ConfigError, match="format v2"):
         RemoteFiles(["a.ffr"], storage=memory)
 
 

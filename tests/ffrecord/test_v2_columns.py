@@ -179,11 +179,12 @@ def test_values_are_taken_as_numpy_takes_them(tmp_path: Path) -> None:
         {"a": ("str", [3])},
         {"a": ("int8", [-1])},
         {"a": ("int8", [2**60])},
+        {"a": ("int8", [0, 2**39, 2**39])},
         {"a": ("int8", [True])},
         {"": "int8"},
         {"a" * (1 << 20): "int8"},
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_columns_that_cannot_be_are_config_errors(tmp_path: Path, columns: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -257,11 +258,13 @@ def test_sizes_that_do_not_fit_the_bytes_are_damage(
         b'{"columns": [{"name": ["a"], "dtype": "int8", "shape": []}]}',
         b'{"columns": [{"name": "a", "dtype": "int8", "shape": [-1]}]}',
         b'{"columns": [{"name": "a", "dtype": "int8", "shape": 1}]}',
+        # One empty row can be read, but numpy cannot make an array of twenty.
+        b'{"columns": [{"name": "a", "dtype": "int8", "shape": [0, 549755813888, 8388608]}]}',
         b'{"columns": [{"name": "a", "dtype": ["int8"], "shape": []}]}',
         b'{"columns": [' + b'{"name": "a", "dtype": "int8", "shape": []},' * 2 + b"{}]}",
         b"[" * 100_000,
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_a_schema_that_is_none_is_damage(tmp_path: Path, encode_v2: Encode, schema: bytes) -> None:
     (tmp_path / "a.ffr").write_bytes(encode_v2([[b""]], schema=schema))

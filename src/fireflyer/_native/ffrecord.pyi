@@ -1,6 +1,6 @@
 """Random batch reads of FFRecord files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy
 import numpy.typing
@@ -57,6 +57,53 @@ class Reader:
 
     def checksums(self, file: int) -> numpy.typing.NDArray[numpy.uint32]:
         """CRC32 of each sample of one file."""
+
+class V2Index:
+    """
+    The metadata of a v2 file whose bytes come from elsewhere; thread-safe.
+    """
+
+    def __init__(self, name: str, size: int, read: Callable[[int, int], bytes], size_now: Callable[[], int]) -> None:
+        """
+        `read(start, end)` gives bytes of the file; `size_now()` its size if it seems to have grown.
+        """
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def schema(self) -> bytes: ...
+
+    def pages(self, indices: numpy.typing.NDArray[numpy.int64]) -> numpy.typing.NDArray[numpy.int64]:
+        """The place of each sample's index page, 4096 bytes."""
+
+    def extents(self, indices: numpy.typing.NDArray[numpy.int64], places: numpy.typing.NDArray[numpy.int64], pages: numpy.typing.NDArray[numpy.uint8]) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        Index entries of the samples, 32 bytes each, by their pages at `places`, which rise; checks each page.
+        """
+
+class Arenas:
+    """
+    Memory for batches, used again when the last array on it is gone; thread-safe.
+    """
+
+    def __init__(self) -> None: ...
+
+    def take(self, bytes: int) -> numpy.typing.NDArray[numpy.uint8]: ...
+
+def chunk_name(key: str, chunk: int) -> str:
+    """Path of a chunk in its cache."""
+
+def read_pieces(directory: str, keys: Sequence[str], pieces: numpy.typing.NDArray[numpy.int64], arena: numpy.typing.NDArray[numpy.uint8]) -> tuple[numpy.typing.NDArray[numpy.uint8], int]:
+    """
+    Fills pieces (rows: number of the key, chunk, first byte, bytes, place in the arena) from chunk files: 1 for each that was read whole, and a number of an error of the system, or 0.
+    """
+
+def check_samples(arena: numpy.typing.NDArray[numpy.uint8], offsets: numpy.typing.NDArray[numpy.int64], crcs: numpy.typing.NDArray[numpy.uint32]) -> numpy.typing.NDArray[numpy.uint8]:
+    """1 for each sample that has its CRC32."""
 
 def arena_bytes() -> int:
     """Memory of all arenas of this process, in use or kept."""

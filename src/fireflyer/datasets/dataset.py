@@ -133,7 +133,8 @@ def fingerprint(reader: Reader) -> str:
     if isinstance(reader, RemoteFiles):
         for name in reader.fnames:
             digest.update(os.path.basename(name).encode() + b"\0")
-        digest.update(reader.fingerprint())
+        for part in reader.fingerprint():
+            digest.update(part)
     elif isinstance(reader, FileReader):
         for name in reader.fnames:
             digest.update(os.path.basename(name).encode() + b"\0")

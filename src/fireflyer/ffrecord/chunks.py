@@ -1,8 +1,10 @@
 """A cache of chunks of remote files on a local disk, of bounded size, shared by processes.
 
-Whoever writes or evicts holds `lock`; reading takes no lock. A chunk carries a checksum and appears by
-rename, so what a dead or failing writer leaves is at worst a chunk that is not there. The counter in
-`used` is raised before a chunk is written: it is never below the bytes on disk.
+Whoever writes or evicts holds `lock`; reading takes no lock. A chunk is a file of its bytes that appears by
+rename, so what a dead or failing writer leaves is at worst a chunk that is not there. It carries no
+checksum: whoever reads a piece of it compares the sample that the piece belongs to with the CRC32 of the
+sample, and discards the chunk if they differ. The counter in `used` is raised before a chunk is written: it
+is never below the bytes on disk.
 """
 
 import contextlib
@@ -10,16 +12,20 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from fireflyer._native import crc32
+from fireflyer._native.ffrecord import chunk_name, read_pieces
 from fireflyer.errors import ConfigError, StorageError
 from fireflyer.log import get_logger
 
-_HEADER = struct.Struct("<IQ")  # CRC32 of what follows it, length of the data
 _USED = struct.Struct("<QI")  # bytes, CRC32 of them
 _KEPT = 0.9
-_SUFFIX = ".chunk"
+Pieces = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 _log = get_logger("ffrecord")
 
 
@@ -39,7 +45,7 @@ class ChunkCache:
     def __init__(
         self, directory: str | os.PathLike[str], limit_bytes: int, chunk_bytes: int = 1 << 18
     ) -> None:
-        if chunk_bytes < 1 or limit_bytes < chunk_bytes + _HEADER.size:
+        if chunk_bytes < 1 or limit_bytes < chunk_bytes:
             raise ConfigError(
                 f"a cache of {limit_bytes} bytes cannot hold one chunk of {chunk_bytes}: "
                 "raise limit_bytes"
@@ -58,27 +64,21 @@ class ChunkCache:
     def __reduce__(self) -> tuple[type["ChunkCache"], tuple[str, int, int]]:
         return type(self), (self.directory, self.limit_bytes, self.chunk_bytes)
 
-    def get(self, key: str, number: int) -> bytes | None:
-        """The chunk, marked as used; None if it is not there or damaged."""
-        path = self._path(key, number)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                content = file.read(_HEADER.size + self.chunk_bytes + 1)
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._warn("read", error)
-            return None
-        if len(content) < _HEADER.size:
-            return None
-        checksum, length = _HEADER.unpack_from(content)
-        if len(content) != _HEADER.size + length or crc32(memoryview(content)[4:]) != checksum:
-            return None
-        return content[_HEADER.size :]
+    def read(self, keys: Sequence[str], pieces: Pieces, arena: Bytes) -> npt.NDArray[np.bool_]:
+        """Copies pieces of chunks into `arena`, and marks the chunks as used; whether each piece was there.
 
-    def put(self, chunks: Iterable[tuple[str, int, bytes]]) -> None:
+        Args:
+            keys: of files.
+            pieces: int64 rows: number of the key, number of the chunk, first byte in it, bytes, place in
+                `arena`. They must not overlap there.
+            arena: uint8, C-contiguous. What a piece that is not there leaves in its place is undefined.
+        """
+        found, error = read_pieces(self.directory, keys, pieces, arena)
+        if error:
+            self._warn("read", OSError(error, os.strerror(error)))
+        return found.view(np.bool_)
+
+    def put(self, chunks: Iterable[tuple[str, int, bytes | memoryview]]) -> None:
         """Keeps chunks (key, number, data of at most `chunk_bytes`), evicting the longest unused."""
         try:
             with self._locked():
@@ -96,38 +96,32 @@ class ChunkCache:
         """Bytes of all chunks as they are on disk."""
         return sum(size for _, size, _ in self._scan())
 
-    def _add(self, path: str, data: bytes) -> None:
-        size = _HEADER.size + len(data)
-        if len(data) > self.chunk_bytes:
-            raise ValueError(f"a chunk of {len(data)} bytes, of at most {self.chunk_bytes}")
+    def _add(self, path: str, data: bytes | memoryview) -> None:
+        size = len(data)
+        if size > self.chunk_bytes:
+            raise ValueError(f"a chunk of {size} bytes, of at most {self.chunk_bytes}")
         if self._whole(path, size):
             return
         used = self._read_used()
         if used is None or used + size > self.limit_bytes:
             used = self._evict(self.limit_bytes - size)
         self._write_used(used + size)
-        body = struct.pack("<Q", len(data)) + data
         temporary = os.path.join(self.directory, "writing.tmp")
         with open(temporary, "wb", buffering=0) as file:
-            content = memoryview(struct.pack("<I", crc32(body)) + body)
+            content = memoryview(data)
             while content:
                 content = content[file.write(content) :]
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.replace(temporary, path)
 
     def _whole(self, path: str, size: int) -> bool:
-        """Whether a good chunk is there already; a damaged one makes room."""
+        """Whether the chunk is there already; one that was cut makes room."""
         try:
-            with open(path, "rb", buffering=0) as file:
-                content = file.read(size + 1)
+            if os.stat(path).st_size == size:
+                return True
+            os.unlink(path)
         except FileNotFoundError:
-            return False
-        if (
-            len(content) == size
-            and crc32(memoryview(content)[4:]) == _HEADER.unpack_from(content)[0]
-        ):
-            return True
-        os.unlink(path)
+            pass
         return False
 
     def _evict(self, room: int) -> int:
@@ -161,7 +155,7 @@ class ChunkCache:
         return found
 
     def _path(self, key: str, number: int) -> str:
-        return os.path.join(self.directory, key[:2], f"{key}-{number:012d}{_SUFFIX}")
+        return os.path.join(self.directory, chunk_name(key, number))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

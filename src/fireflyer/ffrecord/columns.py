@@ -3,13 +3,13 @@
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, Corrupted
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -55,7 +55,9 @@ def columns_of(given: ColumnsLike) -> Columns:
         sizes = tuple(shape)
         if any(s is not None and (type(s) is not int or not 0 <= s < 1 << 40) for s in sizes):
             raise ConfigError(f"column '{name}' cannot have the shape {shape!r}")
-        if (dtype in _TEXT and sizes) or len(sizes) > 32:
+        # No batch of a smaller array is too large for numpy, not even where a size is 0.
+        wide = math.prod(size for size in sizes if size) >= 1 << 40
+        if (dtype in _TEXT and sizes) or len(sizes) > 32 or wide:
             raise ConfigError(f"column '{name}': {dtype} cannot have the shape {shape!r}")
         columns[name] = Column(dtype, sizes)
     if not columns:
@@ -186,3 +188,67 @@ class RowCodec:
         if position != data.size:
             raise ValueError(f"its columns take {position} of its {data.size} bytes")
         return row
+
+
+def common_columns(schemas: Iterable[tuple[str, bytes]]) -> Columns | None:
+    """The columns that all files have; None where they have none.
+
+    Args:
+        schemas: name and schema (empty without columns) of each file.
+
+    Raises:
+        Corrupted: a schema is none.
+        ConfigError: two files have different columns.
+    """
+    common: Columns | None = None
+    first = None
+    for name, schema in schemas:
+        try:
+            columns = from_json(schema) if schema else None
+        except ValueError as error:
+            raise Corrupted(f"record file '{name}' is damaged: {error}") from error
+        if first is not None and columns != common:
+            raise ConfigError(
+                f"record files '{first}' and '{name}' have different columns: read them apart"
+            )
+        common, first = columns, first if first is not None else name
+    return common
+
+
+def decode_rows(
+    codec: RowCodec | None,
+    samples: Iterable[npt.NDArray[np.uint8]],
+    name_of: Callable[[int], str],
+) -> list[Row]:
+    """The rows in samples; `name_of(j)` names the j-th of them in an error.
+
+    Raises:
+        ConfigError: there is no codec, for the files have no columns.
+        Corrupted: the sizes in a row do not fit its bytes.
+    """
+    if codec is None:
+        raise ConfigError("these record files have no columns: use read")
+    found = []
+    for number, data in enumerate(samples):
+        try:
+            found.append(codec.decode(data))
+        except ValueError as error:
+            raise Corrupted(
+                f"{name_of(number)} is damaged: {error}; write it again or restore it from a copy"
+            ) from error
+    return found
+
+
+def stack(columns: Columns, rows: list[Row]) -> dict[str, Any]:
+    """Rows by columns: an array of shape (rows, *shape) for a column of fixed shape, a list for any other."""
+    batch: dict[str, Any] = {}
+    for name, column in columns.items():
+        values = [row[name] for row in rows]
+        fixed = column.dtype not in _TEXT and None not in column.shape
+        if fixed:
+            shape = (len(rows), *(size or 0 for size in column.shape))
+            stacked = np.empty(shape, np.dtype(column.dtype))
+            batch[name] = np.stack(values, out=stacked) if values else stacked
+        else:
+            batch[name] = values
+    return batch

@@ -1,10 +1,9 @@
 """A folder of files packed into one record file: a sample a file, and last the tree of names.
 
 The last sample is `piouhjgbr` and a pickle of the nested OrderedDict name -> index or OrderedDict, as in
-the original. It is read by an unpickler that knows this one type, and its shape is checked.
+the original. It is not unpickled: names.py.
 """
 
-import io
 import os
 import pickle
 import sys
@@ -14,14 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError
+from fireflyer.ffrecord.names import Tree, read_names
 from fireflyer.ffrecord.paths import PathName
 from fireflyer.ffrecord.reader import FileReader, Sample
 from fireflyer.ffrecord.writer import FileWriter
 
 _MAGIC = b"piouhjgbr"
-_MAX_DEPTH = 256
-
-Tree = dict[str, "int | Tree"]
 
 
 class PackedFolder:
@@ -182,53 +179,11 @@ def _names(
             yield from _names(node, f"{prefix}{name}/", list_file, list_dir, recursive)
 
 
-class _TreeUnpickler(pickle.Unpickler):
-    """Builds nothing but OrderedDicts and plain values: any other global is refused."""
-
-    def find_class(self, module: str, name: str) -> type[OrderedDict[Any, Any]]:
-        if (module, name) != ("collections", "OrderedDict"):
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in a tree of names")
-        return OrderedDict
-
-
 def _load_tree(data: bytes, files: int, where: str) -> Tree:
     try:
-        return _checked(_TreeUnpickler(io.BytesIO(data)).load(), files, set(), 0)
-    # What a damaged pickle can raise out of the unpickler, besides its own error.
-    except (
-        pickle.UnpicklingError,
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        ImportError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+        return read_names(data, files)
+    except ValueError as error:
         raise Corrupted(
             f"packed folder '{where}': its tree of names is damaged or not one ({error}); "
             "do not trust this file, pack the folder again"
         ) from error
-
-
-def _checked(node: object, files: int, seen: set[int], depth: int) -> Tree:
-    """A plain copy of the tree; ValueError when it is anything but names and valid indices.
-
-    No node may appear twice, so the walk is no longer than the pickle.
-    """
-    if type(node) is not OrderedDict or id(node) in seen or depth > _MAX_DEPTH:
-        raise ValueError("a directory is not a plain nested dictionary")
-    seen.add(id(node))
-    tree: Tree = {}
-    for name, child in OrderedDict.items(node):
-        if type(name) is not str or name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise ValueError(f"{name!r} is not a file name")
-        if type(child) is int:
-            if not 0 <= child < files:
-                raise ValueError(f"file {name!r} has index {child} of {files}")
-            tree[name] = child
-        else:
-            tree[name] = _checked(child, files, seen, depth + 1)
-    return tree

@@ -2,11 +2,14 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
 from fireflyer.storage import Range, Storage
+
+A = TypeVar("A")
 
 _GAP = 64 << 10
 _JOINED = 8 << 20
@@ -31,15 +34,14 @@ class Retry:
         """Waits after the `failed`-th attempt."""
         time.sleep(self.backoff_s * 2 ** (failed - 1) * random.uniform(0.5, 1.0))
 
-
-def stored_size(storage: Storage, name: str, retry: Retry) -> int | None:
-    """Size of a file in bytes, None if there is none; raises as `read_ranges`."""
-    for failed in range(1, retry.attempts):
-        try:
-            return storage.size(name)
-        except Unavailable:
-            retry.pause(failed)
-    return storage.size(name)
+    def run(self, call: Callable[[], A]) -> A:
+        """What `call` returns, repeated while it raises Unavailable and attempts are left."""
+        for failed in range(1, self.attempts):
+            try:
+                return call()
+            except Unavailable:
+                self.pause(failed)
+        return call()
 
 
 def read_ranges(storage: Storage, ranges: Sequence[Range], retry: Retry) -> list[memoryview]:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer._native.ffrecord import Reader
-from fireflyer.errors import ConfigError, Corrupted
-from fireflyer.ffrecord.columns import Columns, Row, RowCodec, from_json
+from fireflyer.errors import ConfigError
+from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
 from fireflyer.ffrecord.paths import PathName, record_files, record_path
 from fireflyer.ffrecord.zstd import ENTRY, PLAIN, expand
 
@@ -70,7 +70,9 @@ class FileReader:
         self._native: Reader | None = Reader(self.fnames, self.check_data, strategy, threads or 0)
         self.n: int = self._native.n
         self._may_be_packed = 2 in self._native.versions()
-        self.columns = self._common_columns(self._native)
+        self.columns = common_columns(
+            (name, self._native.schema(number)) for number, name in enumerate(self.fnames)
+        )
         self._rows = None if self.columns is None else RowCodec(self.columns)
         for path in self._native.unchecked():
             warnings.warn(
@@ -122,36 +124,18 @@ class FileReader:
             IndexError, StorageError: as `read`.
         """
         if self._rows is None:
-            raise ConfigError("these record files have no columns: use read")
+            return decode_rows(None, (), str)
         native = self._open()
-        found = []
-        for index, data in zip(indices, self.read(indices), strict=True):
-            try:
-                found.append(self._rows.decode(data))
-            except ValueError as error:
-                raise Corrupted(
-                    f"{_named(native, int(index))} is damaged: {error}; "
-                    "write it again or restore it from a copy"
-                ) from error
-        return found
+        return decode_rows(
+            self._rows, self.read(indices), lambda j: _named(native, int(indices[j]))
+        )
 
     def read_columns(self, indices: Indices) -> dict[str, Any]:
         """The rows at `indices` by columns: k values of each; raises what `rows` does.
 
         A column of fixed shape comes as one array of shape (k, *shape), any other as a list.
         """
-        rows = self.rows(indices)
-        batch: dict[str, Any] = {}
-        for name, column in (self.columns or {}).items():
-            values = [row[name] for row in rows]
-            fixed = column.dtype not in ("str", "bytes") and None not in column.shape
-            if fixed:
-                shape = (len(rows), *(size or 0 for size in column.shape))
-                stacked = np.empty(shape, np.dtype(column.dtype))
-                batch[name] = np.stack(values, out=stacked) if values else stacked
-            else:
-                batch[name] = values
-        return batch
+        return stack(self.columns or {}, self.rows(indices))
 
     def read_views(self, indices: Indices) -> list[Sample]:
         """The samples at `indices` as read-only views on the mapped files; copies nothing.
@@ -214,21 +198,6 @@ class FileReader:
 
     def __repr__(self) -> str:
         return f"FileReader({len(self.fnames)} files, {self.n} samples)"
-
-    def _common_columns(self, native: Reader) -> Columns | None:
-        common: Columns | None = None
-        for number, name in enumerate(self.fnames):
-            try:
-                columns = from_json(text) if (text := native.schema(number)) else None
-            except ValueError as error:
-                raise Corrupted(f"record file '{name}' is damaged: {error}") from error
-            if number and columns != common:
-                raise ConfigError(
-                    f"record files '{self.fnames[0]}' and '{name}' have different columns: "
-                    "read them apart"
-                )
-            common = columns
-        return common
 
     def _packed(self, native: Reader, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.void] | None:
         """The index entries of `wanted`; None if no sample of them is compressed."""

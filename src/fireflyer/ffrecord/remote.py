@@ -2,8 +2,7 @@
 
 import operator
 import struct
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Self
 
@@ -11,30 +10,34 @@ import numpy as np
 import numpy.typing as npt
 
 from fireflyer._native import crc32
+from fireflyer._native.ffrecord import Arenas, check_samples
 from fireflyer.errors import ConfigError, Corrupted
 from fireflyer.ffrecord.chunks import ChunkCache
+from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
 from fireflyer.ffrecord.paths import SUFFIX, record_path
 from fireflyer.ffrecord.ranges import Retry
 from fireflyer.ffrecord.reader import Indices, Sample, _index_array
-from fireflyer.ffrecord.spans import HEADER, RemoteFile, Span, SpanReader, open_remote, side_by_side
+from fireflyer.ffrecord.remote_index import Entries, Indexes, open_remote
+from fireflyer.ffrecord.spans import Numbers, SpanReader, Spans, side_by_side
+from fireflyer.ffrecord.zstd import ENTRY, expand
 from fireflyer.storage import FsspecStorage, Storage
 
-_MAGIC_V2 = b"\x89FFREC2\n"
 _PIECE = 8 << 20
-
-_Index = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]
-"""N + 1 offsets in the file, the last one its size; N checksums."""
+_BLOCK = 127 << 10  # samples whose index entries are looked at together
+_TAIL = 64 << 10
+_TAILS = 64
 
 
 class RemoteFiles:
-    """Random batch reads of v1 record files that are reached by range requests; else as `FileReader`.
+    """Random batch reads of record files that are reached by range requests; else as `FileReader`.
 
     Any number of threads may use one; it works on after a fork, and pickling opens the files again.
 
     Args:
         fnames: a URL, a list of URLs, or the URL of a directory (all its `*.ffr` sorted by name); names
             inside `storage` if that is given.
-        check_data: compare the CRC32 of every sample that is read.
+        check_data: compare the CRC32 of every sample that is read. What comes from the cache is compared
+            in any case, and fetched anew if it is wrong.
         storage: where the names are; by default fsspec's file system for each URL.
         cache: keeps chunks of the files on a local disk.
         attempts: how often a range is asked for.
@@ -43,9 +46,10 @@ class RemoteFiles:
     Attributes:
         n: number of samples in all files.
         fnames: the files, in the order of their samples.
+        columns: name -> (dtype, shape) of files whose samples are rows, else None.
 
     Raises:
-        ConfigError: no file, a wrong suffix, an unknown scheme, or a file of format v2.
+        ConfigError: no file, a wrong suffix, an unknown scheme, or files of different columns.
         StorageError, Unavailable: a file cannot be opened.
         Corrupted: an index does not match its checksum or the size of its file.
     """
@@ -64,12 +68,17 @@ class RemoteFiles:
         self._storage, self._cache = storage, cache
         self._retry = Retry(attempts=attempts, backoff_s=backoff_s)
         places = _places(fnames, storage)
-        files = side_by_side(lambda place: open_remote(*place, self._retry), places)
+        opened = side_by_side(lambda place: open_remote(place, cache, self._retry), places)
+        files = [file for file, _ in opened]
         self.fnames = [file.shown for file in files]
-        self._spans: SpanReader | None = SpanReader(files, cache, self._retry)
-        self._indices = side_by_side(self._load_index, range(len(files)))
-        self._starts = np.cumsum([0, *(len(checksums) for _, checksums in self._indices)])
-        self.n = int(self._starts[-1])
+        self._reader: SpanReader | None = SpanReader(files, cache, self._retry)
+        self._indexes = Indexes([index for _, index in opened], self._reader)
+        self._arenas = Arenas()
+        self.n = int(self._indexes.starts[-1])
+        self.columns = common_columns(
+            (name, index.schema) for name, (_, index) in zip(self.fnames, opened, strict=True)
+        )
+        self._rows = None if self.columns is None else RowCodec(self.columns)
 
     def __len__(self) -> int:
         return self.n
@@ -83,54 +92,83 @@ class RemoteFiles:
             Unavailable: the place answered with transient errors until the attempts ran out.
             StorageError: a file is gone or may not be read.
         """
-        arena, offsets = self.read_batch(indices)
+        arena, offsets = self._read_batch(_index_array(indices))
         return [arena[start:end] for start, end in pairwise(offsets.tolist())]
 
     def read_one(self, index: int) -> Sample:
         """The sample at `index`; raises what `read` does."""
-        return self.read_batch([operator.index(index)])[0]
+        return self._read_batch(_index_array([operator.index(index)]))[0]
 
     def read_batch(self, indices: Indices) -> tuple[Sample, npt.NDArray[np.int64]]:
         """The k samples at `indices` as one array and its k + 1 offsets; raises what `read` does."""
-        reader = self._opened()
-        wanted = _index_array(indices)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
-            bad = wanted[(wanted < 0) | (wanted >= self.n)][0]
-            raise IndexError(f"sample index {bad} is outside [0, {self.n})")
-        numbers = np.searchsorted(self._starts, wanted, side="right") - 1
-        locals_ = (wanted - self._starts[numbers]).tolist()
-        spans: list[Span] = []
-        for number, local in zip(numbers.tolist(), locals_, strict=True):
-            offsets, _ = self._indices[number]
-            spans.append((number, int(offsets[local]), int(offsets[local + 1])))
-        ends = np.cumsum([0, *(end - start for _, start, end in spans)], dtype=np.int64)
-        arena = np.empty(int(ends[-1]), np.uint8)
-        at = 0
-        for pieces in reader.read(spans):
-            for piece in pieces:
-                arena[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-                at += len(piece)
-        if self.check_data:
-            for place, (span, local) in enumerate(zip(spans, locals_, strict=True)):
-                self._check(arena[ends[place] : ends[place + 1]], span, local)
-        return arena, ends
+        return self._read_batch(_index_array(indices))
+
+    def rows(self, indices: Indices) -> list[Row]:
+        """The rows at `indices`, as `FileReader.rows`.
+
+        Raises:
+            ConfigError: the files have no columns.
+            Corrupted: also when the sizes in a row do not fit its bytes.
+            IndexError, Unavailable, StorageError: as `read`.
+        """
+        if self._rows is None:
+            return decode_rows(None, (), str)
+        return decode_rows(self._rows, self.read(indices), lambda j: self._named(int(indices[j])))
+
+    def read_columns(self, indices: Indices) -> dict[str, Any]:
+        """The rows at `indices` by columns, as `FileReader.read_columns`; raises what `rows` does."""
+        return stack(self.columns or {}, self.rows(indices))
+
+    def validate(self, data: bool = True) -> None:
+        """Checks all files as they are now, past the cache; with `data=False` only what opening reads.
+
+        Raises:
+            Corrupted: a file does not match its checksums.
+            Unavailable, StorageError: a file cannot be read.
+        """
+        rebuild, (kind, names, _, storage, _, *rest) = self.__reduce__()
+        with rebuild(kind, names, True, storage, None, *rest) as fresh:
+            for start in range(0, fresh.n if data else 0, _BLOCK):
+                block = np.arange(start, min(start + _BLOCK, fresh.n))
+                sizes = fresh._indexes.entries(*fresh._indexes.locate(block))["bytes"]
+                groups = np.cumsum(sizes) // _PIECE
+                for group in np.split(block, np.flatnonzero(np.diff(groups)) + 1):
+                    fresh._read_stored(group)
 
     def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
-        """Start of each sample of file number `file` in bytes, then the size of that file."""
-        return self._indices[file][0].copy()
+        """Start of each sample of file number `file` in bytes, then the end of its last commit.
+
+        Of a v2 file this reads the whole index.
+        """
+        return np.append(self._column(file, "place"), np.int64(self._indexes.each[file].end))
 
     def get_checksums(self, file: int) -> npt.NDArray[np.uint32]:
-        """CRC32 of each sample of file number `file`."""
-        return self._indices[file][1].copy()
+        """CRC32 of each sample of file number `file`, as it is stored; of a v2 file by the whole index."""
+        return self._column(file, "crc")
 
-    def fingerprint(self) -> bytes:
-        """Tells these files from others: sizes and headers, which hold the checksums of the metadata."""
-        files = self._opened().files
-        return b"".join(struct.pack("<Q", file.size) + file.header for file in files)
+    def fingerprint(self) -> Iterator[bytes]:
+        """Tells these files from others: sizes, first 12 bytes and, for v2, the last 64 KiB.
+
+        Raises:
+            What `read` does, for the ends of v2 files.
+        """
+        reader = self._opened()
+        for first in range(0, len(reader.files), _TAILS):
+            files = reader.files[first : first + _TAILS]
+            wanted = [
+                (number, max(0, file.size - _TAIL), file.size)
+                for number, file in enumerate(files, first)
+                if file.is_v2
+            ]
+            tails = iter(reader.fetch(wanted))
+            for file in files:
+                yield struct.pack("<Q", file.size) + file.header
+                if file.is_v2:
+                    yield bytes(next(tails))
 
     def close(self) -> None:
         """Reading ends; may be called again."""
-        self._spans = None
+        self._reader = None
 
     def __enter__(self) -> Self:
         return self
@@ -147,38 +185,63 @@ class RemoteFiles:
         return f"RemoteFiles({len(self.fnames)} files, {self.n} samples)"
 
     def _opened(self) -> SpanReader:
-        if self._spans is None:
+        if self._reader is None:
             raise ValueError("the RemoteFiles are closed")
-        return self._spans
+        return self._reader
 
-    def _load_index(self, number: int) -> _Index:
+    def _read_batch(self, wanted: npt.NDArray[np.int64]) -> tuple[Sample, npt.NDArray[np.int64]]:
+        arena, offsets, entries = self._read_stored(wanted)
+        return expand(arena, offsets, entries, lambda j: self._named(int(wanted[j])))
+
+    def _read_stored(
+        self, wanted: npt.NDArray[np.int64]
+    ) -> tuple[Sample, npt.NDArray[np.int64], Entries]:
+        """The samples as they are stored, checked, and their index entries."""
         reader = self._opened()
-        file = reader.files[number]
-        end = _index_end(file)
-        steps = range(HEADER, end, _PIECE)
-        spans = [(number, start, min(start + _PIECE, end)) for start in steps]
-        index = b"".join(piece for span in spans for piece in reader.read([span])[0])
-        try:
-            return _parse_index(file, index)
-        except Corrupted:
-            # Perhaps damaged on its way here: what was kept of it must go.
-            for span in spans:
-                reader.forget(span)
-            return _parse_index(file, b"".join(reader.read_uncached(spans)))
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
+            bad = wanted[(wanted < 0) | (wanted >= self.n)][0]
+            raise IndexError(f"sample index {bad} is outside [0, {self.n})")
+        numbers, samples = self._indexes.locate(wanted)
+        entries = self._indexes.entries(numbers, samples)
+        offsets = np.zeros(len(wanted) + 1, np.int64)
+        np.cumsum(entries["bytes"], out=offsets[1:])
+        arena = self._arenas.take(int(offsets[-1]))
+        spans = Spans(numbers, np.ascontiguousarray(entries["place"]), offsets)
+        reader.read(spans, arena)
+        if self.check_data or reader.cache is not None:
+            self._check(spans, arena, np.ascontiguousarray(entries["crc"]), wanted)
+        return arena, offsets, entries
 
-    def _check(self, sample: Sample, span: Span, local: int) -> None:
-        """Compares a sample with its CRC32; one that does not match is fetched once more, uncached."""
-        right = int(self._indices[span[0]][1][local])
-        if crc32(sample.data) == right:
+    def _check(
+        self, spans: Spans, arena: Sample, crcs: npt.NDArray[np.uint32], wanted: Numbers
+    ) -> None:
+        """Compares samples with their CRC32; those that differ are fetched once more and not kept."""
+        wrong = np.flatnonzero(check_samples(arena, spans.offsets, crcs) == 0)
+        if not wrong.size:
             return
-        reader = self._opened()
-        sample[:] = np.frombuffer(reader.read_uncached([span])[0], np.uint8)
-        reader.forget(span)
-        if crc32(sample.data) != right:
-            raise Corrupted(
-                f"record file '{self.fnames[span[0]]}': sample {local} does not match its CRC32, "
-                "also when fetched again; do not trust this file"
-            )
+        self._opened().read_again(spans, wrong, arena)
+        for row in wrong.tolist() if self.check_data else ():
+            sample = arena[spans.offsets[row] : spans.offsets[row + 1]]
+            if crc32(sample.data) != int(crcs[row]):
+                raise Corrupted(
+                    f"{self._named(int(wanted[row]))} does not match its CRC32, "
+                    "also when fetched again; do not trust this file"
+                )
+
+    def _column(self, file: int, field: str) -> npt.NDArray[Any]:
+        """One field of the index entries of all samples of a file."""
+        index = self._indexes.each[file]
+        column = np.empty(index.count, ENTRY[field])
+        number = file % len(self.fnames)
+        for start in range(0, index.count, _BLOCK):
+            samples = np.arange(start, min(start + _BLOCK, index.count))
+            entries = self._indexes.entries(np.full(len(samples), number), samples)
+            column[start : start + len(samples)] = entries[field]
+        return column
+
+    def _named(self, index: int) -> str:
+        numbers, samples = self._indexes.locate(np.array([index]))
+        return f"record file '{self.fnames[int(numbers[0])]}', sample {int(samples[0])}"
 
 
 def _reopen(
@@ -220,39 +283,3 @@ def _url(text: str) -> str:
     if "://" not in text:
         raise ConfigError(f"{text!r} is not a URL: read local record files with FileReader")
     return text
-
-
-def _index_end(file: RemoteFile) -> int:
-    if file.header.startswith(_MAGIC_V2):
-        raise ConfigError(
-            f"record file '{file.shown}' has format v2, which is not read by ranges: "
-            "copy it to a local directory"
-        )
-    if file.header == bytes(HEADER):
-        raise Corrupted(f"record file '{file.shown}': its header is all zero, its writer died")
-    count = int(struct.unpack_from("<q", file.header, 4)[0])
-    if count < 0 or count > (file.size - HEADER) // 12:
-        raise Corrupted(
-            f"record file '{file.shown}': {count} samples do not fit into {file.size} bytes"
-        )
-    return HEADER + 12 * count
-
-
-def _parse_index(file: RemoteFile, index: bytes) -> _Index:
-    """Offsets and checksums, under the same demands as the native reader's."""
-    checksum, count = struct.unpack("<Iq", file.header)
-    if checksum == 0:
-        warnings.warn(
-            f"record file '{file.shown}' has no checksum of its metadata (an old file): "
-            "only its structure was checked",
-            stacklevel=4,
-        )
-    elif crc32(index, crc32(file.header[4:])) != checksum:
-        raise Corrupted(f"record file '{file.shown}': its index does not match its CRC32")
-    checksums = np.frombuffer(index, "<u4", count).astype(np.uint32)
-    offsets = np.empty(count + 1, np.int64)
-    offsets[:-1] = np.frombuffer(index, "<i8", count, 4 * count)
-    offsets[-1] = file.size
-    if int(offsets[0]) != HEADER + 12 * count or (offsets[1:] < offsets[:-1]).any():
-        raise Corrupted(f"record file '{file.shown}': its samples do not lie behind one another")
-    return offsets, checksums

@@ -5,44 +5,55 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from fireflyer.errors import Corrupted, StorageError
-from fireflyer.ffrecord.chunks import ChunkCache
-from fireflyer.ffrecord.ranges import Retry, read_ranges, stored_size
+import numpy as np
+import numpy.typing as npt
+
+from fireflyer.ffrecord.chunks import Bytes, ChunkCache, Pieces
+from fireflyer.ffrecord.ranges import Retry, read_ranges
 from fireflyer.storage import Storage
 
 HEADER = 12
-"""Bytes of a v1 file ahead of its index."""
+"""Bytes that a v1 file has ahead of its index."""
+MAGIC_V2 = b"\x89FFREC2\n"
 
 A = TypeVar("A")
 B = TypeVar("B")
 
+Numbers = npt.NDArray[np.int64]
 Span = tuple[int, int, int]
 """Number of the file, first byte, byte behind the last."""
-
-Pieces = list[memoryview]
-"""The bytes of a span, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """Where a record file is, and what it began with when it was opened."""
+    """Where a record file is, and what it was when it was opened."""
 
     storage: Storage
     name: str
     shown: str
     size: int
     header: bytes
+    """Its first 12 bytes."""
+    stamp: str = ""
+    """What the place tells its contents from others by; asked for only where it is needed."""
+
+    @property
+    def is_v2(self) -> bool:
+        return self.header.startswith(MAGIC_V2)
 
     @property
     def key(self) -> str | None:
-        """Names its chunks. It changes with place, size and, by the header's CRC of the metadata, every
-        sample; None for an old file without that CRC, which must not be cached."""
-        if self.header[:4] == bytes(4):
+        """Names its chunks. It changes with place, size and every sample: in v1 by the header's CRC of the
+        metadata, in v2, which has none of the whole, by the stamp. None without such a thing: then nothing
+        of the file may be cached."""
+        if not (self.stamp if self.is_v2 else any(self.header[:4])):
             return None
-        place = self.shown.encode()
-        return sha256(struct.pack("<Q", self.size) + self.header + place).hexdigest()[:40]
+        told = struct.pack("<Q", self.size) + self.header + self.shown.encode()
+        if self.is_v2:
+            told += b"\0" + self.stamp.encode()
+        return sha256(told).hexdigest()[:40]
 
 
 _OPENING = 16
@@ -59,90 +70,102 @@ def side_by_side(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
         return list(pool.map(work, items))
 
 
-def open_remote(storage: Storage, name: str, shown: str, retry: Retry) -> RemoteFile:
-    """
-    Raises:
-        StorageError: there is no such file, or it cannot be read.
-        Corrupted: it is shorter than a header.
-    """
-    size = stored_size(storage, name, retry)
-    if size is None:
-        raise StorageError(f"cannot open record file '{shown}': there is no such file")
-    if size < HEADER:
-        raise Corrupted(f"record file '{shown}' has {size} bytes: too few for a record file")
-    header = bytes(read_ranges(storage, [(name, 0, HEADER)], retry)[0])
-    return RemoteFile(storage, name, shown, size, header)
+class Spans(NamedTuple):
+    """k spans of files, and their places side by side in an arena."""
+
+    numbers: Numbers
+    """The file of each."""
+    starts: Numbers
+    """Its first byte there."""
+    offsets: Numbers
+    """k + 1 places in the arena, which also say how long each span is."""
 
 
 class SpanReader:
-    """Reads spans of `files`, by their numbers. Without mutable state of its own: any thread may use it."""
+    """Reads spans of `files`, by their numbers. Without mutable state of its own: any thread may use it.
+
+    Nothing here knows what the bytes must be: who asked for them checks them, and hands what is wrong to
+    `read_again`. All methods raise what `read_ranges` does.
+    """
 
     def __init__(self, files: Sequence[RemoteFile], cache: ChunkCache | None, retry: Retry) -> None:
         self.files = list(files)
-        self._cache = cache
+        self.cache = cache
         self._retry = retry
-        self._keys = [file.key if cache else None for file in files]
+        keys = [file.key if cache else None for file in files]
+        self._keys = [key or "" for key in keys]
+        self._cached = np.array([key is not None for key in keys], np.bool_)
 
-    def read(self, spans: Sequence[Span]) -> list[Pieces]:
-        """The bytes of each span; raises what `read_ranges` does."""
-        results: list[Pieces] = [[] for _ in spans]
-        plain = [place for place, span in enumerate(spans) if self._keys[span[0]] is None]
-        for place, piece in zip(plain, self.read_uncached([spans[p] for p in plain]), strict=True):
-            results[place] = [piece]
-        if self._cache is not None and len(plain) < len(spans):
-            cached = [place for place, span in enumerate(spans) if self._keys[span[0]] is not None]
-            pieces = self._read_cached(self._cache, [spans[place] for place in cached])
-            for place, found in zip(cached, pieces, strict=True):
-                results[place] = found
-        return results
+    def read(self, spans: Spans, arena: Bytes) -> None:
+        """Fills `arena`, by the cache where it has the bytes; what it has not is fetched and kept."""
+        cached = self._cached[spans.numbers]
+        if self.cache is not None and cached.any():
+            self._read_cached(self.cache, spans, np.flatnonzero(cached), arena)
+        self._fetch(spans, np.flatnonzero(~cached), arena)
 
-    def read_uncached(self, spans: Sequence[Span]) -> Pieces:
-        """The bytes of each span as the storages have them now."""
-        pieces = [memoryview(b"")] * len(spans)
+    def read_again(self, spans: Spans, rows: Numbers, arena: Bytes) -> None:
+        """Fills the places of the spans `rows` with what the storages have now, and drops their chunks."""
+        if self.cache is not None:
+            kept = rows[self._cached[spans.numbers[rows]]]
+            for number, chunk in _chunks(_pieces(spans, kept, self.cache.chunk_bytes)):
+                self.cache.discard(self._keys[number], chunk)
+        self._fetch(spans, rows, arena)
+
+    def fetch(self, wanted: Sequence[Span]) -> list[memoryview]:
+        """The bytes of each span as the storages have them now; one batch of ranges for each storage."""
+        found = [memoryview(b"")] * len(wanted)
         groups: dict[int, list[int]] = {}
-        for place, (number, _, _) in enumerate(spans):
+        for place, (number, _, _) in enumerate(wanted):
             groups.setdefault(id(self.files[number].storage), []).append(place)
         for places in groups.values():
-            mine = [spans[place] for place in places]
+            mine = [wanted[place] for place in places]
             ranges = [(self.files[number].name, start, end) for number, start, end in mine]
             storage = self.files[mine[0][0]].storage
             for place, data in zip(places, read_ranges(storage, ranges, self._retry), strict=True):
-                pieces[place] = data
-        return pieces
+                found[place] = data
+        return found
 
-    def forget(self, span: Span) -> None:
-        """Drops the span's chunks from the cache."""
-        number, start, end = span
-        key = self._keys[number]
-        if self._cache is not None and key is not None:
-            for chunk in _chunks(start, end, self._cache.chunk_bytes):
-                self._cache.discard(key, chunk)
+    def _fetch(self, spans: Spans, rows: Numbers, arena: Bytes) -> None:
+        starts, places = spans.starts[rows], spans.offsets[rows]
+        ends = starts + spans.offsets[rows + 1] - places
+        columns = (spans.numbers[rows].tolist(), starts.tolist(), ends.tolist())
+        wanted = list(zip(*columns, strict=True))
+        for place, data in zip(places.tolist(), self.fetch(wanted), strict=True):
+            arena[place : place + len(data)] = np.frombuffer(data, np.uint8)
 
-    def _read_cached(self, cache: ChunkCache, spans: Sequence[Span]) -> list[Pieces]:
+    def _read_cached(self, cache: ChunkCache, spans: Spans, rows: Numbers, arena: Bytes) -> None:
         step = cache.chunk_bytes
-        needed = {(n, chunk) for n, start, end in spans for chunk in _chunks(start, end, step)}
-        chunks: dict[tuple[int, int], memoryview] = {}
-        missing: list[tuple[int, int]] = []
-        for number, chunk in sorted(needed):
-            data = cache.get(self._keys[number] or "", chunk)
-            if data is None:
-                missing.append((number, chunk))
-            else:
-                chunks[number, chunk] = memoryview(data)
+        pieces = _pieces(spans, rows, step)
+        numbers, keys = np.unique(pieces[:, 0], return_inverse=True)
+        by_key = np.column_stack((keys.reshape(-1), pieces[:, 1:])).astype(np.int64)
+        found = cache.read([self._keys[number] for number in numbers.tolist()], by_key, arena)
+        if found.all():
+            return
+        pieces = pieces[~found]
+        missing = _chunks(pieces)
         bounds = [(n, c * step, min((c + 1) * step, self.files[n].size)) for n, c in missing]
-        chunks.update(zip(missing, self.read_uncached(bounds), strict=True))
-        if missing:
-            cache.put((self._keys[n] or "", c, bytes(chunks[n, c])) for n, c in missing)
-        results = []
-        for number, start, end in spans:
-            pieces = []
-            for chunk in _chunks(start, end, step):
-                first, last = max(start - chunk * step, 0), min(end - chunk * step, step)
-                pieces.append(chunks[number, chunk][first:last])
-            results.append(pieces)
-        return results
+        chunks = dict(zip(missing, self.fetch(bounds), strict=True))
+        cache.put((self._keys[n], c, data) for (n, c), data in chunks.items())
+        for number, chunk, first, size, place in pieces.tolist():
+            data = chunks[number, chunk][first : first + size]
+            arena[place : place + size] = np.frombuffer(data, np.uint8)
 
 
-def _chunks(start: int, end: int, step: int) -> range:
-    """Numbers of the chunks that hold bytes [start, end)."""
-    return range(start // step, (end - 1) // step + 1) if end > start else range(0)
+def _pieces(spans: Spans, rows: Numbers, step: int) -> Pieces:
+    """Where the chunks cut the spans `rows`: file, chunk, first byte in it, bytes, place in the arena."""
+    starts, places = spans.starts[rows], spans.offsets[rows]
+    ends = starts + spans.offsets[rows + 1] - places
+    firsts = starts // step
+    counts = np.where(ends > starts, (ends - 1) // step + 1 - firsts, 0)
+    of = np.repeat(np.arange(len(rows)), counts)
+    chunks = firsts[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    low = np.maximum(starts[of], chunks * step)
+    high = np.minimum(ends[of], (chunks + 1) * step)
+    targets = places[of] + low - starts[of]
+    columns = (spans.numbers[rows][of], chunks, low - chunks * step, high - low, targets)
+    return np.column_stack(columns).astype(np.int64, copy=False)
+
+
+def _chunks(pieces: Pieces) -> list[tuple[int, int]]:
+    """(file, chunk) of all pieces, each once, in order."""
+    return sorted({(number, chunk) for number, chunk in pieces[:, :2].tolist()})

@@ -1,0 +1,242 @@
+"""Where the samples of a remote record file are: the index of v1 in memory, that of v2 page by page."""
+
+import struct
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fireflyer._native import crc32
+from fireflyer._native.ffrecord import V2Index
+from fireflyer.errors import Corrupted, StorageError
+from fireflyer.ffrecord.chunks import Bytes, ChunkCache
+from fireflyer.ffrecord.ranges import Retry, read_ranges
+from fireflyer.ffrecord.spans import HEADER, Numbers, RemoteFile, SpanReader, Spans
+from fireflyer.ffrecord.zstd import ENTRY
+from fireflyer.storage import Storage
+
+Entries = npt.NDArray[np.void]
+"""Index entries: place, bytes, raw, crc, codec (ENTRY)."""
+
+PAGE = 4096
+_HEAD = 16 << 10
+"""Holds all of a v2 file ahead of its samples, if its schema is at most a page."""
+
+
+class V1Index:
+    """The whole index of a v1 file, under the same demands as the native reader's.
+
+    Raises:
+        Corrupted: the index does not match its checksum or the size of its file.
+    """
+
+    schema = b""
+
+    def __init__(self, file: RemoteFile, index: bytes) -> None:
+        checksum, count = struct.unpack("<Iq", file.header)
+        if checksum == 0:
+            warnings.warn(
+                f"record file '{file.shown}' has no checksum of its metadata (an old file): "
+                "only its structure was checked",
+                stacklevel=5,
+            )
+        elif crc32(index, crc32(file.header[4:])) != checksum:
+            raise Corrupted(f"record file '{file.shown}': its index does not match its CRC32")
+        self.count = int(count)
+        self.end = file.size
+        self.crcs = np.frombuffer(index, "<u4", count).astype(np.uint32)
+        self.places = np.empty(count + 1, np.int64)
+        self.places[:-1] = np.frombuffer(index, "<i8", count, 4 * count)
+        self.places[-1] = file.size
+        if int(self.places[0]) != HEADER + 12 * count or np.any(np.diff(self.places) < 0):
+            raise Corrupted(
+                f"record file '{file.shown}': its samples do not lie behind one another"
+            )
+
+    def entries(self, samples: Numbers) -> Entries:
+        found = np.zeros(len(samples), ENTRY)
+        found["place"] = self.places[samples]
+        found["bytes"] = found["raw"] = self.places[samples + 1] - self.places[samples]
+        found["crc"] = self.crcs[samples]
+        return found
+
+
+def open_remote(
+    place: tuple[Storage, str, str], cache: ChunkCache | None, retry: Retry
+) -> tuple[RemoteFile, V1Index | V2Index]:
+    """Opens (storage, name in it, name to show); what seems damaged is fetched once more.
+
+    Two round trips: the size; then the first 16 KiB and the last page together. More for an index of v1 or
+    a schema that is longer than that, for the footer of a v2 file that ends in a torn commit, and with a
+    cache for the stamp of a v2 file.
+
+    Raises:
+        StorageError: there is no such file, it cannot be read, or it has a later version.
+        Corrupted: its metadata do not match their checksums or its size.
+    """
+    try:
+        return _open(place, cache, retry, fresh=False)
+    except Corrupted:
+        return _open(place, cache, retry, fresh=True)
+
+
+def _open(
+    place: tuple[Storage, str, str], cache: ChunkCache | None, retry: Retry, fresh: bool
+) -> tuple[RemoteFile, V1Index | V2Index]:
+    storage, name, shown = place
+    size = _size(place, retry)
+    if size < HEADER:
+        raise Corrupted(f"record file '{shown}' has {size} bytes: too few for a record file")
+    last = (size - 1) // PAGE * PAGE
+    head, tail = read_ranges(storage, [(name, 0, min(size, _HEAD)), (name, last, size)], retry)
+    file = RemoteFile(storage, name, shown, size, bytes(head[:HEADER]))
+    if not file.is_v2:
+        return file, V1Index(file, _v1_index(file, head, cache, retry, fresh))
+
+    def read(start: int, end: int) -> bytes:
+        if end <= len(head):
+            return bytes(head[start:end])
+        if start >= last and end <= last + len(tail):
+            return bytes(tail[start - last : end - last])
+        return bytes(read_ranges(storage, [(name, start, end)], retry)[0])
+
+    def size_now() -> int:
+        nonlocal size
+        size = _size(place, retry)
+        return size
+
+    index = V2Index(shown, size, read, size_now)
+    stamp = retry.run(lambda: storage.stamp(name)) if cache else ""
+    return RemoteFile(storage, name, shown, size, file.header, stamp), index
+
+
+def _size(place: tuple[Storage, str, str], retry: Retry) -> int:
+    storage, name, shown = place
+    size = retry.run(lambda: storage.size(name))
+    if size is None:
+        raise StorageError(f"cannot open record file '{shown}': there is no such file")
+    return size
+
+
+def _v1_index(
+    file: RemoteFile, head: memoryview, cache: ChunkCache | None, retry: Retry, fresh: bool
+) -> bytes:
+    """The bytes of the index; `fresh`: not those that the cache has."""
+    if file.header == bytes(HEADER):
+        raise Corrupted(f"record file '{file.shown}': its header is all zero, its writer died")
+    count = int(struct.unpack_from("<q", file.header, 4)[0])
+    if count < 0 or count > (file.size - HEADER) // 12:
+        raise Corrupted(
+            f"record file '{file.shown}': {count} samples do not fit into {file.size} bytes"
+        )
+    end = HEADER + 12 * count
+    if end <= len(head):
+        return bytes(head[HEADER:end])
+    reader = SpanReader([file], cache, retry)
+    index = np.empty(end - HEADER, np.uint8)
+    steps = np.arange(0, len(index), 8 << 20, dtype=np.int64)
+    for first in steps.tolist():
+        part = index[first : first + (8 << 20)]
+        zero, ends = np.zeros(1, np.int64), np.array([0, len(part)], np.int64)
+        span = Spans(zero, zero + HEADER + first, ends)
+        if fresh:
+            reader.read_again(span, zero, part)
+        else:
+            reader.read(span, part)
+    return index.tobytes()
+
+
+class PageMemory:
+    """Index pages of v2 files that were used of late, at most `limit` of them.
+
+    Any thread may use one: every step is one operation on a dict, and what two do at once is done twice.
+    """
+
+    def __init__(self, limit: int = 1 << 14) -> None:
+        self._half = limit // 2
+        self._new: dict[tuple[int, int], bytes] = {}
+        self._old: dict[tuple[int, int], bytes] = {}
+
+    def get(self, number: int, place: int) -> bytes | None:
+        page = self._new.get((number, place))
+        if page is None and (page := self._old.get((number, place))) is not None:
+            self.put(number, place, page)
+        return page
+
+    def put(self, number: int, place: int, page: bytes) -> None:
+        if len(self._new) >= self._half:
+            self._old, self._new = self._new, {}
+        self._new[number, place] = page
+
+
+class Indexes:
+    """The indexes of all files of a reader."""
+
+    def __init__(self, indexes: Sequence[V1Index | V2Index], reader: SpanReader) -> None:
+        self.each = list(indexes)
+        self.starts = np.cumsum([0, *(index.count for index in indexes)], dtype=np.int64)
+        self._reader = reader
+        self._memory = PageMemory()
+
+    def locate(self, wanted: Numbers) -> tuple[Numbers, Numbers]:
+        """The file of each sample of the sequence, and the sample's number there."""
+        numbers = np.searchsorted(self.starts, wanted, side="right") - 1
+        return numbers, wanted - self.starts[numbers]
+
+    def entries(self, numbers: Numbers, samples: Numbers) -> Entries:
+        """The index entry of each sample of a file; missing pages of all files come in one batch.
+
+        Raises:
+            Corrupted: a page is damaged, also when fetched again.
+            What `read_ranges` raises.
+        """
+        found = np.empty(len(numbers), ENTRY)
+        if not len(numbers):
+            return found
+        order = np.argsort(numbers, kind="stable")
+        names, firsts = np.unique(numbers[order], return_index=True)
+        paged: list[tuple[int, V2Index, Numbers, Numbers]] = []
+        for number, rows in zip(names.tolist(), np.split(order, firsts[1:]), strict=True):
+            index = self.each[number]
+            if isinstance(index, V1Index):
+                found[rows] = index.entries(samples[rows])
+            else:
+                paged.append((number, index, rows, np.unique(index.pages(samples[rows]))))
+        pages = self._pages([(number, places) for number, _, _, places in paged])
+        for (number, index, rows, places), content in zip(paged, pages, strict=True):
+            mine = np.ascontiguousarray(samples[rows])
+            try:
+                entries = index.extents(mine, places, content)
+            except Corrupted:
+                content = content.copy()
+                spans = _page_spans([(number, places)])
+                self._reader.read_again(spans, np.arange(len(places)), content)
+                entries = index.extents(mine, places, content)
+            found[rows] = entries.view(ENTRY)
+            for place, at in zip(places.tolist(), range(0, content.size, PAGE), strict=True):
+                if self._memory.get(number, place) is None:
+                    self._memory.put(number, place, content[at : at + PAGE].tobytes())
+        return found
+
+    def _pages(self, wanted: Sequence[tuple[int, Numbers]]) -> list[Bytes]:
+        """The pages at rising places of each file, side by side, unchecked."""
+        flat = [(number, place) for number, places in wanted for place in places.tolist()]
+        have = [self._memory.get(number, place) for number, place in flat]
+        gone = [at for at, page in enumerate(have) if page is None]
+        if gone:
+            spans = _page_spans([(flat[at][0], np.array([flat[at][1]])) for at in gone])
+            arena = np.empty(len(gone) * PAGE, np.uint8)
+            self._reader.read(spans, arena)
+            for turn, at in enumerate(gone):
+                have[at] = arena[turn * PAGE : (turn + 1) * PAGE].tobytes()
+        content = np.frombuffer(b"".join(page for page in have if page is not None), np.uint8)
+        cuts = np.cumsum([len(places) * PAGE for _, places in wanted])
+        return np.split(content, cuts[:-1]) if wanted else []
+
+
+def _page_spans(wanted: Sequence[tuple[int, Numbers]]) -> Spans:
+    counts = [len(places) for _, places in wanted]
+    numbers = np.repeat(np.array([number for number, _ in wanted], np.int64), counts)
+    starts = np.concatenate([places for _, places in wanted])
+    return Spans(numbers, starts, np.arange(len(starts) + 1, dtype=np.int64) * PAGE)
