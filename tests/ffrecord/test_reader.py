@@ -206,7 +206,9 @@ def test_neighbours_are_read_with_one_call_and_repeats_once(store: Store) -> Non
     assert calls_of(reader, []) == 0
 
 
-def test_many_small_samples_found_in_the_page_cache_cost_no_call_the_next_time(store: Store) -> None:
+def test_many_small_samples_found_in_the_page_cache_cost_no_call_the_next_time(
+    store: Store,
+) -> None:
     reader = FileReader(store([b"abc"] * 100, "a.ffr"))
     assert bytes(reader.read_batch(range(100))[0]) == b"abc" * 100
     assert calls_of(reader, list(range(0, 100, 2))) == 0
