@@ -116,6 +116,20 @@ void others_are_read() {
   }
 }
 
+// The pages of a file on another machine may go for good: it is read, not mapped.
+void a_network_file_is_read() {
+  const File file(std::vector<std::size_t>(400, 1000), 1);
+  Counted counted;
+  Calls calls = counted.calls();
+  calls.fstatfs = [](int, struct statfs* found) {
+    found->f_type = 0x6969;
+    return 0;
+  };
+  const Reader reader({file.path}, {}, calls);
+  for (int round = 0; round < 3; ++round) file.read(reader);
+  CHECK(counted.reads == 3 * 200);
+}
+
 // All pages of the index that a batch is the first to touch are asked for before one of them is waited for.
 void index_pages() {
   const File file(std::vector<std::size_t>(1000, 8), 2);
@@ -137,6 +151,7 @@ void index_pages() {
 int main() {
   small_samples();
   others_are_read();
+  a_network_file_is_read();
   index_pages();
   return 0;
 }

@@ -146,7 +146,7 @@ bool copy_whole(Job& job) {
   for (const Piece& piece : job.pieces) {
     if (piece.source == known) continue;
     if (piece.source->seen.load(std::memory_order_relaxed) != Source::Seen::whole) return false;
-    if (piece.source->try_mapping() == nullptr) return false;
+    if (piece.source->elsewhere() || piece.source->try_mapping() == nullptr) return false;
     known = piece.source;
   }
   check_sizes(job);

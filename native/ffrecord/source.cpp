@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <new>
 
 #include "base/crc32.hpp"
@@ -17,6 +18,10 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr int kWrong = 4;
+// What statfs calls 9P, AFS, BeeGFS, Ceph, CIFS, FUSE, GPFS, Lustre, NFS, SMB and SMB2.
+constexpr std::array<std::uint32_t, 11> kElsewhere = {0x01021997, 0x5346414f, 0x19830326, 0x00c36400,
+                                                      0xff534d42, 0x65735546, 0x47504653, 0x0bd00bd0,
+                                                      0x6969,     0x517b,     0xfe534d42};
 
 }  // namespace
 
@@ -41,7 +46,8 @@ const Calls& kernel() {
       [] {
         struct rusage usage;
         return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_majflt : 0;
-      }};
+      },
+      [](int fd, struct statfs* found) { return ::fstatfs(fd, found) < 0 ? -errno : 0; }};
   return calls;
 }
 
@@ -174,6 +180,16 @@ const std::shared_ptr<const MappedFile>& Source::mapping() {
   auto fresh = std::make_unique<const std::shared_ptr<const MappedFile>>(std::make_shared<const MappedFile>(file_));
   if (mapping_.compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
   return *found;
+}
+
+bool Source::elsewhere() {
+  if (elsewhere_ < 0) {
+    struct statfs found {};
+    const bool local = calls_.fstatfs(file_.fd(), &found) == 0 &&
+                       std::ranges::find(kElsewhere, static_cast<std::uint32_t>(found.f_type)) == kElsewhere.end();
+    elsewhere_ = local ? 0 : 1;
+  }
+  return elsewhere_ == 1;
 }
 
 const MappedFile* Source::try_mapping() {

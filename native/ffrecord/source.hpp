@@ -6,6 +6,7 @@
 #pragma once
 
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -26,6 +27,7 @@ struct Calls {
   std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
   std::function<void(int fd, std::int64_t offset, std::int64_t bytes)> will_need;  // starts to read it into the cache
   std::function<long()> waits;  // page faults of this thread so far that had to wait for the disk
+  std::function<int(int fd, struct statfs* found)> fstatfs;
 };
 const Calls& kernel();
 
@@ -83,6 +85,8 @@ class Source {
   // None where there is no room in the address space.
   const MappedFile* try_mapping();
   long waits() const { return calls_.waits(); }
+  // Whether the file lies on another machine, or behind a program: its pages may go without a word, also for good.
+  bool elsewhere();
 
   // What the last look at the page cache found.
   enum class Seen : std::uint8_t {
@@ -102,6 +106,7 @@ class Source {
   std::atomic<int> wrong_ = 0;
   std::atomic<bool> waits_ = false;  // its file system knows no reads that do not wait
   std::atomic<bool> refused_ = false;
+  std::atomic<int> elsewhere_ = -1;  // unknown
   std::atomic<int> direct_ = -1;
   std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
 };
