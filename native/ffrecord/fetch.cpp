@@ -21,6 +21,8 @@ static_assert(kRunParts <= IOV_MAX);
 constexpr std::int64_t kGapBytes = 4096;
 constexpr unsigned kCopyThreads = 4;
 constexpr std::int64_t kShare = std::int64_t{256} << 10;   // of a thread, when copying
+constexpr std::int64_t kMapped = 4096;      // samples of up to so many bytes are copied from the mapping
+constexpr std::size_t kMany = 32;           // samples between two looks at what the copying waited for
 constexpr std::int64_t kWaitShare = std::int64_t{64} << 10;  // of a thread, when waiting
 
 // Calls `part` with ranges [first, last) of the pieces, of about `bytes` each, on up to `threads` threads.
@@ -83,7 +85,7 @@ std::size_t read_run(Job& job, std::size_t at, std::size_t last, bool wait, std:
     }
     bytes += skip + piece.at.bytes;
   }
-  const bool asked = !wait && source.cold.load(std::memory_order_relaxed) &&
+  const bool asked = !wait && source.seen.load(std::memory_order_relaxed) == Source::Seen::gaps &&
                      !source.blind.load(std::memory_order_relaxed);
   if (asked && !source.resident(first.at.offset, bytes)) {
     missing += stop - at;
@@ -126,15 +128,60 @@ void verify(const Piece& piece, const MappedFile& mapping, const std::uint8_t* d
   mapping.set_verified(piece.sample);
 }
 
+// Brings the first lines of the piece after next: small pieces are over before the processor sees a pattern.
+void touch_ahead(const Job& job, std::size_t i, std::size_t last) {
+  constexpr std::size_t kAhead = 4;
+  constexpr std::int64_t kLine = 64;
+  if (i + kAhead >= last) return;
+  const Piece& piece = job.pieces[i + kAhead];
+  const std::uint8_t* const at = piece.source->try_mapping()->data() + piece.at.offset;
+  for (std::int64_t line = 0; line < std::min(piece.at.bytes, 8 * kLine); line += kLine) __builtin_prefetch(at + line);
+}
+
+// Copies small samples from the mapping, without a system call for each, if all was in the page cache at the last
+// look. A page that is gone all the same is waited for; then the rest is left. Returns whether it waited.
+bool copy_whole(Job& job) {
+  if (job.pieces.size() < kMany || job.bytes > kMapped * static_cast<std::int64_t>(job.pieces.size())) return false;
+  const Source* known = nullptr;
+  for (const Piece& piece : job.pieces) {
+    if (piece.source == known) continue;
+    if (piece.source->seen.load(std::memory_order_relaxed) != Source::Seen::whole) return false;
+    if (piece.source->elsewhere() || piece.source->try_mapping() == nullptr) return false;
+    known = piece.source;
+  }
+  check_sizes(job);
+  std::atomic<bool> waited = false;
+  spread(job, copy_threads(job), kShare, [&](std::size_t first, std::size_t last) {
+    const long before = job.pieces[first].source->waits();
+    for (std::size_t i = first; i < last; ++i) {
+      Piece& piece = job.pieces[i];
+      touch_ahead(job, i, last);
+      std::memcpy(piece.target, piece.source->try_mapping()->data() + piece.at.offset,
+                  static_cast<std::size_t>(piece.at.bytes));
+      if (job.check) piece.source->check(piece.sample, piece.at, piece.target);
+      piece.done = true;
+      if ((i + 1 - first) % kMany != 0 && i + 1 < last) continue;
+      if (piece.source->waits() == before) continue;
+      piece.source->missed(false);
+      waited = true;
+      return;
+    }
+  });
+  return waited;
+}
+
 }  // namespace
 
 std::size_t fetch_cached(Job& job) {
+  const bool waited = copy_whole(job);
   std::atomic<std::size_t> missing = 0;
   spread(job, copy_threads(job), kShare,
          [&](std::size_t first, std::size_t last) { missing += read_range(job, first, last, false); });
-  if (missing > 0) return missing;
+  if (missing > 0 || waited) return missing;
+  const auto seen = job.pieces.size() >= kMany ? Source::Seen::whole : Source::Seen::nothing;
   for (const Piece& piece : job.pieces) {
-    if (piece.source->cold.load(std::memory_order_relaxed)) piece.source->cold = false;
+    const auto before = piece.source->seen.load(std::memory_order_relaxed);
+    if (before == Source::Seen::gaps || before < seen) piece.source->seen = seen;
   }
   return 0;
 }

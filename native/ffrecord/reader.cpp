@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "base/error.hpp"
+#include "ffrecord/v2_file.hpp"
 
 namespace ff::ffrecord {
 
@@ -25,6 +26,26 @@ std::size_t Reader::file_of(std::int64_t index) const {
                                   starts_.begin() - 1);
 }
 
+// Starts to read all parts of the index that a batch touches for the first time, so that the page faults on them find
+// them there or on their way, instead of waiting for the disk one after the other, each with its neighbourhood.
+void Reader::bring_index(const std::vector<View>& found, const std::int64_t* indices) const {
+  std::vector<std::pair<std::size_t, std::int64_t>> pages;  // file, place
+  for (std::size_t slot = 0; slot < found.size(); ++slot) {
+    const std::size_t file = found[slot].file;
+    const std::int64_t place = files_[file]->unread(indices[slot] - starts_[file]);
+    if (place >= 0) pages.emplace_back(file, place);
+  }
+  std::sort(pages.begin(), pages.end());
+  for (std::size_t first = 0, last; first < pages.size(); first = last) {
+    const auto [file, start] = pages[first];
+    std::int64_t end = start + kPage;
+    for (last = first + 1; last < pages.size() && pages[last].first == file && pages[last].second <= end; ++last) {
+      end = pages[last].second + kPage;
+    }
+    calls_.will_need(files_[file]->fd(), start, end - start);
+  }
+}
+
 // Looks the samples up in the mapped index of each file, whose size is compared first.
 std::vector<View> Reader::find(const std::int64_t* indices, std::size_t count) const {
   std::vector<View> found(count);
@@ -37,7 +58,12 @@ std::vector<View> Reader::find(const std::int64_t* indices, std::size_t count) c
     const std::size_t file = file_of(index);
     if (!mapped[file]) files_[file]->check_mapped();
     mapped[file] = true;
-    found[slot] = {file, files_[file]->at(index - starts_[file])};
+    found[slot].file = file;
+  }
+  bring_index(found, indices);
+  for (std::size_t slot = 0; slot < count; ++slot) {
+    const std::size_t file = found[slot].file;
+    found[slot].at = files_[file]->at(indices[slot] - starts_[file]);
   }
   return found;
 }

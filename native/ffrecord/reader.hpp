@@ -80,6 +80,7 @@ class Reader {
     bool operator<(const Want& other) const { return index < other.index; }
   };
   std::size_t file_of(std::int64_t index) const;
+  void bring_index(const std::vector<View>& found, const std::int64_t* indices) const;
   std::vector<View> find(const std::int64_t* indices, std::size_t count) const;
   Job plan(std::vector<Want>& wants, const std::vector<View>& found, const Batch* batch) const;
   void fetch(Job& job) const;

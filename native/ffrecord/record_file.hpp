@@ -83,6 +83,9 @@ class RecordFile {
   // REQUIRES: 0 <= i < count(), and check_mapped() returned not long ago. Throws Code::corrupted when the
   // part of the index that holds sample i is damaged.
   virtual Extent at(std::int64_t i) const = 0;
+  // The place of the page of the index that at(i) will check, which may have to come from the disk first; -1 if it was
+  // checked. REQUIRES: 0 <= i < count().
+  virtual std::int64_t unread(std::int64_t /*i*/) const { return -1; }
   // False for a v1 file whose metadata checksum is 0: written before there was one, or without it.
   virtual bool metadata_checked() const { return true; }
   // The columns as JSON; empty for a file without.

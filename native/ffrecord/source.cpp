@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <new>
 
 #include "base/crc32.hpp"
@@ -16,6 +18,10 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr int kWrong = 4;
+// What statfs calls 9P, AFS, BeeGFS, Ceph, CIFS, FUSE, GPFS, Lustre, NFS, SMB and SMB2.
+constexpr std::array<std::uint32_t, 11> kElsewhere = {0x01021997, 0x5346414f, 0x19830326, 0x00c36400,
+                                                      0xff534d42, 0x65735546, 0x47504653, 0x0bd00bd0,
+                                                      0x6969,     0x517b,     0xfe534d42};
 
 }  // namespace
 
@@ -33,7 +39,15 @@ const Calls& kernel() {
       [](unsigned entries) { return uring::make(entries); },
       [](const void* start, std::size_t bytes, unsigned char* present) {
         return ::mincore(const_cast<void*>(start), bytes, present) < 0 ? -errno : 0;
-      }};
+      },
+      [](int fd, std::int64_t offset, std::int64_t bytes) {
+        static_cast<void>(::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED));  // a wish
+      },
+      [] {
+        struct rusage usage;
+        return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_majflt : 0;
+      },
+      [](int fd, struct statfs* found) { return ::fstatfs(fd, found) < 0 ? -errno : 0; }};
   return calls;
 }
 
@@ -145,18 +159,18 @@ int Source::direct() {
 }
 
 bool Source::resident(std::int64_t offset, std::int64_t bytes) {
-  try {
-    const bool found = mapping()->resident(offset, bytes, calls_);
-    if (!found) told_no_ = true;
-    return found;
-  } catch (const Error&) {  // no room in the address space
+  const MappedFile* const mapped = try_mapping();
+  if (mapped == nullptr) {
     blind = true;
     return true;
   }
+  const bool found = mapped->resident(offset, bytes, calls_);
+  if (!found) told_no_ = true;
+  return found;
 }
 
 void Source::missed(bool asked) {
-  cold = true;
+  seen = Seen::gaps;
   if (asked && !told_no_ && ++wrong_ >= kWrong) blind = true;
 }
 
@@ -166,6 +180,24 @@ const std::shared_ptr<const MappedFile>& Source::mapping() {
   auto fresh = std::make_unique<const std::shared_ptr<const MappedFile>>(std::make_shared<const MappedFile>(file_));
   if (mapping_.compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
   return *found;
+}
+
+bool Source::elsewhere() {
+  if (elsewhere_ < 0) {
+    struct statfs found {};
+    const bool local = calls_.fstatfs(file_.fd(), &found) == 0 &&
+                       std::ranges::find(kElsewhere, static_cast<std::uint32_t>(found.f_type)) == kElsewhere.end();
+    elsewhere_ = local ? 0 : 1;
+  }
+  return elsewhere_ == 1;
+}
+
+const MappedFile* Source::try_mapping() {
+  try {
+    return mapping().get();
+  } catch (const Error&) {
+    return nullptr;
+  }
 }
 
 }  // namespace ff::ffrecord

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -24,6 +25,9 @@ struct Calls {
   std::function<int(int fd)> open_direct;                       // the same file, opened again with O_DIRECT
   std::function<std::unique_ptr<IoQueue>(unsigned)> queue;    // none where the kernel bars it
   std::function<int(const void* start, std::size_t bytes, unsigned char* present)> mincore;
+  std::function<void(int fd, std::int64_t offset, std::int64_t bytes)> will_need;  // starts to read it into the cache
+  std::function<long()> waits;  // page faults of this thread so far that had to wait for the disk
+  std::function<int(int fd, struct statfs* found)> fstatfs;
 };
 const Calls& kernel();
 
@@ -78,10 +82,19 @@ class Source {
   void missed(bool asked);
   // Made at the first call; throws what throw_errno does.
   const std::shared_ptr<const MappedFile>& mapping();
+  // None where there is no room in the address space.
+  const MappedFile* try_mapping();
+  long waits() const { return calls_.waits(); }
+  // Whether the file lies on another machine, or behind a program: its pages may go without a word, also for good.
+  bool elsewhere();
 
-  // Something was not in the page cache at the last look: ask first, since a read that finds nothing has the kernel
-  // fetch it into the cache.
-  std::atomic<bool> cold = false;
+  // What the last look at the page cache found.
+  enum class Seen : std::uint8_t {
+    nothing,
+    gaps,   // ask first, since a read that finds nothing has the kernel fetch it into the cache
+    whole,  // a batch of many samples was there: small ones can be copied from the mapping
+  };
+  std::atomic<Seen> seen = Seen::nothing;
   // The kernel does not tell this user what is in the cache: its answer was wrong several times and never no. One
   // that tells may be wrong when a page goes between answer and read.
   std::atomic<bool> blind = false;
@@ -93,6 +106,7 @@ class Source {
   std::atomic<int> wrong_ = 0;
   std::atomic<bool> waits_ = false;  // its file system knows no reads that do not wait
   std::atomic<bool> refused_ = false;
+  std::atomic<int> elsewhere_ = -1;  // unknown
   std::atomic<int> direct_ = -1;
   std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
 };

@@ -17,13 +17,16 @@ V2File::V2File(std::string path, int fd)
 Extent V2File::at(std::int64_t i) const {
   const V2Index::Place place = index_.place(i);
   const auto& page = *reinterpret_cast<const V2Page*>(mapping_.data() + place.offset);
-  auto& word = checked_[place.number / 64];
-  const std::uint64_t mask = std::uint64_t{1} << place.number % 64;
-  if ((word.load(std::memory_order_relaxed) & mask) == 0) {
+  if (!checked(place.number)) {
     index_.check(page, place);
-    word.fetch_or(mask, std::memory_order_relaxed);
+    checked_[place.number / 64].fetch_or(std::uint64_t{1} << place.number % 64, std::memory_order_relaxed);
   }
   return index_.entry(page, place, i);
+}
+
+std::int64_t V2File::unread(std::int64_t i) const {
+  const V2Index::Place place = index_.place(i);
+  return checked(place.number) ? -1 : place.offset;
 }
 
 }  // namespace ff::ffrecord

@@ -20,10 +20,15 @@ class V2File final : public RecordFile {
   int version() const override { return 2; }
   std::int64_t count() const override { return index_.count(); }
   Extent at(std::int64_t i) const override;
+  std::int64_t unread(std::int64_t i) const override;
   std::string schema() const override { return index_.schema(); }
   const V2Index& index() const { return index_; }
 
  private:
+  bool checked(std::int64_t page) const {
+    return (checked_[page / 64].load(std::memory_order_relaxed) >> page % 64 & 1) != 0;
+  }
+
   V2Index index_;
   // A bit for each page that was checked; pages may be checked twice by two threads.
   std::unique_ptr<std::atomic<std::uint64_t>[]> checked_;

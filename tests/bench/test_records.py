@@ -48,8 +48,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_every_group_gives_rows(rows: list[dict[str, Any]]) -> None:
     cases = {row["case"].split(",")[0].split(" of ")[0] for row in rows}
     assert cases == {
-        "warm 64 KiB", "warm 64 KiB views", "warm 1 KiB", "cold 64 KiB", "DataLoader", "warm loader",
-        "cold loader", "packing 0.002 GiB", "warm open + batch", "cold open + batch",
+        "warm 64 KiB", "warm 64 KiB views", "warm 1 KiB", "cold 64 KiB", "DataLoader", "DataLoader 1 KiB",
+        "warm loader", "cold loader", "packing 0.002 GiB", "warm open + batch", "cold open + batch",
     }  # fmt: skip
     for row in rows:
         assert row["ours"] > 0
@@ -74,8 +74,9 @@ def test_loose_files_are_measured_and_missing_peers_are_shown(
 def test_the_goals_are_those_that_are_asked_for(rows: list[dict[str, Any]]) -> None:
     goal_of = {(row["case"].split(" of ")[0], row["peer"]): row["goal"] for row in rows}
     assert goal_of["warm 64 KiB", "memcpy"] == 0.6
-    assert goal_of["DataLoader, in process", "one by one"] == 5
-    assert goal_of["DataLoader, 2 workers", "one by one"] == 5
+    for name in ("DataLoader", "DataLoader 1 KiB"):
+        assert goal_of[f"{name}, in process", "one by one"] == 5
+        assert goal_of[f"{name}, 2 workers", "one by one"] == 5
     loaders = [goal_of["cold loader", f"files, {how}"] for how in ("in process", "2 workers")]
     assert sorted(loaders, key=str) == [3, None]
     assert goals.records("cold 64 KiB", "fio") == 1.2

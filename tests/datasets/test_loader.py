@@ -5,13 +5,14 @@ import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from fireflyer.datasets import DistributedLoader
-from fireflyer.datasets.order import Order
+from fireflyer.datasets.loader import Plan
+from fireflyer.datasets.order import Order, Positions
 from fireflyer.errors import ConfigError, Corrupted
 from fireflyer.ffrecord import FileWriter
 from fireflyer.storage import FsspecStorage
@@ -323,3 +324,24 @@ def upload(paths: list[Path]) -> list[Path]:
     for path in paths:
         storage.write(path.name, [path.read_bytes()])
     return paths
+
+
+@pytest.mark.parametrize("last", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("block", [None, 100])
+def test_shares_that_are_drawn_together_are_those_drawn_alone(
+    last: Literal["keep", "drop", "pad"], block: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(Order(30_011, 5, 2, True, block), 7, 300, last)
+    alone = [plan.share(k, 1, 3).tolist() for k in range(len(plan))]
+    drawn: list[int] = []
+    at = Order.at
+
+    def counted(self: Order, positions: Positions) -> Positions:
+        drawn.append(len(positions))
+        return at(self, positions)
+
+    monkeypatch.setattr(Order, "at", counted)
+    assert [indices.tolist() for indices in plan.shares(2, 1, 3)] == alone[2:]
+    assert len(drawn) == 3
+    assert max(drawn) <= 4096
+    assert list(plan.shares(len(plan), 1, 3)) == []

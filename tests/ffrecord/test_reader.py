@@ -195,7 +195,8 @@ def calls_of(reader: FileReader, indices: list[int]) -> int:
 
 
 def test_neighbours_are_read_with_one_call_and_repeats_once(store: Store) -> None:
-    reader = FileReader([store([b"abc"] * 100, "a.ffr"), store([b"", b"x", b""] * 100, "b.ffr")])
+    files = [store([b"abc"] * 100, "a.ffr"), store([b"", b"x", b""] * 100, "b.ffr")]
+    reader = FileReader(files, strategy="cached")
     shuffled = np.random.default_rng(0).permutation(100).tolist()
     assert calls_of(reader, shuffled) == 1
     assert calls_of(reader, list(range(400))) == 2
@@ -203,6 +204,14 @@ def test_neighbours_are_read_with_one_call_and_repeats_once(store: Store) -> Non
     assert calls_of(reader, [9, 5, 7, 6]) == 2
     assert calls_of(reader, [100, 102, 103]) == 0
     assert calls_of(reader, []) == 0
+
+
+def test_many_small_samples_found_in_the_page_cache_cost_no_call_the_next_time(
+    store: Store,
+) -> None:
+    reader = FileReader(store([b"abc"] * 100, "a.ffr"))
+    assert bytes(reader.read_batch(range(100))[0]) == b"abc" * 100
+    assert calls_of(reader, list(range(0, 100, 2))) == 0
 
 
 def test_a_reader_used_before_a_fork_works_in_parent_and_children(reader: FileReader) -> None:

@@ -76,6 +76,8 @@ _RECORDS = {
     ("cold 64 KiB", "peer"): 1.8,
     ("DataLoader, in process", "one by one"): 5.0,
     ("DataLoader, 2 workers", "one by one"): 5.0,
+    ("DataLoader 1 KiB, in process", "one by one"): 5.0,
+    ("DataLoader 1 KiB, 2 workers", "one by one"): 5.0,
     ("small files", "files"): 3.0,
     ("packing", "cat"): 0.7,
 }

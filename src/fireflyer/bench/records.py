@@ -182,23 +182,23 @@ class Bench:
         return rows or [Row.of_times(case, UNIT, ours, why, [])]
 
     def loader(self) -> list[Row]:
-        """Batches of torch's DataLoader against items one by one."""
-        data = self.made(self.large)
-        warm(data.record)
+        """Batches of torch's DataLoader against items one by one, of large samples and of small ones."""
         rows = []
-        for workers in (0, 2):
-            candidates = {
-                kind: cases.torch_loader(data, kind, workers) for kind in ("batched", "single")
-            }
-            wanted = min(data.count, 8192)
-            times = self._rounds(candidates, data.count, wanted, LARGE_BATCH)
-            where = f"{workers} workers" if workers else "in process"
-            case = f"DataLoader, {where}"
-            goal = goals.records(case, "one by one")
-            rows.append(
-                Row.of_times(case, UNIT, times["batched"], "one by one", times["single"], goal=goal)
-            )
+        for data, batch in ((self.large, LARGE_BATCH), (self.small, SMALL_BATCH)):
+            self.made(data)
+            warm(data.record)
+            rows += [self._loader_row(data, batch, workers) for workers in (0, 2)]
         return rows
+
+    def _loader_row(self, data: DataSet, batch: int, workers: int) -> Row:
+        candidates = {
+            kind: cases.torch_loader(data, kind, workers) for kind in ("batched", "single")
+        }
+        times = self._rounds(candidates, data.count, min(data.count, 8192), batch)
+        name = "DataLoader" if data is self.large else f"DataLoader {data.name}"
+        case = f"{name}, {workers} workers" if workers else f"{name}, in process"
+        goal = goals.records(case, "one by one")
+        return Row.of_times(case, UNIT, times["batched"], "one by one", times["single"], goal=goal)
 
     def small_files(self) -> list[Row]:
         """A loader over files, in process and with 2 workers, against one over a record file of the same."""
@@ -258,6 +258,7 @@ class Bench:
         path = self.spec.work / f"opened-{count}.ffr"
         self.say(f"file of {count:,} samples")
         tiny_samples(path, count)
+        warm(path)
         rows = []
         for cold in (False, True):
             taken = []

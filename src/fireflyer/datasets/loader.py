@@ -22,6 +22,8 @@ Process = Callable[[Positions, Any], Any]
 """(indices of this rank's samples, the samples) -> batch."""
 
 _WORD = 1 << 64
+_DRAWN = 4096
+"""Samples of a rank whose order is drawn at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,18 @@ class Plan:
 
     def share(self, k: int, rank: int, world: int) -> Positions:
         """Samples of batch k that `rank` of `world` reads: a contiguous part of the global batch."""
+        return self.order.at(self._positions(k, rank, world))
+
+    def shares(self, first: int, rank: int, world: int) -> Iterator[Positions]:
+        """`share` of all batches from `first` on; small ones are drawn together, which costs less."""
+        group = max(1, _DRAWN * world // self.batch)
+        for start in range(first, len(self), group):
+            numbers = range(start, min(start + group, len(self)))
+            parts = [self._positions(k, rank, world) for k in numbers]
+            ends = np.cumsum([len(part) for part in parts])
+            yield from np.split(self.order.at(np.concatenate(parts)), ends[:-1])
+
+    def _positions(self, k: int, rank: int, world: int) -> Positions:
         first = self.start + k * self.batch
         length = self.batch
         if self.last == "keep":
@@ -50,7 +64,7 @@ class Plan:
         low, high = first + length * rank // world, first + length * (rank + 1) // world
         positions = np.arange(low, high, dtype=np.int64)
         # Behind the end the epoch begins again; only "pad" gets there.
-        return self.order.at(positions % max(self.order.n, 1))
+        return positions % max(self.order.n, 1)
 
 
 class DistributedLoader:
@@ -145,7 +159,7 @@ class DistributedLoader:
         """
         if not 0 <= k < len(self._plan):
             raise IndexError(f"batch {k} is outside [0, {len(self._plan)})")
-        return self._make(self._plan, k)
+        return self._make(self._plan.share(k, self.rank, self.world))
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from where the state stands to the end of the epoch; at the end the next is entered.
@@ -227,28 +241,26 @@ class DistributedLoader:
         self._plan = Plan(order, start, self.batch_size, self.last)
         self._done = 0  # batches of the plan that are consumed
 
-    def _make(self, plan: Plan, k: int) -> Any:
-        indices = plan.share(k, self.rank, self.world)
+    def _make(self, indices: Positions) -> Any:
         reader = self._reader
         samples = reader.rows(indices) if getattr(reader, "columns", None) else reader.read(indices)
         return samples if self._process is None else self._process(indices, samples)
 
     def _batches(self, plan: Plan, first: int) -> Iterator[Any]:
         """Batches from `first` on; at most `prefetch` of them made or being made ahead of the consumer."""
+        shares = plan.shares(first, self.rank, self.world)
         if self._prefetch == 0:
-            for k in range(first, len(plan)):
-                yield self._make(plan, k)
+            yield from map(self._make, shares)
             return
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="datasets-loader")
         ahead: deque[Future[Any]] = deque()
-        numbers = iter(range(first, len(plan)))
         try:
-            for k in islice(numbers, self._prefetch):
-                ahead.append(pool.submit(self._make, plan, k))
+            for indices in islice(shares, self._prefetch):
+                ahead.append(pool.submit(self._make, indices))
             while ahead:
                 batch = ahead.popleft().result()
-                for k in islice(numbers, 1):
-                    ahead.append(pool.submit(self._make, plan, k))
+                for indices in islice(shares, 1):
+                    ahead.append(pool.submit(self._make, indices))
                 yield batch
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
