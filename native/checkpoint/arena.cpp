@@ -1,10 +1,9 @@
 #include "checkpoint/arena.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "base/available_memory.hpp"
@@ -20,6 +19,7 @@ namespace ff::checkpoint {
 namespace {
 
 constexpr std::size_t kRound = std::size_t{2} << 20;
+constexpr std::size_t kPage = 4096;
 constexpr std::size_t kShare = std::size_t{32} << 20;  // of a thread, when making pages
 
 [[noreturn]] void refuse(std::size_t bytes, int error) {
@@ -29,46 +29,42 @@ constexpr std::size_t kShare = std::size_t{32} << 20;  // of a thread, when maki
 
 }  // namespace
 
-Memory::Memory(std::size_t bytes) : size_(bytes) {
+Memory::Memory(std::size_t bytes) : size_(bytes), mapped_(bytes + kRound) {
   // The kernel would hand out pages until something is killed for want of memory.
   if (bytes > available_memory()) refuse(bytes, ENOMEM);
-  fd_ = ::memfd_create("fireflyer-staging", MFD_CLOEXEC);
-  if (fd_ < 0) throw_errno("cannot create a staging arena");
+  map_ = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (map_ == MAP_FAILED) refuse(bytes, errno);
+  data_ = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(map_) + kRound - 1) / kRound * kRound);
+  ::madvise(map_, mapped_, MADV_DONTFORK);
+  ::madvise(data_, bytes, MADV_HUGEPAGE);  // a wish
   try {
-    if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) refuse(bytes, ENOMEM);
-    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    if (at == MAP_FAILED) refuse(bytes, errno);
-    data_ = static_cast<char*>(at);
-    ::madvise(data_, bytes, MADV_HUGEPAGE);  // refused where the kernel has none for shared memory
     populate();
   } catch (...) {
-    if (data_ != nullptr) ::munmap(data_, bytes);
-    ::close(fd_);
+    ::munmap(map_, mapped_);
     throw;
   }
 }
 
-// By many threads, since the kernel clears each page; a page that cannot be had is an error here and no SIGBUS later.
+// By many threads, since the kernel clears each page.
 void Memory::populate() const {
   const std::size_t parts = (size_ + kShare - 1) / kShare;
   const unsigned threads = std::min(worker_pool::cores(), worker_pool::kMost);
   worker_pool::share(threads, parts, [this](std::size_t part) {
-    const std::size_t start = part * kShare;
+    const std::size_t start = part * kShare, end = std::min(size_, start + kShare);
     int done = 0;
     do {
-      done = ::madvise(data_ + start, std::min(kShare, size_ - start), MADV_POPULATE_WRITE);
+      done = ::madvise(data_ + start, end - start, MADV_POPULATE_WRITE);
     } while (done != 0 && (errno == EINTR || errno == EAGAIN));
     if (done == 0) return;
-    // Kernels before 5.14 do not know it.
     if (errno != EINVAL) refuse(size_, errno == EFAULT ? ENOMEM : errno);
-    const off_t from = static_cast<off_t>(start), length = static_cast<off_t>(std::min(kShare, size_ - start));
-    if (::fallocate(fd_, 0, from, length) != 0) refuse(size_, errno);
+    // Kernels before 5.14 do not know it.
+    for (std::size_t at = start; at < end; at += kPage) static_cast<volatile char*>(data_)[at] = 0;
   });
 }
 
 Memory::~Memory() {
-  ::munmap(data_, size_);
-  ::close(fd_);
+  // A forked child has no such pages; something of its own may lie there.
+  if (process_ == fork_guard::generation()) ::munmap(map_, mapped_);
 }
 
 void Arena::reserve(std::size_t bytes) {

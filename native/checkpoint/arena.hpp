@@ -1,14 +1,16 @@
-// The memory that a state is staged in: one memfd, mapped read-write, all pages present, kept from save to save.
+// The memory that a state is staged in: huge pages where the kernel has them, all present, kept from save to save.
 //
 // Thread contract: one thread at a time; the Memory may be used by any number, its bytes are theirs to order.
 // Invariants
 //   - It only grows. When it does, the bytes are lost; who still holds the old Memory keeps that alive.
-//   - A forked child shares the pages with its parent, so its copy of an arena counts as empty: `reserve` makes a new
-//     one there.
+//   - A forked child does not get the pages, since copying on write would cost the parent a second set of them; its
+//     copy of an arena is empty: `reserve` makes a new one there.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+
+#include "base/fork_guard.hpp"
 
 namespace ff::checkpoint {
 
@@ -22,14 +24,15 @@ class Memory {
 
   char* data() const { return data_; }
   std::size_t size() const { return size_; }
-  int fd() const { return fd_; }
 
  private:
   void populate() const;
 
   const std::size_t size_;
-  int fd_ = -1;
-  char* data_ = nullptr;
+  const unsigned process_ = fork_guard::generation();
+  const std::size_t mapped_;
+  void* map_ = nullptr;
+  char* data_ = nullptr;  // at a multiple of the huge page
 };
 
 class Arena {

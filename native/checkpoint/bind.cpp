@@ -96,7 +96,6 @@ void bind(nb::module_ m) {
            "and copies of the old ones stay valid. Raises NoSpace where the memory is short.")
       .def("memory", &view, "size"_a, nb::sig("def memory(self, size: int) -> memoryview"),
            "The first `size` bytes, writable, page-aligned; keeps them alive.")
-      .def_prop_ro("fd", [](const Arena& arena) { return memory_of(arena)->fd(); }, "Of the memory; not the caller's to close.")
       .def_prop_ro("capacity", [](const Arena& arena) {
         const auto memory = arena.memory();
         return memory ? memory->size() : 0;

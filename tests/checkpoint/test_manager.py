@@ -1,5 +1,6 @@
 """The manager of one process: asynchronous saves, back-pressure, errors, retention, schedule."""
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -125,12 +126,17 @@ def test_load_after_a_failed_save_gives_the_older_one(tmp_path: Path, told: Told
         manager.wait()
 
 
+def _address(manager: CheckpointManager) -> int:
+    view = manager._stager._arena.memory(1)
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
 def test_the_arena_is_kept_from_save_to_save(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"w": torch.ones(1 << 20)}).wait()
-    first = manager._stager._arena.fd
+    first = _address(manager)
     manager.save(2, {"w": torch.ones(1 << 20)}).wait()
-    assert manager._stager._arena.fd == first
+    assert _address(manager) == first
     handle = manager.save(3, {"w": torch.ones(5 << 20)})
     handle.wait()
     assert len(handle._staged.data) == 0, "a handle does not keep an arena alive"

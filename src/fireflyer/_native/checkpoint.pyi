@@ -49,10 +49,6 @@ class Arena:
         """The first `size` bytes, writable, page-aligned; keeps them alive."""
 
     @property
-    def fd(self) -> int:
-        """Of the memory; not the caller's to close."""
-
-    @property
     def capacity(self) -> int:
         """Bytes; 0 before the first reserve() and in a forked child."""
 

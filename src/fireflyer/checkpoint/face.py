@@ -210,13 +210,13 @@ class CheckpointManager:
                 before=before,
                 metrics=measured,
             )
+            if not self._overlap:
+                staged.release()  # the writer would take cores and memory from the copy that training waits for
             future = self._run_in_background(job)
         except BaseException as error:
             self._committer.report_failure(ready.generation, rank, world, error)
             raise
         self._last = handle = SaveHandle(step, future, staged)
-        if not self._overlap:
-            handle.release()
         handle.stall_s = time.perf_counter() - start
         self._when.saved(handle)
         return handle
