@@ -135,8 +135,8 @@ class Catalog:
                 self.storage.delete(file.generation.directory)
 
     def _settled(self) -> tuple[list[_File], Callable[[_File], bool]]:
-        """Everything there and whether it is needed, as of one moment. Somebody else may save or delete here: a
-        new incremental save names only files of its own and of checkpoints that were there when it began."""
+        """Everything there and whether it is needed, as of one moment. Somebody else may save or delete here;
+        a new save names only files of its own and of checkpoints that were there when it began."""
         files = self._files()
         while True:
             needed = self._needed(files)

@@ -2,8 +2,8 @@
 `dcp.load(state, storage_reader=Reader(directory))`.
 
 DCP names what it saves by the keys joined with dots and keeps the keys beside; the checkpoint has the tree
-that they make, so a CheckpointManager loads it, too. What is no tensor reaches a writer pickled by torch.save;
-it is unpickled as data only (weights_only) and stored as typed JSON.
+that they make, so a CheckpointManager loads it, too. What is no tensor reaches a writer pickled by
+torch.save; it is unpickled as data only (weights_only) and stored as typed JSON.
 """
 
 import contextlib

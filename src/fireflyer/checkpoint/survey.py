@@ -140,11 +140,11 @@ class _Block(NamedTuple):
 
     name: str
     piece: Piece
-    index: int
+    start: int
 
     @property
     def length(self) -> int:
-        return min(CRC_BYTES, self.piece.length - self.index * CRC_BYTES)
+        return min(CRC_BYTES, self.piece.length - self.start)
 
 
 class Verifier:
@@ -243,11 +243,13 @@ class Verifier:
         place = int(self._buffer.ctypes.data)
         rows = []
         for block in blocks:
-            offset = block.piece.offset + block.index * CRC_BYTES
+            offset = block.piece.offset + block.start
             rows.append((numbers[block.piece.file], offset, block.length, place))
             place += block.length
-        crcs = np.array([block.piece.crc32[block.index] for block in blocks], np.uint32)
-        self._catalog.storage.read_checked(names, np.array(rows, np.int64), crcs)
+        crcs = [block.piece.crc32[block.start // CRC_BYTES] for block in blocks]
+        self._catalog.storage.read_checked(
+            names, np.array(rows, np.int64), np.array(crcs, np.uint32)
+        )
 
 
 def _states(manifest: Manifest) -> list[tuple[str, Sequence[Node]]]:
@@ -271,8 +273,8 @@ def _flaw(node: Tensor, manifest: Manifest) -> str | None:
 def _blocks(name: str, node: Tensor, lost: dict[str, str]) -> Iterator[_Block]:
     for piece in node.pieces:
         if piece.file not in lost:
-            for index in range(len(piece.crc32)):
-                yield _Block(name, piece, index)
+            for start in range(0, piece.length, CRC_BYTES):
+                yield _Block(name, piece, start)
 
 
 def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
