@@ -42,7 +42,7 @@ def of_every_dtype() -> dict[str, torch.Tensor]:
     return {name: values.to(getattr(torch, name)) for name in [*FLOATS, *OTHERS]}
 
 
-def whole_state() -> dict[str, Any]:
+def whole_state() -> dict[Any, Any]:
     """All that a state may hold, with what safetensors has no word for."""
     return {
         "model": of_every_dtype()

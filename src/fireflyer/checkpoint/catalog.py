@@ -78,9 +78,12 @@ class Catalog:
         """The manifest, without a look at the data files. Raises as `manifest`."""
         name = generation.manifest
         where = f"{self.storage}/{name}"
-        if self.storage.size(name) is None:
-            raise Corrupted(f"{where} is missing")
-        data = self.storage.read(name)
+        try:
+            data = self.storage.read(name)
+        except StorageError as error:
+            if self.storage.size(name) is None:
+                raise Corrupted(f"{where} is missing") from error
+            raise
         version = decode(data, Versioned, where).version
         if version != VERSION:
             raise CheckpointError(

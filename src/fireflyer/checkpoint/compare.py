@@ -35,6 +35,7 @@ class Statistics(msgspec.Struct):
     """How many lie in each of BINS equal parts of [min, max]."""
 
 
+@np.errstate(all="ignore")
 def statistics(contents: Contents, node: Tensor) -> Statistics | None:
     """In two passes; None if the elements are no numbers."""
     found = Statistics()
@@ -195,24 +196,22 @@ def _same_place(before: Contents, after: Contents, old: Tensor, new: Tensor) -> 
     )
 
 
+@np.errstate(all="ignore")
 def _compared(before: Contents, after: Contents, old: Tensor, new: Tensor) -> Change | None:
     size = itemsize_of(old)
     window = STREAM_BYTES // size * size
     changed, known = False, True
     largest = difference = norm = 0.0
-    with np.errstate(all="ignore"):
-        for ours, theirs in zip(
-            _evenly(before, old, window), _evenly(after, new, window), strict=True
-        ):
-            changed = changed or ours != theirs
-            a, b = as_numbers(old, ours), as_numbers(new, theirs)
-            if a is None or b is None:
-                known = False
-                continue
-            gap = _gaps(a, b)
-            largest = max(largest, float(gap.max()))
-            difference += float((gap**2).sum())
-            norm += float((a**2).sum())
+    for ours, theirs in zip(_evenly(before, old, window), _evenly(after, new, window), strict=True):
+        changed = changed or ours != theirs
+        a, b = as_numbers(old, ours), as_numbers(new, theirs)
+        if a is None or b is None:
+            known = False
+            continue
+        gap = _gaps(a, b)
+        largest = max(largest, float(gap.max()))
+        difference += float((gap**2).sum())
+        norm += float((a**2).sum())
     if not changed:
         return None
     relative = math.sqrt(difference / norm) if norm and math.isfinite(difference + norm) else None

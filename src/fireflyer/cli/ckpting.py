@@ -245,7 +245,7 @@ def export(
     with _progress(f"exporting {contents}", total) as advance, made as new:
         target = new.path if new is not None else out
         files = export_contents(contents, target, kind, shard_bytes=shard_bytes, advance=advance)
-    names = [str(out / Path(file).name) if folder else file for file in files]
+    names = [str(out / Path(file).name) for file in files] if folder else [str(out)]
     if json:
         as_json({"files": names, "tensors": len(contents.tensors), "bytes": total})
         return
