@@ -1,5 +1,5 @@
-// The ring against the kernel and against one that errs: every read arrives once, interruptions and short memory are
-// gone through, a bar is told from a ring, a forked child leaves its parent's alone.
+// The ring against the kernel and against one that errs: every read and write arrives once, interruptions and short
+// memory are gone through, a bar is told from a ring, a forked child leaves its parent's alone. Threads in its place.
 #include "base/uring.hpp"
 
 #include <fcntl.h>
@@ -13,6 +13,7 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/thread_queue.hpp"
 
 namespace {
 
@@ -51,6 +52,20 @@ void read_all(IoQueue& queue, int fd) {
       for (std::size_t b = 0; b < kBlock; ++b) CHECK(bytes[i * kBlock + b] == i + 1);
     }
   }
+}
+
+void write_all(IoQueue& queue) {
+  const int fd = make_file();
+  std::vector<unsigned char> bytes(kEntries * kBlock);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i / kBlock + 100);
+  for (unsigned i = 0; i < kEntries; ++i) queue.write(fd, &bytes[i * kBlock], kBlock, i * kBlock, i);
+  queue.submit(kEntries);
+  IoResult result;
+  for (unsigned i = 0; i < kEntries; ++i) CHECK(queue.take(result) && result.bytes == kBlock);
+  CHECK(!queue.take(result));
+  std::vector<unsigned char> found(bytes.size());
+  CHECK(::pread(fd, found.data(), found.size(), 0) == static_cast<ssize_t>(found.size()) && found == bytes);
+  ::close(fd);
 }
 
 void errors_of_reads(IoQueue& queue, int fd) {
@@ -124,13 +139,20 @@ void fork_leaves_it(int fd) {
 
 int main() {
   barred();
+  const int fd = make_file();
+  {
+    const auto threads = ff::thread_queue::make(kEntries, 3);
+    read_all(*threads, fd);
+    write_all(*threads);
+    errors_of_reads(*threads, fd);
+  }
   const auto queue = ff::uring::make(kEntries);
   if (!queue) {
     std::puts("no io_uring here");
     return 77;
   }
-  const int fd = make_file();
   read_all(*queue, fd);
+  write_all(*queue);
   errors_of_reads(*queue, fd);
   bad_weather(fd);
   fork_leaves_it(fd);

@@ -131,7 +131,9 @@ def test_the_arena_is_kept_from_save_to_save(tmp_path: Path) -> None:
     first = manager._stager._arena.fd
     manager.save(2, {"w": torch.ones(1 << 20)}).wait()
     assert manager._stager._arena.fd == first
-    manager.save(3, {"w": torch.ones(5 << 20)}).wait()
+    handle = manager.save(3, {"w": torch.ones(5 << 20)})
+    handle.wait()
+    assert len(handle._staged.data) == 0, "a handle does not keep an arena alive"
     assert torch.equal(manager.load()["w"], torch.ones(5 << 20))
 
 
@@ -241,6 +243,13 @@ def test_per_rank_state_without_ranks(tmp_path: Path) -> None:
     assert loaded["rng"].tolist() == [0, 1, 2, 3]
     manager.load()
     assert manager.loaded_per_rank() is None
+
+
+def test_metrics_are_in_the_manifest(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {}, metrics={"loss": 0.5, "peak": float("inf"), "grad": float("nan")}).wait()
+    [(_, manifest)] = manager._catalog.whole()
+    assert repr(manifest.measured()) == "{'loss': 0.5, 'peak': inf, 'grad': nan}"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lose it")

@@ -275,6 +275,23 @@ def test_a_fenced_rank_0_stops_all_at_their_first_save(
     job(body)
 
 
+def test_a_save_does_not_touch_the_training_group(job: Job, tmp_path: Path) -> None:
+    def body(rank: int) -> None:
+        manager = CheckpointManager(tmp_path / "c")
+        gradient = torch.ones(10)
+        if rank == 0:
+            work = dist.all_reduce(gradient, async_op=True)
+        save(manager, rank, 1)
+        assert manager.load()["step"] == 1
+        if rank == 0:
+            work.wait()
+        else:
+            dist.all_reduce(gradient)
+        assert gradient.tolist() == [2.0] * 10
+
+    job(body)
+
+
 def test_ranks_agree_when_to_save_whatever_their_clocks_say(job: Job, tmp_path: Path) -> None:
     def body(rank: int) -> None:
         clock = ManualClock(1000.0 * rank)

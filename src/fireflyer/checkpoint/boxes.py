@@ -18,7 +18,7 @@ class Box(NamedTuple):
     shape: Shape
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         """How many elements it has."""
         return math.prod(self.shape)
 
@@ -66,7 +66,7 @@ def flaw(shape: Shape, boxes: Sequence[Box]) -> str | None:
     for a, b in _neighbours(shape, boxes):
         if intersection(a, b) is not None:
             return f"{_drawn(a)} and {_drawn(b)} overlap"
-    missing = math.prod(shape) - sum(box.count for box in boxes)
+    missing = math.prod(shape) - sum(box.elements for box in boxes)
     return f"{missing} elements of shape {list(shape)} are in no part" if missing else None
 
 

@@ -40,7 +40,7 @@ class Control:
         if world == 1:
             return [list(mine)]
         rows = self._gather(torch.tensor(mine, dtype=torch.int64), world)
-        return rows.tolist()  # type: ignore[no-any-return]
+        return rows.tolist()
 
     def blobs(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes, by rank. Raises as `numbers`."""

@@ -2,10 +2,9 @@
 
 import math
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from fireflyer.checkpoint.claims import Claims, identity
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.datafile import Written
 from fireflyer.checkpoint.load import load_newest, read_tensors
+from fireflyer.checkpoint.manifest import Metrics
 from fireflyer.checkpoint.prepare import Preparer
 from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.schedule import Interval, check_steps, parse_duration
@@ -135,6 +135,8 @@ class CheckpointManager:
         self._overlap, self._incremental = overlap, incremental
         self._number = 0
         self._last: SaveHandle | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_process = 0
         self._before: Written | None = None
         """What the last save wrote, of an incremental series."""
         self._loaded_per_rank: Any | None = None
@@ -183,7 +185,7 @@ class CheckpointManager:
         """
         start = time.perf_counter()
         rank, world = rank_and_world()
-        measured = {name: _number(float(value)) for name, value in (metrics or {}).items()}
+        measured: Metrics = {name: _number(float(value)) for name, value in (metrics or {}).items()}
         ready = self._preparer.prepare(step, state, per_rank, self._claim)
         before, self._before = self._known_contents(ready.table), None
         try:
@@ -238,17 +240,18 @@ class CheckpointManager:
         return before
 
     def _run_in_background(self, job: Job) -> Future[Written]:
-        future: Future[Written] = Future()
-
-        def run() -> None:
+        def run() -> Written:
             try:
-                future.set_result(self._committer.run(job))
-            except BaseException as error:  # noqa: BLE001  # it is for whoever waits
-                future.set_exception(error)
+                return self._committer.run(job)
+            finally:
+                job.staged.forget()
 
-        # Not a daemon: the interpreter ends only when what it was told to save is saved.
-        threading.Thread(target=run, name="fireflyer-checkpoint").start()
-        return future
+        # An executor finishes its work before the interpreter ends, and hands a job over without a
+        # wait for its thread. Threads do not cross a fork.
+        if self._pool is None or self._pool_process != os.getpid():
+            self._pool = ThreadPoolExecutor(1, "fireflyer-checkpoint")
+            self._pool_process = os.getpid()
+        return self._pool.submit(run)
 
     def load(self, step: int | None = None, into: Any | None = None, *, rest: bool = True) -> Any:
         """The state of the newest good checkpoint, or of `step`.

@@ -6,7 +6,7 @@ state apart that still has it is one comparison a leaf.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -36,7 +36,7 @@ class TensorSlot(msgspec.Struct, frozen=True, tag_field="node", tag="tensor"):
     """A tensor, or a rank's box of one, stands here."""
 
     path: Path
-    kind: str
+    kind: Literal["torch", "numpy"]
     dtype: str
     itemsize: int
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class Taker:
         layout = Layout(
             tuple(_slot(*pair, found) for pair, found in zip(items, described, strict=True))
         )
-        leaves = [cast(Leaf, item) for _, item in items if not isinstance(item, Container | Value)]
+        leaves = [item for _, item in items if not isinstance(item, Container | Value)]
         self._form = _Branch([state], iter(described))
         self._layout = layout
         values: list[Plain] = []

@@ -1,7 +1,6 @@
 """What a tensor of a state may be: whole on every rank, or one rank's box of it; and where its bytes are."""
 
 import contextlib
-import math
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -107,13 +106,14 @@ def describe(leaf: Leaf) -> Description:
         kind, name = "torch", str(local.dtype).removeprefix("torch.")
         size = local.dtype.itemsize
     shape = tuple(local.shape) if isinstance(leaf, np.ndarray) else tuple(leaf.shape)
+    box: Box | None
     if isinstance(leaf, Shard):
         box = Box(leaf.offsets, tuple(local.shape))
     elif _is_dtensor(leaf):
         box = _dtensor_box(leaf, tuple(local.shape))
     else:
         box = whole(shape)
-    found = box if box is not None and math.prod(box.shape) else None
+    found = box if box is not None and box.elements else None
     return Description(kind, name, size, shape, found)  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def _dtensor_box(leaf: Any, local: Shape) -> Box | None:
     shape, offsets = compute_local_shape_and_global_offset(
         leaf.shape, leaf.device_mesh, leaf.placements
     )
-    if tuple(shape) != local and math.prod(shape) + math.prod(local):
+    if tuple(shape) != local and (whole(shape).elements or whole(local).elements):
         raise CheckpointError(
             f"a DTensor whose local part has shape {list(local)} instead of {list(shape)}"
         )

@@ -71,6 +71,10 @@ def parse_file(step: int, name: str) -> tuple[str, Generation] | None:
     return role, Generation(epoch=int(match[2]), number=int(match[3]), step=step)
 
 
+Metrics = dict[str, float | Literal["nan", "inf", "-inf"]]
+"""Numbers by name, as JSON can hold them."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint: it exists exactly as long as this file does."""
 
@@ -81,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     created: float
     """Seconds since 1970, for people."""
-    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
+    metrics: Metrics
     """What rank 0 gave to `save`."""
     files: dict[str, int]
     """Bytes of each data file that a piece names."""

@@ -142,14 +142,14 @@ def _share_out(tensors: Sequence[_Entry], world: int) -> list[list[Share]]:
         if problem := flaw(slot.shape, list(entry.holders)):
             raise CheckpointError(f"cannot save {path_name(slot.path)}: {problem}")
         for box, holders in entry.holders.items():
-            nbytes = box.count * slot.itemsize
+            nbytes = box.elements * slot.itemsize
             if len(holders) == 1:
                 give(_Chunk(nbytes, index, box, 0, holders), *holders[0])
                 continue
             parts = max(1, min(len(holders), nbytes // SPLIT_BYTES))
             for part in split_rows(box, parts):
                 start = position(part, box) * slot.itemsize
-                shared.append(_Chunk(part.count * slot.itemsize, index, part, start, holders))
+                shared.append(_Chunk(part.elements * slot.itemsize, index, part, start, holders))
     shared.sort(key=lambda chunk: (-chunk.nbytes, chunk.tensor, chunk.start))
     for chunk in shared:
         rank, leaf = min(

@@ -112,7 +112,7 @@ class Preparer:
                     "which belongs into the state"
                 )
         rest = iter(own.values)
-        slots = [
+        slots: list[Slot | Value] = [
             value_node(slot.path, next(rest)) if isinstance(slot, ValueSlot) else slot
             for slot in own.layout.slots
         ]
@@ -160,7 +160,7 @@ class Preparer:
             boxes.append(share.box)
         for leaf, slot in enumerate(own, len(tensors)):
             if slot.box is not None:
-                pieces.append((leaf, slot.box, 0, slot.box.count * slot.itemsize))
+                pieces.append((leaf, slot.box, 0, slot.box.elements * slot.itemsize))
                 boxes.append(slot.box)
         self._table, self._boxes = Table(pieces), boxes
         self._names = [path_name(slot.path) for slot in [*tensors, *own]]

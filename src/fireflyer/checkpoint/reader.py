@@ -20,7 +20,7 @@ from fireflyer.checkpoint.tree import Piece, Tensor, path_name
 from fireflyer.errors import CheckpointError, StorageError
 from fireflyer.storage import Storage
 
-_SLOTS = 8
+_SLOTS = 6
 """Blocks of CRC_BYTES in the buffer."""
 
 _View = torch.Tensor | np.ndarray[Any, Any]
@@ -31,11 +31,11 @@ class _Block(NamedTuple):
 
     tensor: Tensor
     piece: Piece
-    index: int
+    number: int
 
     @property
     def start(self) -> int:
-        return self.index * CRC_BYTES
+        return self.number * CRC_BYTES
 
     @property
     def length(self) -> int:
@@ -56,7 +56,7 @@ class _Scattered(NamedTuple):
 
 class Reader:
     """Collects what is wanted of a checkpoint, then reads it all: into place what lies there as in the
-    file, the rest in whole blocks through a buffer of 32 MiB."""
+    file, the rest in whole blocks through a buffer of 24 MiB."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -81,7 +81,7 @@ class Reader:
             if address is not None and is_contiguous(inner, outer) and is_contiguous(inner, box):
                 first = position(inner, outer) * itemsize
                 shift = address + position(inner, box) * itemsize - first
-                direct = _whole_blocks(piece, first, first + inner.count * itemsize)
+                direct = _whole_blocks(piece, first, first + inner.elements * itemsize)
                 self._direct += [
                     (block, shift + block.start)
                     for block in (_Block(tensor, piece, index) for index in direct)
@@ -122,7 +122,7 @@ class Reader:
             ],
             np.int64,
         )
-        crcs = np.array([block.piece.crc32[block.index] for block in blocks], np.uint32)
+        crcs = np.array([block.piece.crc32[block.number] for block in blocks], np.uint32)
         try:
             self._storage.read_checked(list(names), segments, crcs)
         except StorageError as error:
@@ -138,7 +138,7 @@ def _check_pieces(tensor: Tensor, itemsize: int) -> None:
     if problem is not None:
         raise CheckpointError(f"the manifest's pieces of {name} make no tensor: {problem}")
     for piece in tensor.pieces:
-        nbytes = Box(piece.offsets, piece.shape).count * itemsize
+        nbytes = Box(piece.offsets, piece.shape).elements * itemsize
         if piece.length != nbytes or len(piece.crc32) != -(-nbytes // CRC_BYTES):
             raise CheckpointError(
                 f"the manifest's pieces of {name} make no tensor: {piece.length} bytes with "
@@ -175,7 +175,7 @@ def _hits(inner: Box, outer: Box, index: int) -> Iterator[tuple[int, Box, Box]]:
     """The parts of block `index` of `outer` in which `inner` lies: first byte in the block, the part, and
     what it has of `inner`; both in the tensor."""
     start = index * CRC_BYTES
-    stop = min(start + CRC_BYTES, outer.count)
+    stop = min(start + CRC_BYTES, outer.elements)
     for place, local in boxes_of_range(outer.shape, start, stop):
         offsets = tuple(a + b for a, b in zip(local.offsets, outer.offsets, strict=True))
         part = Box(offsets, local.shape)
@@ -185,8 +185,8 @@ def _hits(inner: Box, outer: Box, index: int) -> Iterator[tuple[int, Box, Box]]:
 
 
 def _scatter(one: _Scattered, row: np.ndarray[Any, Any]) -> None:
-    for place, part, hit in _hits(one.inner, one.outer, one.block.index):
-        source = row[place : place + part.count].reshape(part.shape)[hit.within(part).slices]
+    for place, part, hit in _hits(one.inner, one.outer, one.block.number):
+        source = row[place : place + part.elements].reshape(part.shape)[hit.within(part).slices]
         target = one.view[hit.within(one.box).slices]
         if isinstance(target, np.ndarray):
             target[...] = source

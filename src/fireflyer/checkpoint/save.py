@@ -11,7 +11,15 @@ from fireflyer.checkpoint.catalog import Catalog, Retire
 from fireflyer.checkpoint.claims import Claims
 from fireflyer.checkpoint.datafile import Image, Written
 from fireflyer.checkpoint.layout import Slot, TensorSlot, ValueSlot
-from fireflyer.checkpoint.manifest import VERSION, Generation, Manifest, Part, decode, encode
+from fireflyer.checkpoint.manifest import (
+    VERSION,
+    Generation,
+    Manifest,
+    Metrics,
+    Part,
+    decode,
+    encode,
+)
 from fireflyer.checkpoint.plan import Plan
 from fireflyer.checkpoint.staging import Staged, Table
 from fireflyer.checkpoint.tree import Container, Node, Path, Piece, Tensor, Value
@@ -41,7 +49,7 @@ class Job(msgspec.Struct, kw_only=True):
     """The bytes of the table; the arena's, so only until the job is over."""
     before: Written | None
     """What the last save wrote of the same table, where the arena still held it."""
-    metrics: Mapping[str, float]
+    metrics: Metrics
 
 
 class Committer:

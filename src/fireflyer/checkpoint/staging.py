@@ -120,6 +120,11 @@ class Staged:
                 "before anything that changes the state"
             )
 
+    def forget(self) -> None:
+        """The save is over: the arena's bytes may go, and what is not copied need not be."""
+        self.data = memoryview(b"")
+        self._copies = []
+
     def _look(self) -> None:
         with self._lock:
             if not self._still.is_set():
