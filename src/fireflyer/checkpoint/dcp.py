@@ -231,7 +231,7 @@ def _object_sections(key: str, held: InMemory) -> list[Section]:
     sections = []
     for node in held.tensors:
         for box in held.boxes(node):
-            nbytes = box.count * itemsize_of(node)
+            nbytes = box.elements * itemsize_of(node)
             sections.append(Section(key, box, nbytes, functools.partial(held.read, node, box)))
     return sections
 
@@ -258,7 +258,7 @@ def _tensor_sections(planner: SavePlanner, item: WriteItem) -> list[Section]:
     assert data is not None
     key, dtype = item.index.fqn, data.properties.dtype
     box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
-    if not box.count:
+    if not box.elements:
         return []
 
     def stream() -> Any:
@@ -277,7 +277,7 @@ def _tensor_sections(planner: SavePlanner, item: WriteItem) -> list[Section]:
             )
         return pieces_of_bytes(local)
 
-    return [Section(key, box, box.count * dtype.itemsize, stream)]
+    return [Section(key, box, box.elements * dtype.itemsize, stream)]
 
 
 def _items(metadata: Metadata, saved: Mapping[str, list[_Saved]]) -> dict[str, tuple[Node, ...]]:
@@ -406,7 +406,7 @@ class Reader(StorageReader):
 def _wanted(keys: DcpKeys, item: ReadItem) -> tuple[Tensor, Box]:
     node = keys.tensors.get(item.storage_index.fqn)
     box = Box(tuple(item.storage_offsets), tuple(item.lengths))
-    if node is None or (box.count and intersection(box, whole(node.shape)) != box):
+    if node is None or (box.elements and intersection(box, whole(node.shape)) != box):
         raise CheckpointError(f"the checkpoint has no {item.storage_index.fqn} that holds {box}")
     return node, box
 

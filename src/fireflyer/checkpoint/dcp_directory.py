@@ -295,6 +295,6 @@ def _exported(
         )
         for number, box in enumerate(boxes):
             chunk = torch.empty(box.shape, dtype=dtype)
-            if box.count:
+            if box.elements:
                 fill(byte_view(chunk).reshape(-1), contents.read(node, box))
             yield MetadataIndex(key, box.offsets, number), chunk

@@ -178,7 +178,7 @@ def save_contents(
         counts.append(len(boxes))
         for box in boxes:
             stream = _counted(contents, node, box, advance)
-            sections.append(Section(path_name(node.path), box, box.count * size, stream))
+            sections.append(Section(path_name(node.path), box, box.elements * size, stream))
     file = generation.data(0)
     try:
         pieces = iter(write_sections(storage, file, sections))

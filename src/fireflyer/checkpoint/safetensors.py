@@ -331,7 +331,7 @@ class SafetensorsFiles(Contents):
         place = self._by_path[node.path]
         size = itemsize_of(node)
         start = place.offset + place.entry.data_offsets[0] + position(box, whole(node.shape)) * size
-        stop = start + box.count * size
+        stop = start + box.elements * size
         for first in range(start, stop, STREAM_BYTES):
             data = np.empty(min(STREAM_BYTES, stop - first), np.uint8).data
             self._storage.read_into(place.file, first, data)

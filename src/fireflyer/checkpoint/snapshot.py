@@ -73,12 +73,12 @@ class Snapshot(Contents):
             return
         first = position(box, whole(node.shape)) * size
         starts = [piece.offsets[0] for piece in flat.pieces]
-        for start, stop in _cut(starts, first, first + box.count * size, size):
+        for start, stop in _cut(starts, first, first + box.elements * size, size):
             yield self._fetch(flat, Box((start,), (stop - start,)))
 
     def _read_boxes(self, node: Tensor, box: Box) -> Iterator[memoryview]:
         """A box of bytes whose pieces, or which itself, are scattered."""
-        total = box.count
+        total = box.elements
         for start in range(0, total, _WINDOW_BYTES):
             stop = min(start + _WINDOW_BYTES, total)
             for _, part in boxes_of_range(box.shape, start, stop):
@@ -112,7 +112,7 @@ def _flattened(node: Tensor, size: int) -> Tensor | None:
         box = Box(piece.offsets, piece.shape)
         if not is_contiguous(box, everything):
             return None
-        pieces.append(_moved(piece, (position(box, everything) * size,), (box.count * size,)))
+        pieces.append(_moved(piece, (position(box, everything) * size,), (box.elements * size,)))
     shape = (math.prod(node.shape) * size,)
     return Tensor(path=node.path, kind="numpy", dtype="|u1", shape=shape, pieces=tuple(pieces))
 
