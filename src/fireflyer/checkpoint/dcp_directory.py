@@ -40,7 +40,7 @@ from fireflyer.errors import CheckpointError, Corrupted, StorageError
 from fireflyer.storage import DirectoryStorage
 
 METADATA = ".metadata"
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 16 << 20
 _VERSION = "1.0.0"
 """What DCP of torch 2.13 writes."""
 
@@ -238,7 +238,7 @@ def _blobs(storage_data: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...] |
 def write(
     contents: Contents, out: str | FilePath, advance: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Makes a directory that `dcp.load` reads, one file of data. Tensors become chunks of about 32 MiB.
+    """Makes a directory that `dcp.load` reads, one file of data. Tensors become chunks of about 16 MiB.
 
     Args:
         advance: called with numbers of bytes.
