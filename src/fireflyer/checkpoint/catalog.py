@@ -49,7 +49,7 @@ class Catalog:
             Corrupted: if it is missing or damaged, or a data file is missing or has the wrong size.
             CheckpointError: if a later version of the format wrote it.
         """
-        manifest = self._decoded(generation)
+        manifest = self.decoded(generation)
         self.check_files(manifest.files)
         return manifest
 
@@ -66,12 +66,16 @@ class Catalog:
                     f"{self.storage}/{file} {found}, its manifest says {expected} bytes"
                 )
 
-    def _decoded(self, generation: Generation) -> Manifest:
+    def decoded(self, generation: Generation) -> Manifest:
+        """The manifest, without a look at the data files. Raises as `manifest`."""
         name = generation.manifest
         where = f"{self.storage}/{name}"
-        if self.storage.size(name) is None:
-            raise Corrupted(f"{where} is missing")
-        data = self.storage.read(name)
+        try:
+            data = self.storage.read(name)
+        except StorageError as error:
+            if self.storage.size(name) is None:
+                raise Corrupted(f"{where} is missing") from error
+            raise
         version = decode(data, Versioned, where).version
         if version != VERSION:
             raise CheckpointError(
@@ -119,12 +123,22 @@ class Catalog:
         self._remove_leftovers(newest, {"data", "part", "failed", "temporary"})
 
     def _remove_leftovers(self, newest: Generation, roles: set[str]) -> None:
-        files = self._files()
-        needed = self._needed(files)
+        files, needed = self._settled()
         for file in files:
             if file.role in roles and file.generation <= newest and not needed(file):
                 self.storage.delete(file.name)
                 self.storage.delete(file.generation.directory)
+
+    def _settled(self) -> tuple[list[_File], Callable[[_File], bool]]:
+        """Everything there and whether it is needed, as of one moment. Somebody else may save or delete here;
+        a new save names only files of its own and of checkpoints that were there when it began."""
+        files = self._files()
+        while True:
+            needed = self._needed(files)
+            again = self._files()
+            if _manifests(again) == _manifests(files):
+                return files, needed
+            files = again
 
     def _needed(
         self, files: Sequence[_File], without: frozenset[Generation] | set[Generation] = frozenset()
@@ -137,7 +151,7 @@ class Catalog:
             if file.role != "manifest" or file.generation in without:
                 continue
             try:
-                named.update(self._decoded(file.generation).files)
+                named.update(self.decoded(file.generation).files)
             except (Corrupted, CheckpointError):
                 if self.storage.size(file.name) is not None:
                     unread.append(file.generation)
@@ -165,3 +179,7 @@ class Catalog:
                 if parsed is not None:
                     found.append(_File(*parsed, f"{directory}/{name}"))
         return found
+
+
+def _manifests(files: Sequence[_File]) -> set[str]:
+    return {file.name for file in files if file.role == "manifest"}

@@ -195,25 +195,24 @@ def new_local(kind: str, dtype: str, shape: Shape) -> Local:
 def byte_view(local: Local) -> torch.Tensor | np.ndarray[Any, Any]:
     """The memory of a tensor or array as uint8 [*shape, itemsize]: an array on the CPU, else a tensor."""
     if isinstance(local, np.ndarray):
-        return _array_bytes(local)
+        return np.asarray(_Bytes(local))
     view = local.detach().unsqueeze(-1).view(torch.uint8)
     return view.numpy() if view.device.type == "cpu" else view
 
 
-def _array_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    size = array.dtype.itemsize
+class _Bytes:
+    """An array's memory by numpy's protocol, with one more dimension; keeps the array."""
 
-    class Bytes:
-        __array_interface__ = {  # noqa: RUF012  # numpy's protocol
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        size = array.dtype.itemsize
+        self.keep = array
+        self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
             "data": (array.__array_interface__["data"][0], not array.flags.writeable),
             "shape": (*array.shape, size),
             "strides": (*array.strides, 1),
         }
-        keep = array
-
-    return np.asarray(Bytes())
 
 
 @contextlib.contextmanager

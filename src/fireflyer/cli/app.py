@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fireflyer.cli.ckpt import ckpt
 from fireflyer.cli.record import record
 from fireflyer.program import in_one_line
 
@@ -26,6 +27,7 @@ app = typer.Typer(
   fireflyer ps                          what runs and what waits
   fireflyer logs -f t1                  follow a task's output
   fireflyer record pack photos/ -o p.ffr  a folder as one record file
+  fireflyer ckpt ls runs/gpt            the checkpoints of a run
 
 `fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage.
 """,
@@ -264,6 +266,7 @@ def _become(command: list[str]) -> None:
 
 
 app.add_typer(record)
+app.add_typer(ckpt)
 
 _hand_over("demo", "Train a model, lose a worker, carry on.")
 _hand_over("bench", "Measure against peers: fireflyer bench NAME --help.")

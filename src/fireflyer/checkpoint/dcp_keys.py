@@ -1,0 +1,187 @@
+"""Our trees and the flat dicts of torch.distributed.checkpoint: which key stands for what.
+
+DCP joins the keys on the way to a tensor with dots, all of them as text but for positions in lists; a list
+without tensors or dicts, and whatever else is no tensor or dict, is one object under one key.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from fireflyer.checkpoint.contents import at, unflatten_or_corrupted
+from fireflyer.checkpoint.leaves import Local
+from fireflyer.checkpoint.tree import (
+    MAX_DEPTH,
+    Container,
+    Key,
+    Node,
+    Path,
+    Tensor,
+    Value,
+    path_name,
+)
+from fireflyer.errors import CheckpointError
+
+_NUMPY_CLASSES = [
+    np.ndarray,
+    np.dtype,
+    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    np._core.multiarray.scalar,  # type: ignore[attr-defined]
+    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGSUmM"},
+]
+"""What a pickled array names."""
+
+
+def safe_classes() -> AbstractContextManager[None]:
+    """Lets torch.load(weights_only=True) read arrays, too."""
+    found: AbstractContextManager[None] = torch.serialization.safe_globals(_NUMPY_CLASSES)
+    return found
+
+
+def safely_loaded(key: str, data: bytes) -> Any:
+    """What torch.save made of plain values, tensors and arrays.
+
+    Raises:
+        CheckpointError: naming the key, if it holds anything else.
+    """
+    try:
+        with safe_classes():
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a pickle of other things may raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{key} cannot be read as data alone, without running code: {reason}"
+        ) from error
+
+
+Items = Mapping[str, Sequence[Node]]
+"""What is under each key: nodes with paths counted from there."""
+
+
+def tree_of(items: Items, paths: Mapping[str, Sequence[Any]] | None) -> list[Node]:
+    """All items as one tree, in the order of `paths`; a position that no key stands for gets None, as in DCP.
+
+    Args:
+        paths: the keys on the way to each item; an item without one stands at the root.
+
+    Raises:
+        CheckpointError: if they make no tree.
+    """
+    root: dict[Key, Any] = {}
+    given = paths or {}
+    ordered = [key for key in given if key in items]
+    for key in [*ordered, *(key for key in items if key not in given)]:
+        path = tuple(given.get(key, (key,)))
+        if not path or len(path) > MAX_DEPTH or not all(type(one) in (str, int) for one in path):
+            raise CheckpointError(f"{key} has no place in a tree: {path!r}")
+        branch = root
+        for one in path[:-1]:
+            branch = branch.setdefault(one, {})
+            if not isinstance(branch, dict):
+                raise CheckpointError(f"{key} lies within another item")
+        if path[-1] in branch:
+            raise CheckpointError(f"{key} has the place of another item")
+        branch[path[-1]] = tuple(items[key])
+    nodes: list[Node] = []
+    _emit(nodes, (), root, "dict")
+    return nodes
+
+
+def _emit(nodes: list[Node], path: Path, branch: dict[Key, Any], kind: Any) -> None:
+    nodes.append(Container(path=path, kind=kind))
+    keys: Sequence[Key] = list(branch)
+    if kind == "list":
+        last = max(key for key in branch if isinstance(key, int))
+        if last > 2 * len(branch) + 1000 or min(keys) < 0:  # type: ignore[operator]
+            raise CheckpointError(
+                f"{path_name(path)} has positions up to {last} but {len(keys)} items"
+            )
+        keys = range(last + 1)
+    for key in keys:
+        place = (*path, key)
+        found = branch.get(key)
+        if found is None:
+            nodes.append(Value(path=place, kind="none", value=None))
+        elif isinstance(found, dict):
+            is_list = all(type(one) is int for one in found)
+            _emit(nodes, place, found, "list" if is_list else "dict")
+        else:
+            nodes.extend(at((*place, *node.path), node) for node in found)
+
+
+class DcpKeys:
+    """The keys that DCP would give to a state with these nodes."""
+
+    def __init__(self, name: str, nodes: Sequence[Node]) -> None:
+        """
+        Raises:
+            CheckpointError: if the state is no dict, two items would have one key, or this build of torch
+                lacks a dtype.
+        """
+        self._nodes: dict[int, Tensor] = {}
+        self._stand_ins: dict[Path, Local] = {}
+        for node in nodes:
+            if isinstance(node, Tensor):
+                found = _stand_in(node)
+                self._stand_ins[node.path] = found
+                self._nodes[id(found)] = node
+        state = unflatten_or_corrupted(name, nodes, self._stand_ins)
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{name} is a {type(state).__name__}; DCP knows only dicts")
+        try:
+            flat, paths = flatten_state_dict(state)
+        except ValueError as error:
+            raise CheckpointError(f"{name} cannot have DCP's keys: {error}") from error
+        self.paths: dict[str, tuple[Any, ...]] = paths
+        self.tensors: dict[str, Tensor] = {}
+        self._objects: dict[str, Any] = {}
+        for key, item in flat.items():
+            if isinstance(item, torch.Tensor):
+                self.tensors[key] = self._nodes[id(item)]
+            else:
+                self._objects[key] = item
+
+    @property
+    def objects(self) -> list[str]:
+        """Keys of what is no tensor."""
+        return list(self._objects)
+
+    def tensors_within(self, key: str) -> list[Tensor]:
+        """Those that the object under a key holds: arrays, and tensors in tuples."""
+        return list(self._within(self._objects[key]))
+
+    def _within(self, item: Any) -> list[Tensor]:
+        if isinstance(item, torch.Tensor | np.ndarray):
+            return [self._nodes[id(item)]]
+        children = item.values() if isinstance(item, dict) else item
+        if not isinstance(item, dict | list | tuple):
+            return []
+        return [node for child in children for node in self._within(child)]
+
+    def assembled(self, key: str, loaded: Mapping[Path, Local]) -> Any:
+        """The object under a key, with its tensors."""
+        return self._replaced(self._objects[key], loaded)
+
+    def _replaced(self, item: Any, loaded: Mapping[Path, Local]) -> Any:
+        if isinstance(item, torch.Tensor | np.ndarray):
+            return loaded[self._nodes[id(item)].path]
+        if isinstance(item, dict):
+            return {key: self._replaced(child, loaded) for key, child in item.items()}
+        if isinstance(item, list | tuple):
+            return type(item)(self._replaced(child, loaded) for child in item)
+        return item
+
+
+def _stand_in(node: Tensor) -> Local:
+    """A tensor without memory, or an array, which DCP takes for an object."""
+    if node.kind == "numpy":
+        return np.empty(0)
+    dtype = getattr(torch, node.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"{path_name(node.path)}: unknown torch dtype {node.dtype!r}")
+    return torch.empty(node.shape, dtype=dtype, device="meta")

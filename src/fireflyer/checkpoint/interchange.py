@@ -1,0 +1,150 @@
+"""From other formats and into them: which one a path holds, and a part of a state as a state of its own."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Literal
+
+import torch
+
+from fireflyer.checkpoint import dcp_directory, safetensors
+from fireflyer.checkpoint.boxes import Box
+from fireflyer.checkpoint.contents import Contents, InMemory, at
+from fireflyer.checkpoint.dcp_keys import safe_classes
+from fireflyer.checkpoint.tree import Container, Node, Path, Tensor, path_name
+from fireflyer.errors import CheckpointError, ConfigError, StorageError
+from fireflyer.storage import DirectoryStorage
+
+Kind = Literal["safetensors", "dcp", "torch"]
+KINDS: tuple[Kind, ...] = ("safetensors", "dcp", "torch")
+
+
+def open_foreign(source: str | os.PathLike[str]) -> Contents:
+    """What a file or folder of another format holds: safetensors, DCP, or torch.save. Runs nothing of it.
+
+    Raises:
+        ConfigError: if it is none of them.
+        Corrupted: if it is damaged.
+        CheckpointError: if it holds what a state of ours cannot.
+        StorageError: if it cannot be read.
+    """
+    path = FilePath(source)
+    if not path.exists():
+        raise ConfigError(f"there is no {path}")
+    if path.is_dir():
+        if (path / dcp_directory.METADATA).is_file():
+            return dcp_directory.DcpDirectory(path)
+        if any(path.glob("*.safetensors")):
+            return safetensors.SafetensorsFiles(path)
+        raise ConfigError(f"{path} has neither {dcp_directory.METADATA} nor a .safetensors file")
+    if path.suffix == ".safetensors":
+        return safetensors.SafetensorsFiles(path)
+    return _torch_file(path)
+
+
+def _torch_file(path: FilePath) -> Contents:
+    """Mapped, not read, where the file allows it."""
+    try:
+        with safe_classes():
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # whatever a pickle may raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path} is not what torch.save makes of data alone: {reason}"
+        ) from error
+    return InMemory(state, str(path))
+
+
+def _is_zip(path: FilePath) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def export(
+    contents: Contents,
+    out: str | os.PathLike[str],
+    kind: Kind,
+    *,
+    shard_bytes: int = safetensors.SHARD_BYTES,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[str]:
+    """Writes contents in another format; `torch` needs memory for all of them, the others for a few blocks.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        CheckpointError: if the format cannot hold them.
+        StorageError: if they cannot be read or written.
+    """
+    path = FilePath(out)
+    if kind == "safetensors":
+        return safetensors.write(contents, path, shard_bytes=shard_bytes, advance=advance)
+    if kind == "dcp":
+        dcp_directory.write(contents, path, advance)
+        return [str(path / name) for name in sorted(os.listdir(path))]
+    state = contents.state()
+    storage = DirectoryStorage(path.parent)
+    partial = f".{path.name}.tmp"
+    try:
+        torch.save(state, storage.root / partial)
+        _sync(storage.root / partial)
+        storage.rename(partial, path.name)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
+        raise StorageError(f"cannot write {path}: {error}") from error
+    finally:
+        with contextlib.suppress(StorageError):
+            storage.delete(partial)
+    return [str(path)]
+
+
+def _sync(path: FilePath) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Part(Contents):
+    """What is under one key, with paths from there."""
+
+    def __init__(self, inner: Contents, name: str) -> None:
+        """
+        Args:
+            name: of a dict or list, e.g. "model" or "optimizer.state".
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        self._inner, self._name = inner, name
+        roots = [
+            node.path
+            for node in inner.nodes
+            if isinstance(node, Container) and path_name(node.path) == name
+        ]
+        if not roots:
+            raise ConfigError(f"{inner} has no dict or list {name!r}")
+        root = roots[0]
+        self._whole: dict[Path, Tensor] = {}
+        self.nodes = [
+            self._cut(node, len(root)) for node in inner.nodes if node.path[: len(root)] == root
+        ]
+
+    def __str__(self) -> str:
+        return f"{self._name} of {self._inner}"
+
+    def _cut(self, node: Node, depth: int) -> Node:
+        path = node.path[depth:]
+        if isinstance(node, Tensor):
+            self._whole[path] = node
+        return at(path, node)
+
+    def boxes(self, node: Tensor) -> list[Box]:
+        return self._inner.boxes(self._whole[node.path])
+
+    def read(self, node: Tensor, box: Box) -> Iterator[memoryview]:
+        return self._inner.read(self._whole[node.path], box)

@@ -1,0 +1,135 @@
+"""One checkpoint of ours, opened to be looked into: any box of any tensor, verified, in bounded memory."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from fireflyer.checkpoint.boxes import (
+    Box,
+    boxes_of_range,
+    flaw,
+    is_contiguous,
+    position,
+    whole,
+)
+from fireflyer.checkpoint.catalog import Catalog
+from fireflyer.checkpoint.contents import Contents, itemsize_of
+from fireflyer.checkpoint.manifest import Generation, Manifest
+from fireflyer.checkpoint.reader import Reader
+from fireflyer.checkpoint.tree import Piece, Tensor, path_name
+from fireflyer.errors import CheckpointError
+from fireflyer.storage import Storage
+
+_WINDOW_BYTES = 16 << 20
+"""Read at a time: four of the blocks that have a CRC."""
+
+
+class Snapshot(Contents):
+    """The merged state of a checkpoint; what ranks saved as `per_rank` is left out."""
+
+    def __init__(self, storage: Storage, generation: Generation, manifest: Manifest) -> None:
+        self.storage = storage
+        self.generation = generation
+        self.manifest = manifest
+        self.nodes = manifest.state
+
+    def __str__(self) -> str:
+        return f"step {self.generation.step} in {self.storage}"
+
+    @classmethod
+    def open(cls, catalog: Catalog, step: int | None = None) -> "Snapshot":
+        """The newest checkpoint (of `step`, if given) whose manifest is undamaged and whose files have the
+        right size.
+
+        Raises:
+            CheckpointError: if there is none.
+            Corrupted: if there are only damaged ones; about the newest.
+        """
+        first: Exception | None = None
+        for generation in catalog.generations(step):
+            try:
+                return cls(catalog.storage, generation, catalog.manifest(generation))
+            except Exception as error:  # noqa: BLE001  # raised below unless an older one is whole
+                first = first or error
+        if first is not None:
+            raise first
+        what = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise CheckpointError(f"there is no {what} in {catalog.storage}")
+
+    def boxes(self, node: Tensor) -> list[Box]:
+        return [Box(piece.offsets, piece.shape) for piece in node.pieces]
+
+    def read(self, node: Tensor, box: Box) -> Iterator[memoryview]:
+        problem = flaw(node.shape, self.boxes(node))
+        if problem is not None:
+            raise CheckpointError(f"{self}: the pieces of {path_name(node.path)}: {problem}")
+        size = itemsize_of(node)
+        flat = _flattened(node, size) if is_contiguous(box, whole(node.shape)) else None
+        if flat is None:
+            yield from self._read_boxes(
+                _bytewise(node, size), Box((*box.offsets, 0), (*box.shape, size))
+            )
+            return
+        first = position(box, whole(node.shape)) * size
+        starts = [piece.offsets[0] for piece in flat.pieces]
+        for start, stop in _cut(starts, first, first + box.elements * size, size):
+            yield self._fetch(flat, Box((start,), (stop - start,)))
+
+    def _read_boxes(self, node: Tensor, box: Box) -> Iterator[memoryview]:
+        """A box of bytes whose pieces, or which itself, are scattered."""
+        total = box.elements
+        for start in range(0, total, _WINDOW_BYTES):
+            stop = min(start + _WINDOW_BYTES, total)
+            for _, part in boxes_of_range(box.shape, start, stop):
+                moved = tuple(a + b for a, b in zip(part.offsets, box.offsets, strict=True))
+                yield self._fetch(node, Box(moved, part.shape))
+
+    def _fetch(self, node: Tensor, box: Box) -> memoryview:
+        data = np.empty(box.shape, np.uint8)
+        reader = Reader(self.storage)
+        reader.want(node, data, box)
+        reader.run()
+        return data.reshape(-1).data
+
+
+def _cut(starts: Sequence[int], first: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """The bytes [first, stop) in windows that begin where pieces do, so that hardly a block is read twice;
+    whole elements."""
+    window = _WINDOW_BYTES // size * size
+    ends = sorted({start for start in starts if first < start < stop} | {stop})
+    for end in ends:
+        for start in range(first, end, window):
+            yield start, min(start + window, end)
+        first = end
+
+
+def _flattened(node: Tensor, size: int) -> Tensor | None:
+    """The tensor as one dimension of bytes, if each piece lies together in it."""
+    everything = whole(node.shape)
+    pieces = []
+    for piece in node.pieces:
+        box = Box(piece.offsets, piece.shape)
+        if not is_contiguous(box, everything):
+            return None
+        pieces.append(_moved(piece, (position(box, everything) * size,), (box.elements * size,)))
+    shape = (math.prod(node.shape) * size,)
+    return Tensor(path=node.path, kind="numpy", dtype="|u1", shape=shape, pieces=tuple(pieces))
+
+
+def _bytewise(node: Tensor, size: int) -> Tensor:
+    """The tensor with a last dimension of bytes."""
+    pieces = tuple(_moved(one, (*one.offsets, 0), (*one.shape, size)) for one in node.pieces)
+    shape = (*node.shape, size)
+    return Tensor(path=node.path, kind="numpy", dtype="|u1", shape=shape, pieces=pieces)
+
+
+def _moved(piece: Piece, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Piece:
+    return Piece(
+        offsets=offsets,
+        shape=shape,
+        file=piece.file,
+        offset=piece.offset,
+        length=piece.length,
+        crc32=piece.crc32,
+    )

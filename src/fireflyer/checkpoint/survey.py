@@ -1,0 +1,303 @@
+"""What a directory of checkpoints holds, and whether every byte of it is as it was written."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from fireflyer.checkpoint.boxes import Box, flaw
+from fireflyer.checkpoint.catalog import Catalog
+from fireflyer.checkpoint.manifest import (
+    CRC_BYTES,
+    DAMAGED,
+    Generation,
+    Manifest,
+    decode,
+    parse_directory,
+    parse_file,
+)
+from fireflyer.checkpoint.tree import Node, Piece, Tensor, Value, path_name
+from fireflyer.errors import CheckpointError, Corrupted, StorageError, Unavailable
+
+_BATCH_BYTES = 32 << 20
+_BATCH_BLOCKS = 4096
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """One checkpoint."""
+
+    step: int
+    epoch: int
+    number: int
+    """Of the save in its run; epoch and number are its age."""
+    state: Literal["whole", "damaged", "unknown version", "set aside"]
+    """By the manifest and the sizes of the files. Set aside: in damaged/."""
+    reason: str = ""
+    created: float | None = None
+    """Seconds since 1970; None, as all below, where the manifest cannot be read."""
+    bytes: int | None = None
+    """Of the tensors."""
+    older_bytes: int | None = None
+    """How many of them are in files of older saves."""
+    world_size: int | None = None
+    tensors: int | None = None
+    values: int | None = None
+    task: str | None = None
+    attempt: int | None = None
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]] = {}
+
+
+def summaries(catalog: Catalog) -> list[Summary]:
+    """All checkpoints, the newest first; then those in damaged/."""
+    return [_summary(catalog, one) for one in catalog.generations()] + _set_aside(catalog)
+
+
+def _summary(catalog: Catalog, generation: Generation) -> Summary:
+    found = Summary(
+        step=generation.step, epoch=generation.epoch, number=generation.number, state="whole"
+    )
+    try:
+        manifest = catalog.decoded(generation)
+    except Corrupted as error:
+        found.state, found.reason = "damaged", str(error)
+        return found
+    except CheckpointError as error:
+        found.state, found.reason = "unknown version", str(error)
+        return found
+    _describe(found, generation, manifest)
+    try:
+        catalog.check_files(manifest.files)
+    except Corrupted as error:
+        found.state, found.reason = "damaged", str(error)
+    return found
+
+
+def _describe(found: Summary, generation: Generation, manifest: Manifest) -> None:
+    own = f"{generation.directory}/data-{generation.epoch:06d}-{generation.number:06d}-"
+    pieces = [piece for node in _tensors(manifest) for piece in node.pieces]
+    found.created = manifest.created
+    found.bytes = sum(piece.length for piece in pieces)
+    found.older_bytes = sum(piece.length for piece in pieces if not piece.file.startswith(own))
+    found.world_size = manifest.world_size
+    found.tensors = sum(isinstance(node, Tensor) for node in manifest.state)
+    found.values = sum(isinstance(node, Value) for node in manifest.state)
+    found.task, found.attempt = manifest.task, manifest.attempt
+    found.metrics = manifest.metrics
+
+
+def _tensors(manifest: Manifest) -> Iterator[Tensor]:
+    every: Sequence[Sequence[Node]] = [manifest.state, *manifest.per_rank.values()]
+    for nodes in every:
+        yield from (node for node in nodes if isinstance(node, Tensor))
+
+
+def _set_aside(catalog: Catalog) -> list[Summary]:
+    found = []
+    for directory in catalog.storage.list(DAMAGED):
+        step = parse_directory(directory)
+        for name in catalog.storage.list(f"{DAMAGED}/{directory}") if step is not None else ():
+            parsed = parse_file(step, name) if step is not None else None
+            if parsed is None or parsed[0] != "manifest":
+                continue
+            generation = parsed[1]
+            one = Summary(
+                step=generation.step,
+                epoch=generation.epoch,
+                number=generation.number,
+                state="set aside",
+                reason=f"in {DAMAGED}/{directory}",
+            )
+            try:
+                path = f"{DAMAGED}/{generation.manifest}"
+                _describe(one, generation, decode(catalog.storage.read(path), Manifest, path))
+            except Corrupted as error:
+                one.reason = str(error)
+            found.append(one)
+    return sorted(found, key=lambda one: (one.epoch, one.number), reverse=True)
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Something that is not as it was written."""
+
+    step: int
+    file: str
+    tensors: list[str]
+    message: str
+
+
+class Verified(msgspec.Struct):
+    """What `verify` found."""
+
+    checkpoints: int = 0
+    bytes: int = 0
+    """Read; what several checkpoints share counts once."""
+    damages: list[Damage] = []
+
+
+class _Block(NamedTuple):
+    """A part of a piece that has a CRC of its own."""
+
+    name: str
+    piece: Piece
+    start: int
+
+    @property
+    def length(self) -> int:
+        return min(CRC_BYTES, self.piece.length - self.start)
+
+
+class Verifier:
+    """Reads every byte of checkpoints once, also where they share files."""
+
+    def __init__(self, catalog: Catalog, advance: Callable[[int], None] = lambda _: None) -> None:
+        """
+        Args:
+            advance: called with numbers of bytes.
+        """
+        self._catalog = catalog
+        self._advance = advance
+        self._buffer = np.empty(0, np.uint8)
+        self._seen: dict[Piece, list[str]] = {}
+        """What is wrong with pieces that have been read."""
+        self.found = Verified()
+
+    def verify(self, generation: Generation) -> list[Damage]:
+        """What is damaged in one checkpoint; added to `found`, too.
+
+        Raises:
+            CheckpointError: if a later version of the format wrote it.
+            Unavailable: if the storage does not answer.
+        """
+        self.found.checkpoints += 1
+        damages = list(self._damages(generation))
+        self.found.damages += damages
+        return damages
+
+    def _damages(self, generation: Generation) -> Iterator[Damage]:
+        step = generation.step
+        try:
+            manifest = self._catalog.decoded(generation)
+        except Corrupted as error:
+            yield Damage(step, generation.manifest, [], str(error))
+            return
+        lost = {}
+        for file, size in manifest.files.items():
+            try:
+                self._catalog.check_files({file: size})
+            except Corrupted as error:
+                lost[file] = str(error)
+        blocks: list[_Block] = []
+        for label, nodes in _states(manifest):
+            for node in nodes:
+                if isinstance(node, Tensor):
+                    name = label + path_name(node.path)
+                    problem = _flaw(node, manifest)
+                    if problem is not None:
+                        yield Damage(step, generation.manifest, [name], problem)
+                        continue
+                    blocks += _blocks(name, node, lost)
+        for file, message in lost.items():
+            names = [
+                label + path_name(node.path)
+                for label, nodes in _states(manifest)
+                for node in nodes
+                if isinstance(node, Tensor) and any(one.file == file for one in node.pieces)
+            ]
+            yield Damage(step, file, names, message)
+        yield from self._read(step, blocks)
+
+    def _read(self, step: int, blocks: Sequence[_Block]) -> Iterator[Damage]:
+        fresh = [block for block in blocks if block.piece not in self._seen]
+        for batch in _batches(fresh):
+            for block in batch:
+                self._seen.setdefault(block.piece, [])
+            total = sum(block.length for block in batch)
+            if total > len(self._buffer):
+                self._buffer = np.empty(total, np.uint8)
+            for block, message in self._bad(batch):
+                self._seen[block.piece].append(message)
+            self.found.bytes += total
+            self._advance(total)
+        for name, piece in dict.fromkeys((block.name, block.piece) for block in blocks):
+            for message in self._seen[piece]:
+                yield Damage(step, piece.file, [name], message)
+
+    def _bad(self, blocks: Sequence[_Block]) -> Iterator[tuple[_Block, str]]:
+        """Those that are not as written; finds them by halves."""
+        try:
+            self._check(blocks)
+        except Unavailable:
+            raise
+        except StorageError as error:
+            if len(blocks) == 1:
+                yield blocks[0], str(error)
+                return
+            half = len(blocks) // 2
+            yield from self._bad(blocks[:half])
+            yield from self._bad(blocks[half:])
+
+    def _check(self, blocks: Sequence[_Block]) -> None:
+        names = list({block.piece.file: 0 for block in blocks})
+        numbers = {name: number for number, name in enumerate(names)}
+        place = int(self._buffer.ctypes.data)
+        rows = []
+        for block in blocks:
+            offset = block.piece.offset + block.start
+            rows.append((numbers[block.piece.file], offset, block.length, place))
+            place += block.length
+        crcs = [block.piece.crc32[block.start // CRC_BYTES] for block in blocks]
+        self._catalog.storage.read_checked(
+            names, np.array(rows, np.int64), np.array(crcs, np.uint32)
+        )
+
+
+def _states(manifest: Manifest) -> list[tuple[str, Sequence[Node]]]:
+    """All states with what to put before their names."""
+    own = [(f"per_rank[{rank}] ", nodes) for rank, nodes in manifest.per_rank.items()]
+    return [("", manifest.state), *own]
+
+
+def _flaw(node: Tensor, manifest: Manifest) -> str | None:
+    problem = flaw(node.shape, [Box(piece.offsets, piece.shape) for piece in node.pieces])
+    if problem is not None:
+        return f"its pieces make no tensor: {problem}"
+    for piece in node.pieces:
+        if len(piece.crc32) != -(-piece.length // CRC_BYTES):
+            return f"{piece.length} bytes have {len(piece.crc32)} checksums"
+        if piece.length and piece.file not in manifest.files:
+            return f"{piece.file} is not among the manifest's files"
+    return None
+
+
+def _blocks(name: str, node: Tensor, lost: dict[str, str]) -> Iterator[_Block]:
+    for piece in node.pieces:
+        if piece.file not in lost:
+            for start in range(0, piece.length, CRC_BYTES):
+                yield _Block(name, piece, start)
+
+
+def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
+    batch: list[_Block] = []
+    filled = 0
+    for block in blocks:
+        if batch and (filled + block.length > _BATCH_BYTES or len(batch) == _BATCH_BLOCKS):
+            yield batch
+            batch, filled = [], 0
+        batch.append(block)
+        filled += block.length
+    if batch:
+        yield batch
+
+
+def bytes_to_verify(catalog: Catalog, generations: Sequence[Generation]) -> int:
+    """How much `Verifier` will read, as far as manifests can be read."""
+    pieces: dict[Piece, int] = {}
+    for generation in generations:
+        try:
+            manifest = catalog.decoded(generation)
+        except (Corrupted, CheckpointError):
+            continue
+        for node in _tensors(manifest):
+            pieces.update((piece, piece.length) for piece in node.pieces)
+    return sum(pieces.values())
