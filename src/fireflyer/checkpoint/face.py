@@ -211,7 +211,7 @@ class CheckpointManager:
                 metrics=measured,
             )
             if not self._overlap:
-                staged.release()  # the writer would take cores and memory from the copy that training waits for
+                staged.release()  # first: the writer would take cores from the copy that training waits for
             future = self._run_in_background(job)
         except BaseException as error:
             self._committer.report_failure(ready.generation, rank, world, error)
