@@ -17,7 +17,7 @@ from tests.conftest import Gang, StartGang
 from fireflyer.checkpoint import CheckpointManager, InMemory, Shard
 from fireflyer.checkpoint.memfd import Memory
 from fireflyer.checkpoint.staging import Stager
-from fireflyer.errors import CheckpointError, NoSpace
+from fireflyer.errors import CheckpointError, NoSpace, StorageError
 from fireflyer.storage import Chunk, DirectoryStorage
 
 Differences = Callable[[Any, Any], list[str]]
@@ -231,6 +231,22 @@ def test_a_rank_that_cannot_stage_lets_the_others_know(
         return [handle.in_memory, manager.steps()]
 
     assert job(body, 2, 2).results() == [[True, [2]]] * 2
+
+
+def test_what_rank_0_cannot_read_fails_the_constructor_on_all(job: Job, tmp_path: Path) -> None:
+    class Unreadable(DirectoryStorage):
+        def list(self, name: str = "") -> list[str]:
+            raise StorageError(f"{name} cannot be read")
+
+    def body(rank: int, world: int) -> str:
+        storage = (Unreadable if rank == 0 else DirectoryStorage)(tmp_path / "c")
+        with pytest.raises((StorageError, CheckpointError)) as caught:
+            CheckpointManager(storage, memory=True)
+        return str(caught.value)
+
+    first, second = job(body, 2, 1).results()
+    assert first == "claims cannot be read"
+    assert second == "rank 0 cannot use the directory: claims cannot be read"
 
 
 def test_without_room_storage_goes_on_alone(
