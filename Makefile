@@ -23,10 +23,10 @@ lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings a
 bench: setup  ## the benchmark figures of the README
 	@.venv/bin/fireflyer bench allreduce $(ARGS)
 
-soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), a million operations, 1,000 killed writers
+soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), a million operations, 3,000 killed writers, power cuts
 	@FIREFLYER_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest tests/hfreduce/test_soak.py
 	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/test_memory.py
-	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py
+	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py tests/checkpoint/test_kills.py tests/checkpoint/test_power_cut.py
 
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)

@@ -1,10 +1,12 @@
 """What the checkpoint tests share: exact comparison, a storage that tells and obeys, forked children."""
 
+import contextlib
 import os
 import select
 import signal
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from tests.conftest import fork_child
 
+from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.errors import StorageError
-from fireflyer.storage import Chunk, Range, Storage
+from fireflyer.storage import Chunk, DirectoryStorage, Range, Storage
 
 DEADLINE_S = 60
 
@@ -147,6 +150,57 @@ def forked() -> Callable[..., list[int]]:
         return [_reap(child) for child in children]
 
     return run
+
+
+class Machine:
+    """The keepers that a test's ranks have started; none is left at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stores = 0
+
+    def store(self) -> str:
+        self._stores += 1
+        return str(self.folder / f"store{self._stores}")
+
+    def keepers(self) -> dict[str, int]:
+        """By node: the keeper's pid."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"checkpoint.keeper" in command and str(self.folder).encode() in command:
+                    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    nodes = [v[15:] for v in environment if v.startswith(b"FIREFLYER_NODE=")]
+                    found[b"".join(nodes).decode()] = int(pid)
+        return found
+
+    def kill_keeper(self, node: str) -> None:
+        pid = self.keepers()[node]
+        pidfd = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([pidfd], [], [], DEADLINE_S)[0]
+        os.close(pidfd)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("FIREFLYER_KEEPER", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    machine = Machine(tmp_path)
+    yield machine
+    while keepers := machine.keepers():
+        machine.kill_keeper(next(iter(keepers)))
+
+
+def untidy(place: Path) -> list[str]:
+    """Files that no checkpoint of a directory needs, after a save that has succeeded."""
+    catalog = Catalog(DirectoryStorage(place))
+    needed = {name for _, manifest in catalog.whole() for name in manifest.files}
+    needed |= {generation.manifest for generation in catalog.generations()}
+    files = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    return sorted(name for name in files - needed if name.startswith("step-"))
 
 
 FILE_CALLS = (

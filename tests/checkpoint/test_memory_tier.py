@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
+from tests.checkpoint.conftest import Machine
 from tests.conftest import StartGang
 
 from fireflyer._native import crc32
@@ -131,48 +132,6 @@ def _check(tier: MemoryTier, world: int) -> Generation | None:
         return generation
     finally:
         storage.close()
-
-
-class Machine:
-    """The keepers that a test's ranks have started; none is left at its end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stores = 0
-
-    def store(self) -> str:
-        self._stores += 1
-        return str(self.folder / f"store{self._stores}")
-
-    def keepers(self) -> dict[str, int]:
-        """By node: the keeper's pid."""
-        found = {}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if b"checkpoint.keeper" in command and str(self.folder).encode() in command:
-                    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                    nodes = [v[15:] for v in environment if v.startswith(b"FIREFLYER_NODE=")]
-                    found[b"".join(nodes).decode()] = int(pid)
-        return found
-
-    def kill_keeper(self, node: str) -> None:
-        pid = self.keepers()[node]
-        pidfd = os.pidfd_open(pid)
-        os.kill(pid, signal.SIGKILL)
-        assert select.select([pidfd], [], [], DEADLINE_S)[0]
-        os.close(pidfd)
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv("FIREFLYER_KEEPER", raising=False)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    machine = Machine(tmp_path)
-    yield machine
-    while keepers := machine.keepers():
-        machine.kill_keeper(next(iter(keepers)))
 
 
 def _body(
@@ -469,6 +428,20 @@ def test_bytes_are_checked_when_they_arrive(served: Keeper) -> None:
     overlap = [wire.Block(0, 10, 0), wire.Block(9, 10, 0)]
     assert not tier.replicate(SAVES[0], [memoryview(data)], lambda: (b"", overlap), b"".join)
     assert _save(tier, SAVES[1], 0)  # the connection goes on
+    tier.close()
+
+
+def test_what_is_held_does_not_shrink_the_limit_of_the_next_run(
+    served: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 2_000_000
+    monkeypatch.setattr("fireflyer.checkpoint.keeper._available_bytes", lambda: free)
+    tier = _alone()
+    assert _save(tier, SAVES[0], 0)
+    free -= 500_000
+    tier.join()
+    assert _save(tier, SAVES[1], 0), "two saves fit as before"
+    assert served._rooms[PLACE].shelf.limit_bytes == 1_000_000
     tier.close()
 
 

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fireflyer.checkpoint.face import CheckpointManager as CheckpointManager
     from fireflyer.checkpoint.face import SaveHandle as SaveHandle
+    from fireflyer.checkpoint.inmemory import InMemory as InMemory
     from fireflyer.checkpoint.leaves import Shard as Shard
     from fireflyer.checkpoint.retention import Keep as Keep
 
-_HOMES = {"CheckpointManager": "face", "SaveHandle": "face", "Shard": "leaves", "Keep": "retention"}
+_HOMES = {
+    "CheckpointManager": "face",
+    "SaveHandle": "face",
+    "InMemory": "inmemory",
+    "Shard": "leaves",
+    "Keep": "retention",
+}
 
-__all__ = ["CheckpointManager", "Keep", "SaveHandle", "Shard"]
+__all__ = ["CheckpointManager", "InMemory", "Keep", "SaveHandle", "Shard"]
 
 
 def __getattr__(name: str) -> Any:

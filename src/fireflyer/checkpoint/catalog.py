@@ -30,6 +30,11 @@ class Catalog:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
+    @property
+    def fate(self) -> str:
+        """What `set_aside` does, for messages."""
+        return f"moving it to {self.storage}/{DAMAGED}"
+
     def generations(self, step: int | None = None) -> list[Generation]:
         """All that have a manifest (of one step, if given), the newest first."""
         found = [file.generation for file in self._files(step) if file.role == "manifest"]

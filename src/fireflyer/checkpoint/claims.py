@@ -48,6 +48,11 @@ class Claims:
         """The highest epoch claimed; 0 if there is none."""
         return max(self._epochs(), default=0)
 
+    def first(self) -> bytes | None:
+        """The directory's first claim as it lies there, None if there is none; nobody ever changes it."""
+        epochs = self._epochs()
+        return self._storage.read(f"{_DIRECTORY}/{epochs[0]:06d}.json") if epochs else None
+
     def succeeds(self) -> bool:
         """Whether this run is a later attempt of the task that owns the directory (or nobody does), so
         that it can take over at once. Any other run may be here only to read."""

@@ -1,10 +1,12 @@
 """CheckpointManager: what a training script sees."""
 
+import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +16,9 @@ from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.datafile import Written
+from fireflyer.checkpoint.inmemory import Copies, InMemory
 from fireflyer.checkpoint.load import load_newest, read_tensors
-from fireflyer.checkpoint.manifest import Metrics
+from fireflyer.checkpoint.manifest import Generation, Metrics
 from fireflyer.checkpoint.prepare import Preparer
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.save import Committer, Job
@@ -30,12 +33,15 @@ COMMIT_DEADLINE_S = 600.0
 class SaveHandle:
     """One save on its way."""
 
-    def __init__(self, step: int, future: Future[Written], staged: Staged) -> None:
+    def __init__(
+        self, step: int, future: Future[Written], staged: Staged, in_memory: Future[bool]
+    ) -> None:
         self.step = step
         self.stall_s = 0.0
         """Seconds that `save` kept its caller: waiting for the save before, and the copy."""
         self._future = future
         self._staged = staged
+        self._in_memory = in_memory
         self._reported = False
         self._process = os.getpid()
 
@@ -56,6 +62,20 @@ class SaveHandle:
             self._future.result(timeout_s)
         finally:
             self._reported = self._future.done()
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the nodes hold the whole save in memory, so that it outlives this job's processes."""
+        return self._in_memory.done() and self._in_memory.result()
+
+    def wait_in_memory(self, timeout_s: float | None = None) -> bool:
+        """Returns `in_memory` once it is decided; False without a memory tier, or where it was skipped.
+
+        Raises:
+            TimeoutError: if `timeout_s` passes first; the save goes on.
+        """
+        self._staged.release()
+        return self._in_memory.result(timeout_s)
 
     def settle(self) -> None:
         """Waits, without an error."""
@@ -96,6 +116,7 @@ class CheckpointManager:
         *,
         overlap: bool = False,
         incremental: bool = False,
+        memory: bool | InMemory = False,
         should_suspend: Callable[[], bool] | None = None,
         commit_deadline_s: float = COMMIT_DEADLINE_S,
         clock: Clock | None = None,
@@ -109,6 +130,9 @@ class CheckpointManager:
             overlap: `save` returns while large tensors are still being copied; `before_step` must be called
                 before they change.
             incremental: tensors whose bytes have not changed since the save before are not written again.
+            memory: each save is held in the memory of two nodes, too, before it is on storage, and loaded
+                from there after a restart if it is the newest; an `InMemory` has options. The constructor
+                is collective then: after init_process_group, on all ranks.
             should_suspend: whether this rank was asked to leave, e.g. `hai.suspend_requested`; asked on
                 all ranks at the same steps, at most 1 s apart at the recent pace. Once it says yes on
                 any rank, `should_save` and `suspending` are true on all.
@@ -122,8 +146,14 @@ class CheckpointManager:
         storage = open_storage(directory) if isinstance(directory, str | os.PathLike) else directory
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
-        self._committer = Committer(self._catalog, self._claims, Keep.of(keep), commit_deadline_s)
         self._control = Control(commit_deadline_s)
+        self._copies: Copies | None = None
+        if memory:
+            options = memory if isinstance(memory, InMemory) else InMemory()
+            self._copies = Copies(options, self._control, self._claims, str(storage))
+        self._committer = Committer(
+            self._catalog, self._claims, Keep.of(keep), commit_deadline_s, self._copies
+        )
         self._when = When(
             every,
             should_suspend,
@@ -142,13 +172,24 @@ class CheckpointManager:
         self._before: Written | None = None
         """What the last save wrote, of an incremental series."""
         self._loaded_per_rank: Any | None = None
-        if self._is_first() and self._claims.succeeds():
-            self._claims.take()
+        if self._copies is not None and self._is_formed():
+            self._copies.join(self._take_over)
+        elif self._is_first():
+            self._take_over()
 
     @staticmethod
     def _is_first() -> bool:
         rank, world = rank_and_world()
         return rank == 0 and (world > 1 or os.environ.get("RANK", "0") == "0")
+
+    @staticmethod
+    def _is_formed() -> bool:
+        """Whether all ranks are known; else `save` and `load` will find them."""
+        return rank_and_world()[1] > 1 or os.environ.get("WORLD_SIZE", "1") == "1"
+
+    def _take_over(self) -> None:
+        if self._claims.succeeds():
+            self._claims.take()
 
     def should_save(self, step: int) -> bool:
         """Whether to save after this step, by `every` or to leave; the same on all ranks."""
@@ -189,6 +230,10 @@ class CheckpointManager:
         ready = self._preparer.prepare(step, state, per_rank, self._claim)
         before, self._before = self._known_contents(ready.table), None
         try:
+            if self._copies is not None:
+                if ready.rejoin:
+                    self._copies.join()
+                self._copies.fence(ready.generation.epoch)
             staged = self._stager.stage(
                 ready.table,
                 ready.leaves,
@@ -209,14 +254,17 @@ class CheckpointManager:
                 staged=staged,
                 before=before,
                 metrics=measured,
+                in_memory=Future(),
             )
             if not self._overlap:
                 staged.release()  # first: the writer would take cores from the copy that training waits for
             future = self._run_in_background(job)
         except BaseException as error:
             self._committer.report_failure(ready.generation, rank, world, error)
+            if self._copies is not None:
+                self._copies.give_up(ready.generation, error)
             raise
-        self._last = handle = SaveHandle(step, future, staged)
+        self._last = handle = SaveHandle(step, future, staged, job.in_memory)
         handle.stall_s = time.perf_counter() - start
         self._when.saved(handle)
         return handle
@@ -227,11 +275,13 @@ class CheckpointManager:
         if self._last is not None and self._last.is_of_this_process():
             self._last.release()
 
-    def _claim(self) -> tuple[int, int]:
-        """Rank 0's epoch and the number of the save, once the save before is over."""
+    def _claim(self) -> tuple[int, int, bool]:
+        """Rank 0's epoch and the number of the save, once the save before is over; whether the memory tier
+        wants to be joined."""
         self._number += 1
         self._finish_last()
-        return (self._claims.take() if rank_and_world()[0] == 0 else 0), self._number
+        epoch = self._claims.take() if rank_and_world()[0] == 0 else 0
+        return epoch, self._number, self._copies is not None and self._copies.wanting
 
     def _known_contents(self, table: Table) -> Written | None:
         """What the last save wrote, if the arena still holds just that in the places of `table`."""
@@ -274,7 +324,10 @@ class CheckpointManager:
         if self._last is not None and self._last.is_of_this_process():
             self._last.settle()
         self._before = None
-        loaded = load_newest([self._catalog], step, into, rest, self._control)
+        with self._copies.opened() if self._copies is not None else _nothing() as held:
+            loaded = load_newest([*held, self._catalog], step, into, rest, self._control)
+        if self._copies is not None:
+            self._copies.loaded(loaded.generation, step)
         self._loaded_per_rank = loaded.per_rank
         return loaded.state
 
@@ -298,16 +351,24 @@ class CheckpointManager:
             StorageError: if the directory cannot be read.
         """
         chosen = [patterns] if isinstance(patterns, str) else list(patterns)
-        return read_tensors([self._catalog], chosen, step)
+        with self._copies.glimpsed() if self._copies is not None else _nothing() as held:
+            return read_tensors([*held, self._catalog], chosen, step)
 
     def latest(self) -> int | None:
-        """Step of the newest checkpoint whose manifest is undamaged and whose files have the right size."""
-        newest = next(self._catalog.whole(), None)
-        return None if newest is None else newest[0].step
+        """Step of the newest checkpoint whose manifest is undamaged and whose files have the right size, or
+        that was in memory when the ranks last agreed."""
+        stored = (generation for generation, _ in itertools.islice(self._catalog.whole(), 1))
+        newest = max([*stored, *self._held()], default=None)
+        return None if newest is None else newest.step
 
     def steps(self) -> list[int]:
         """Steps of all such checkpoints, ascending."""
-        return sorted({generation.step for generation, _ in self._catalog.whole()})
+        whole = [generation for generation, _ in self._catalog.whole()]
+        return sorted({generation.step for generation in [*whole, *self._held()]})
+
+    def _held(self) -> list[Generation]:
+        known = self._copies.known if self._copies is not None else None
+        return [] if known is None else [known]
 
     def wait(self) -> None:
         """Returns when the last save is durable and whole.
@@ -322,6 +383,10 @@ class CheckpointManager:
         if last is not None and last.is_of_this_process():
             last.raise_unreported()
             self._before = last.written() if self._incremental else None
+
+
+def _nothing() -> AbstractContextManager[list[Catalog]]:
+    return nullcontext([])
 
 
 def _number(value: float) -> float | Literal["nan", "inf", "-inf"]:

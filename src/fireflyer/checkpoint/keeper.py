@@ -139,7 +139,8 @@ class Keeper:
         with self._lock:
             room = self._rooms.setdefault(join.place, _Room())
             room.shelf.raise_fence(join.epoch)
-            room.shelf.limit_bytes = join.limit_bytes
+            available = _available_bytes() // join.share + room.shelf.used_bytes
+            room.shelf.limit_bytes = join.limit_bytes or available // 2
             name = wire.key_name(join.key)
             self._keys.pop(name, None)
             self._keys[name] = (join.key, join.place)
@@ -346,6 +347,15 @@ def _receive_memory(sock: socket.socket, size: int) -> Memory:
         return Memory.filled(chunks())
     except NoSpace as error:  # what is still on its way cannot be told from the next message
         raise PeerLost(str(error)) from error
+
+
+def _available_bytes() -> int:
+    """Memory that new pages can come from."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    raise CheckpointError("/proc/meminfo does not say what memory is available")
 
 
 def _refusal(error: Exception) -> wire.Refused:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -42,6 +43,7 @@ class KeeperLink:
 
     def __init__(self, sock: socket.socket, who: str, passes_memory: bool) -> None:
         self._sock = sock
+        weakref.finalize(self, sock.close)  # also where it is lost in a cycle
         self._who = who
         self._passes_memory = passes_memory
         self.busy = threading.Lock()

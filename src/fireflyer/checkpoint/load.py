@@ -148,10 +148,10 @@ def _skip(catalog: Catalog, generation: Generation, finder: int, damage: Excepti
     rank, _ = rank_and_world()
     if rank == finder:
         _log.warning(
-            "the checkpoint of step %d is damaged: %s; moving it to %s/damaged, trying the next older one",
+            "the checkpoint of step %d is damaged: %s; %s, trying the next older one",
             generation.step,
             damage,
-            catalog.storage,
+            catalog.fate,
         )
     if rank == 0:
         catalog.set_aside(generation)

@@ -29,8 +29,9 @@ class Memory:
         Raises:
             NoSpace: if the kernel has no memory for them.
         """
-        memory = cls(os.memfd_create("fireflyer-replica", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
+            memory = cls(os.memfd_create("fireflyer-replica", flags))
             for chunk in chunks:
                 rest = memoryview(chunk)
                 while rest:

@@ -16,7 +16,7 @@ from fireflyer.checkpoint.manifest import Generation
 from fireflyer.checkpoint.memfd import Memory
 from fireflyer.checkpoint.replica import Opening, ReplicaStorage, Source
 from fireflyer.checkpoint.tiers import Complete, Inventory, Stamp, buddies, newest_complete
-from fireflyer.errors import CheckpointError, FireflyerError, PeerLost, WireError
+from fireflyer.errors import FireflyerError, PeerLost, WireError
 from fireflyer.hfreduce.topology import boot_id, host_key, interface_address
 from fireflyer.log import get_logger
 
@@ -109,8 +109,8 @@ class MemoryTier:
             place: what tells this manager's saves from those of others: its storage's name, the same
                 for all attempts.
             epoch: the run's, if it has claimed one; older runs are shut out then.
-            limit_bytes: what this node's keeper may hold of this place; None: half of the memory
-                available now, divided by the job's nodes on this machine.
+            limit_bytes: what this node's keeper may hold of this place; None: half of its share of the
+                memory available at the join, and of what it holds already.
             linger_s: how long a keeper outside the platform stays without a connection.
             deadline_s: how long the ranks wait for each other's replicas.
         """
@@ -120,7 +120,8 @@ class MemoryTier:
         self._place = place
         self._epoch = epoch
         self._limit_bytes = limit_bytes
-        self._limit = 0
+        self._share = 1
+        """Nodes of the job on this machine."""
         self._linger_s = linger_s
         self._deadline_s = deadline_s
         self._lines: _Lines | None = None
@@ -138,9 +139,14 @@ class MemoryTier:
 
     # -- coming together ---------------------------------------------------------------------------
 
-    def join(self) -> None:
-        """Connects to this node's keeper, starting it if need be; agrees on what is complete. Collective."""
+    def join(self, epoch: int = 0) -> None:
+        """Connects to this node's keeper, starting it if need be; agrees on what is complete. Collective.
+
+        Args:
+            epoch: the run's, if it has claimed one since the last time.
+        """
         self.close()
+        self._epoch = epoch or self._epoch
         mine = _Arrival(host_key(boot_id()), boot_id(), b"")
         if self._rank == 0:
             mine = msgspec.structs.replace(mine, key=secrets.token_bytes(32))
@@ -150,7 +156,7 @@ class MemoryTier:
         self._nodes = list(dict.fromkeys(names))
         self._ranks_node = [self._nodes.index(name) for name in names]
         machine = [a.node for a in arrivals if a.machine == mine.machine]
-        self._limit = self._limit_bytes or _available_bytes() // 2 // len(set(machine))
+        self._share = len(set(machine))
         own, seat = self._take_seat()
         seats = self._exchange(seat, _Seat)
         self._seats = [seats[self._ranks_node.index(node)] for node in range(len(self._nodes))]
@@ -179,9 +185,10 @@ class MemoryTier:
             version=wire.VERSION,
             place=self._place,
             epoch=self._epoch,
-            limit_bytes=self._limit,
+            limit_bytes=self._limit_bytes or 0,
             key=self._key,
             address=address,
+            share=self._share,
         )
         sock = connect_local(self._place, self._nodes[self._node], self._linger_s)
         link, port, inventory = KeeperLink.local(sock, join)
@@ -246,6 +253,16 @@ class MemoryTier:
             self.healthy = False
             return False
         return True
+
+    def give_up(self, generation: Generation, reason: str) -> None:
+        """This rank has nothing to `replicate` of a save in which the others take part."""
+        try:
+            lost = wire.Place(_stamp(generation), self._world, self._rank, reason)
+            self._link(self._ranks_node[0]).tell(lost)
+        except FireflyerError as error:
+            self._note(generation, error)
+        if self._rank == 0:
+            self.discard(generation)
 
     def fence(self, epoch: int) -> None:
         """The run has claimed its epoch; this node's keeper refuses older runs from now on."""
@@ -359,12 +376,3 @@ class MemoryTier:
 
 def _stamp(generation: Generation) -> Stamp:
     return Stamp(generation.epoch, generation.number, generation.step)
-
-
-def _available_bytes() -> int:
-    """Memory that new pages can come from."""
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    raise CheckpointError("/proc/meminfo does not say what memory is available")

@@ -32,6 +32,8 @@ class Prepared(NamedTuple):
     """Those that this rank provides."""
     own: list[Slot | Value] | None
     """Its per_rank state."""
+    rejoin: bool
+    """Whether any rank's claim has said so."""
 
 
 class _Mine(NamedTuple):
@@ -59,13 +61,17 @@ class Preparer:
         self._names: list[str] = []
 
     def prepare(
-        self, step: int, state: Any, per_rank: Any | None, claim: Callable[[], tuple[int, int]]
+        self,
+        step: int,
+        state: Any,
+        per_rank: Any | None,
+        claim: Callable[[], tuple[int, int, bool]],
     ) -> Prepared:
         """Collective: one all-gather of a few numbers while the layouts stay.
 
         Args:
-            claim: gives rank 0's epoch and save number, anything on other ranks; what it raises fails the
-                save on all ranks.
+            claim: gives rank 0's epoch and save number, anything on other ranks; and whether this rank wants
+                all to join the memory tier again. What it raises fails the save on all ranks.
 
         Raises:
             CheckpointError, FireflyerError: on all ranks, if it cannot be done on any.
@@ -73,11 +79,11 @@ class Preparer:
         rank, _ = rank_and_world()
         mine: _Mine | None = None
         error: Exception | None = None
-        epoch = number = 0
+        epoch, number, rejoin = 0, 0, False
         try:
             if step < 0:
                 raise ValueError(f"step {step} is below 0")
-            epoch, number = claim()
+            epoch, number, rejoin = claim()
             mine = self._take(state, per_rank)
             if mine.taken.layout.digest == self._planned_digest:
                 self._fit(mine, rank)
@@ -85,7 +91,7 @@ class Preparer:
             error = failure
         digest = mine.taken.layout.digest if mine is not None else 0
         rows = self._control.numbers(
-            [error is not None, step, epoch, number, digest, self._plan_key]
+            [error is not None, step, epoch, number, digest, self._plan_key, rejoin]
         )
         self._fail_together(step, [row[0] for row in rows], error)
         assert mine is not None
@@ -97,7 +103,8 @@ class Preparer:
         digests = [row[4] for row in rows]
         if {row[5] for row in rows} != {digest_of_all(digests)}:
             self._agree(step, mine, digests)
-        return self._prepared(mine, rank, Generation(rows[0][2], rows[0][3], step))
+        rejoin = any(row[6] for row in rows)
+        return self._prepared(mine, rank, Generation(rows[0][2], rows[0][3], step), rejoin)
 
     def _take(self, state: Any, per_rank: Any | None) -> _Mine:
         taken = self._taker.take(state)
@@ -165,7 +172,7 @@ class Preparer:
         self._table, self._boxes = Table(pieces), boxes
         self._names = [path_name(slot.path) for slot in [*tensors, *own]]
 
-    def _prepared(self, mine: _Mine, rank: int, generation: Generation) -> Prepared:
+    def _prepared(self, mine: _Mine, rank: int, generation: Generation, rejoin: bool) -> Prepared:
         assert self._plan is not None
         own = mine.own
         return Prepared(
@@ -178,6 +185,7 @@ class Preparer:
             locals=mine.taken.locals + (own.locals if own is not None else []),
             values=[mine.values[index] for index in self._plan.values[rank]],
             own=mine.own_slots,
+            rejoin=rejoin,
         )
 
     def _fail_together(self, step: int, failed: Sequence[int], error: Exception | None) -> None:

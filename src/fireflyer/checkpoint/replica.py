@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fireflyer._native import crc32
+from fireflyer._native.storage import read_checked
 from fireflyer.checkpoint.keeperlink import KeeperLink
 from fireflyer.checkpoint.tiers import Stamp
 from fireflyer.errors import Corrupted, StorageError, WireError
@@ -35,7 +36,13 @@ class Source:
         self._rank = rank
         with link.busy:
             self.size, memory = link.find(stamp, rank)
+        self._memory = memory
         self._mapped = None if memory is None else memory.view(self.size)
+
+    @property
+    def path(self) -> str | None:
+        """A name for the memory of this node, valid while this object is."""
+        return None if self._memory is None else f"/proc/self/fd/{self._memory.fd}"
 
     def fill(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
         """Fills buffers, each from its first byte on; unchecked.
@@ -110,6 +117,9 @@ class ReplicaStorage:
             return None
         return self._first(name).size or None  # a rank without bytes has no file on storage either
 
+    def stamp(self, name: str) -> str:
+        return ""  # names of saves are never used again
+
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         size = self.size(name)
         if size is None:
@@ -142,25 +152,56 @@ class ReplicaStorage:
     def read_checked(
         self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
     ) -> None:
-        rows: list[list[int]] = segments.tolist()
-        by_file = sorted(range(len(rows)), key=lambda index: rows[index][0])
-        first = 0
-        while first < len(by_file):
-            file, filled, last = rows[by_file[first]][0], 0, first
-            while last < len(by_file) and rows[by_file[last]][0] == file and filled < _BATCH_BYTES:
-                filled += rows[by_file[last]][2]
-                last += 1
-            batch = by_file[first:last]
-            wanted = [(rows[index][1], _memory(*rows[index][2:])) for index in batch]
+        for number in sorted(set(segments[:, 0].tolist())):
+            rows = (segments[:, 0] == number).nonzero()[0]
+            mine = segments[rows]
+            mine[:, 0] = 0
             try:
-                self._fill(names[file], wanted, [int(crcs[index]) for index in batch])
+                if not self._read_own(names[number], mine, crcs[rows]):
+                    self._read_others(names[number], mine.tolist(), crcs[rows].tolist())
             except StorageError as error:
-                error.segment = batch[0] if error.segment is None else batch[error.segment]
+                error.segment = int(rows[error.segment or 0])
+                raise
+
+    def _read_own(
+        self, name: str, segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> bool:
+        """Natively, while the best holder left is this node; False once it is another."""
+        wrong: int | None = None
+        while True:
+            try:
+                source = self._first(name)
+            except Corrupted as error:
+                error.segment = wrong
+                raise
+            if source.path is None:
+                return False
+            try:
+                read_checked([source.path], segments, crcs)
+                return True
+            except StorageError as error:
+                wrong = error.segment
+                self._give_up(name, source, error)
+
+    def _read_others(self, name: str, rows: list[list[int]], crcs: list[int]) -> None:
+        first = 0
+        while first < len(rows):
+            filled, last = 0, first
+            while last < len(rows) and filled < _BATCH_BYTES:
+                filled += rows[last][2]
+                last += 1
+            wanted = [
+                (offset, _memory(size, address)) for _, offset, size, address in rows[first:last]
+            ]
+            try:
+                self._fill(name, wanted, crcs[first:last])
+            except StorageError as error:
+                error.segment = first + (error.segment or 0)
                 raise
             first = last
 
     def list(self, name: str = "") -> list[str]:
-        files = [self._manifest_name, *(file for file in self._data if self.size(file))]
+        files = [self._manifest_name, *self._data]  # without a look: a holder may be gone meanwhile
         if not name:
             return sorted({file.split("/", 1)[0] for file in files})
         return sorted(file[len(name) + 1 :] for file in files if file.startswith(f"{name}/"))
@@ -184,8 +225,6 @@ class ReplicaStorage:
         self, name: str, wanted: Sequence[tuple[int, memoryview]], crcs: Sequence[int] | None
     ) -> None:
         """From the first holder that has it all right."""
-        if name not in self._data:
-            raise StorageError(f"{self}/{name} does not exist")
         wrong: int | None = None
         while True:
             try:
@@ -209,8 +248,11 @@ class ReplicaStorage:
         """The holder in use.
 
         Raises:
+            StorageError: if the save has no such file.
             Corrupted: if there is none left.
         """
+        if name not in self._data:
+            raise StorageError(f"{self}/{name} does not exist")
         with self._lock:
             while sources := self._sources[name]:
                 head = sources[0]

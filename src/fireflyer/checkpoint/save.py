@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import msgspec
 
@@ -10,6 +11,7 @@ from fireflyer.checkpoint.boxes import Box
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims
 from fireflyer.checkpoint.datafile import Image, Written
+from fireflyer.checkpoint.inmemory import Copies, blocks_of
 from fireflyer.checkpoint.layout import Slot, TensorSlot, ValueSlot
 from fireflyer.checkpoint.manifest import (
     VERSION,
@@ -23,6 +25,7 @@ from fireflyer.checkpoint.manifest import (
 from fireflyer.checkpoint.plan import Plan
 from fireflyer.checkpoint.retention import Candidate, Keep, retired
 from fireflyer.checkpoint.staging import Staged, Table
+from fireflyer.checkpoint.tierwire import Block
 from fireflyer.checkpoint.tree import Container, Node, Path, Piece, Tensor, Value
 from fireflyer.errors import CheckpointError, Corrupted, StorageError
 from fireflyer.log import get_logger
@@ -51,19 +54,27 @@ class Job(msgspec.Struct, kw_only=True):
     before: Written | None
     """What the last save wrote of the same table, where the arena still held it."""
     metrics: Metrics
+    in_memory: Future[bool]
+    """Whether the memory tier has the whole save, once that is decided."""
 
 
 class Committer:
     """Runs jobs, one at a time, in whatever thread calls `run`."""
 
     def __init__(
-        self, catalog: Catalog, claims: Claims, keep: Keep | None, deadline_s: float
+        self,
+        catalog: Catalog,
+        claims: Claims,
+        keep: Keep | None,
+        deadline_s: float,
+        copies: Copies | None,
     ) -> None:
         self._catalog = catalog
         self._storage = catalog.storage
         self._claims = claims
         self._keep = keep
         self._deadline_s = deadline_s
+        self._copies = copies
         self._swept = False
         self._never = threading.Event()
 
@@ -77,6 +88,7 @@ class Committer:
         """
         promised = False
         try:
+            self._replicate(job)
             written = self._write_data(job)
             part = _part(job, written)
             if job.rank == 0:
@@ -107,6 +119,28 @@ class Committer:
             )
         except StorageError as second:
             _log.warning("the other ranks cannot be told of a failed save: %s", second)
+
+    def _replicate(self, job: Job) -> None:
+        """The save in memory, whole also where the one on storage is incremental. It waits for all ranks."""
+        if self._copies is None:
+            job.in_memory.set_result(False)
+            return
+        image = Image(job.table, job.staged, job.generation.data(job.rank), None)
+
+        def describe() -> tuple[bytes, Sequence[Block]]:
+            job.staged.check()
+            written = image.written(job.boxes)
+            return encode(_part(job, written)), blocks_of(written.pieces)
+
+        def merge(parts: list[bytes]) -> bytes:
+            self._claims.check()
+            return encode(self._manifest(job, [decode(part, Part, "a part") for part in parts]))
+
+        held = False
+        try:
+            held = self._copies.replicate(job.generation, image.chunks(), describe, merge)
+        finally:
+            job.in_memory.set_result(held)
 
     def _write_data(self, job: Job) -> Written:
         image = Image(job.table, job.staged, job.generation.data(job.rank), job.before)

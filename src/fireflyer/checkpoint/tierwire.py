@@ -56,10 +56,12 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     """0 if the run does not know it yet."""
     limit_bytes: int
+    """0: half of what is available to one of `share` nodes on the machine, and of what is held."""
     key: bytes
     """What other nodes' ranks prove; of this attempt of the job."""
     address: str
     """Where this node's keeper is to listen for them."""
+    share: int = 1
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
