@@ -177,9 +177,11 @@ class RowCodec:
         if kept:
             with np.errstate(all="ignore"):
                 array = given.real.astype(dtype) if dtype.kind in "biu" else given.astype(dtype)
-            kept = (
-                np.array_equal(array, given) if dtype.kind not in "fc" else _as_finite(array, given)
-            )
+            if dtype.kind in "fc" and not _as_finite(array, given):
+                raise ValueError(
+                    f"column '{name}' is {column.dtype}, in which a number of {given.dtype} is infinite"
+                )
+            kept = dtype.kind in "fc" or np.array_equal(array, given)
         if not kept:
             raise ValueError(f"column '{name}' is {column.dtype}, which cannot hold {given.dtype}")
         return np.asarray(array, order="C")
