@@ -1,10 +1,13 @@
 #include "ffrecord/arena.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <bit>
-#include <new>
+#include <string>
 #include <utility>
+
+#include "base/error.hpp"
 
 namespace ff::ffrecord {
 namespace {
@@ -12,17 +15,23 @@ namespace {
 constexpr std::size_t kHuge = std::size_t{2} << 20;
 std::atomic<std::size_t> all_blocks = 0;
 
-std::size_t round_up(std::size_t bytes) {
-  if (bytes > std::size_t{1} << 62) throw std::bad_alloc();
-  return std::bit_ceil(bytes);
-}
-
 }  // namespace
 
-Block::Block(std::size_t needed) : capacity_(round_up(needed)) {
+std::size_t machine_memory() {
+  static const std::size_t bytes =
+      static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
+  return bytes;
+}
+
+void too_large(std::size_t bytes) {
+  throw Error(Code::no_space, "a batch of " + std::to_string(bytes) + " bytes or more does not fit into memory (" +
+                                  std::to_string(machine_memory()) + " bytes): ask for fewer samples at once");
+}
+
+Block::Block(std::size_t needed) : capacity_(std::bit_ceil(needed)) {
   void* const at = ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (at == MAP_FAILED) throw std::bad_alloc();
+  if (at == MAP_FAILED) too_large(needed);
   data_ = static_cast<std::uint8_t*>(at);
   all_blocks += capacity_;
   // Both are wishes: without them the pages are small, and come as they are touched.
@@ -57,7 +66,8 @@ Arena::~Arena() {
 
 Arena ArenaPool::take(std::size_t bytes) {
   if (bytes < kSmall) return Arena(std::make_unique_for_overwrite<std::uint8_t[]>(bytes));
-  const std::size_t wanted = round_up(bytes);
+  if (bytes > machine_memory()) too_large(bytes);
+  const std::size_t wanted = std::bit_ceil(bytes);
   while (auto block = kept_.take()) {
     if (block->capacity() >= wanted && block->capacity() / 4 <= wanted) return {std::move(block), shared_from_this()};
   }

@@ -19,7 +19,7 @@ namespace ff::ffrecord {
 // Pages of their own, a power of two.
 class Block {
  public:
-  // Makes `needed` bytes present at once. Throws std::bad_alloc.
+  // Makes `needed` bytes present at once. Throws Code::no_space.
   explicit Block(std::size_t needed);
   ~Block();
   Block(const Block&) = delete;
@@ -34,6 +34,11 @@ class Block {
 };
 
 class ArenaPool;
+
+// Bytes of memory of this machine.
+std::size_t machine_memory();
+// Throws Code::no_space: a batch that takes `bytes` or more cannot be.
+[[noreturn]] void too_large(std::size_t bytes);
 
 // Memory of one batch; moves, and returns to its pool when it dies.
 class Arena {
@@ -57,7 +62,7 @@ class ArenaPool : public std::enable_shared_from_this<ArenaPool> {
   static constexpr std::size_t kSmall = std::size_t{128} << 10;  // less is plain memory: many of them may live on
   static constexpr std::size_t kKeep = std::size_t{256} << 20;
 
-  // Throws std::bad_alloc.
+  // Throws Code::no_space for more bytes than the machine has memory, or where they cannot be had.
   Arena take(std::size_t bytes);
   // Frees what waits, now and from now on: no batch will come.
   void close();

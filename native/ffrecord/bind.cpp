@@ -190,6 +190,19 @@ nb::tuple last_commit(const Reader& reader, std::int64_t number) {
                         index.slot_place(), index.slot_torn(), runs);
 }
 
+nb::bytes part(const Reader& reader, std::int64_t number, std::int64_t start, std::int64_t end) {
+  const RecordFile& file = file_at(reader, number);
+  if (start < 0 || start > end || end > file.size()) throw std::out_of_range("these bytes are not in the file");
+  std::string data(static_cast<std::size_t>(end - start), '\0');
+  {
+    const nb::gil_scoped_release release;
+    file.read(data.data(), data.size(), start);
+  }
+  return nb::bytes(data.data(), data.size());
+}
+
+std::int64_t size_of(const Reader& reader, std::int64_t file) { return file_at(reader, file).size(); }
+
 std::vector<int> versions(const Reader& reader) {
   std::vector<int> found;
   for (const auto& file : reader.files()) found.push_back(file->version());
@@ -377,6 +390,9 @@ void ff::ffrecord::bind(nb::module_ m) {
       .def("unchecked", &unchecked, "Files whose metadata carries no checksum.")
       .def("versions", &versions, "Version of the format of each file.")
       .def("schema", &schema, nb::arg("file"), "The columns of one file as JSON; empty without.")
+      .def("size", &size_of, nb::arg("file"), "Bytes of one file up to the end of its last commit.")
+      .def("part", &part, nb::arg("file"), nb::arg("start"), nb::arg("end"),
+           "Bytes of one file as it was opened, whatever its name has become.")
       .def("locate", &locate, nb::arg("index"), nb::sig("def locate(self, index: int) -> tuple[str, int]"),
            "The file of a sample and its number in that file.")
       .def("extents", &extents, nb::arg("indices"),

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
 #include "base/error.hpp"
 #include "ffrecord/v2_file.hpp"
 
 namespace ff::ffrecord {
+namespace {
+
+constexpr std::size_t kLooked = std::size_t{1} << 20;  // samples of a large batch that are looked up at a time
+
+}  // namespace
 
 Reader::Reader(const std::vector<std::string>& paths, const Options& options, const Calls& calls)
     : options_(options), calls_(calls) {
@@ -68,6 +72,19 @@ std::vector<View> Reader::find(const std::int64_t* indices, std::size_t count) c
   return found;
 }
 
+// Throws Code::no_space before anything of the size of a large batch is allocated that memory cannot hold: neither its
+// bytes (`copied`) nor what is remembered of each sample.
+void Reader::check_fits(const std::int64_t* indices, std::size_t count, bool copied) const {
+  if (count <= kLooked) return;
+  std::size_t total = count * (sizeof(View) + sizeof(Want) + sizeof(Piece));
+  for (std::size_t first = 0; copied && first < count && total <= machine_memory(); first += kLooked) {
+    for (const View& view : find(indices + first, std::min(kLooked, count - first))) {
+      if (__builtin_add_overflow(total, static_cast<std::size_t>(view.at.bytes), &total)) too_large(SIZE_MAX);
+    }
+  }
+  if (total > machine_memory()) too_large(total);
+}
+
 // The pieces of `wants`, which it sorts, without repeats. Without a batch they have no targets.
 Job Reader::plan(std::vector<Want>& wants, const std::vector<View>& found, const Batch* batch) const {
   std::sort(wants.begin(), wants.end());
@@ -94,6 +111,7 @@ Job Reader::plan(std::vector<Want>& wants, const std::vector<View>& found, const
 }
 
 Batch Reader::read(const std::int64_t* indices, std::size_t count) const {
+  check_fits(indices, count, true);
   Batch batch;
   batch.count = count;
   batch.offsets = std::make_unique_for_overwrite<std::int64_t[]>(count + 1);
@@ -103,7 +121,7 @@ Batch Reader::read(const std::int64_t* indices, std::size_t count) const {
   for (std::size_t slot = 0; slot < count; ++slot) {
     wants[slot] = {indices[slot], slot};
     batch.offsets[slot] = total;
-    if (__builtin_add_overflow(total, found[slot].at.bytes, &total)) throw std::bad_alloc();
+    if (__builtin_add_overflow(total, found[slot].at.bytes, &total)) too_large(INT64_MAX);
   }
   batch.offsets[count] = total;
   batch.arena = arenas_->take(static_cast<std::size_t>(total));
@@ -140,6 +158,7 @@ void Reader::fetch(Job& job) const {
 }
 
 std::vector<View> Reader::views(const std::int64_t* indices, std::size_t count) const {
+  check_fits(indices, count, false);
   std::vector<Want> wants(count);
   std::vector<View> found = find(indices, count);
   for (std::size_t slot = 0; slot < count; ++slot) wants[slot] = {indices[slot], slot};
@@ -149,6 +168,7 @@ std::vector<View> Reader::views(const std::int64_t* indices, std::size_t count) 
 }
 
 std::vector<Extent> Reader::extents(const std::int64_t* indices, std::size_t count) const {
+  check_fits(indices, count, false);
   std::vector<Extent> extents;
   extents.reserve(count);
   for (const View& view : find(indices, count)) extents.push_back(view.at);

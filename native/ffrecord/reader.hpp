@@ -57,7 +57,8 @@ class Reader {
   std::int64_t count() const { return starts_.back(); }
   const std::vector<std::unique_ptr<RecordFile>>& files() const { return files_; }
 
-  // Throws std::out_of_range for an index outside [0, count()), Code::corrupted for a damaged sample.
+  // Throws std::out_of_range for an index outside [0, count()), Code::corrupted for a damaged sample, Code::no_space for
+  // more bytes than memory.
   Batch read(const std::int64_t* indices, std::size_t count) const;
 
   // Where the samples lie in their files, in the order of `indices`; throws what `read` throws.
@@ -82,6 +83,7 @@ class Reader {
   std::size_t file_of(std::int64_t index) const;
   void bring_index(const std::vector<View>& found, const std::int64_t* indices) const;
   std::vector<View> find(const std::int64_t* indices, std::size_t count) const;
+  void check_fits(const std::int64_t* indices, std::size_t count, bool copied) const;
   Job plan(std::vector<Want>& wants, const std::vector<View>& found, const Batch* batch) const;
   void fetch(Job& job) const;
 

@@ -37,6 +37,11 @@ _PERMANENT = (
     *(NotImplementedError, ValueError, TypeError),
 )
 
+_PASSING = (408, 425, 429)
+"""HTTP statuses below 500 after which the same request may succeed."""
+_GONE = (404, 410)
+_PAST_THE_END = 416
+
 _STAMPS = (
     *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "generation", "VersionId", "version_id"),
     *("mtime", "Last-Modified", "LastModified", "last_modified", "modificationTime", "modified"),
@@ -154,13 +159,33 @@ def _error(action: str, path: object, error: OSError) -> StorageError:
     return StorageError(f"cannot {action} {path}: {reason}")
 
 
-def _unread(path: str, error: BaseException) -> StorageError:
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that a driver's error carries, each in its way."""
+    answer = getattr(error, "response", None)
+    told = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+    for value in (
+        *(getattr(error, "status", None), getattr(error, "status_code", None)),
+        *(told.get("HTTPStatusCode"), getattr(error, "code", None)),
+    ):
+        if isinstance(value, int) and 400 <= value < 600:
+            return value
+    return None
+
+
+def _unread(path: str, error: BaseException, action: str = "read") -> StorageError:
     """A driver's error as one of ours. What says nothing of a missing file or right may pass."""
     if not isinstance(error, Exception):
         raise error
     reason = str(error) or type(error).__name__
-    kind = StorageError if isinstance(error, _PERMANENT) else Unavailable
-    translated = kind(f"cannot read {path}: {reason}")
+    status = _status(error)
+    if status == _PAST_THE_END:
+        kind: type[StorageError] = Corrupted
+        reason = f"it ends before the needed range ({reason})"
+    elif status is not None:
+        kind = Unavailable if status >= 500 or status in _PASSING else StorageError
+    else:
+        kind = StorageError if isinstance(error, _PERMANENT) else Unavailable
+    translated = kind(f"cannot {action} {path}: {reason}")
     translated.__cause__ = error
     return translated
 
@@ -192,6 +217,18 @@ def _write_large(fd: int, chunks: Iterable[Chunk]) -> None:
         writer.finish()
     finally:
         writer.close()
+
+
+def _hidden(missing: FileNotFoundError) -> Exception | None:
+    """What a driver (that of HTTP: any failure) reports as a missing file; None if it is missing."""
+    cause = missing.__cause__
+    if not isinstance(cause, Exception):
+        return None
+    if (status := _status(cause)) is not None:
+        return None if status in _GONE else cause
+    absent = isinstance(cause, FileNotFoundError | NotADirectoryError)
+    of_system = isinstance(cause, OSError) and not absent
+    return cause if of_system or type(cause).__module__.partition(".")[0] == "aiohttp" else None
 
 
 def _discard(temporary: Path) -> None:
@@ -415,20 +452,28 @@ class FsspecStorage:
         return f"{self._root}/{_checked(name)}" if name else self._root
 
     def size(self, name: str) -> int | None:
+        path = self._path(name)
         try:
-            return int(self._fs.size(self._path(name)))
-        except FileNotFoundError:
-            return None
+            size = self._fs.size(path)
+        except FileNotFoundError as error:
+            if (cause := _hidden(error)) is None:
+                return None
+            raise _unread(path, cause, "open") from error
         except Exception as error:  # drivers raise their own
-            raise _unread(self._path(name), error) from error
+            raise _unread(path, error) from error
+        if size is None:
+            raise StorageError(f"cannot read {path}: its server does not tell its size")
+        return int(size)
 
     def stamp(self, name: str) -> str:
         path = self._path(name)
         try:
             self._fs.invalidate_cache(path)  # what an earlier listing said
             info = self._fs.info(path)
-        except FileNotFoundError:
-            return ""
+        except FileNotFoundError as error:
+            if (cause := _hidden(error)) is None:
+                return ""
+            raise _unread(path, cause, "open") from error
         except Exception as error:  # drivers raise their own
             raise _unread(path, error) from error
         told = [f"{field}={info[field]}" for field in _STAMPS if info.get(field)]
@@ -438,8 +483,8 @@ class FsspecStorage:
         end = None if length is None else offset + length
         try:
             return bytes(self._fs.cat_file(self._path(name), start=offset, end=end))
-        except OSError as error:
-            raise _error("read", self._path(name), error) from error
+        except Exception as error:  # drivers raise their own
+            raise _unread(self._path(name), error) from error
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         data = self.read(name, offset, len(buffer))
@@ -509,10 +554,12 @@ class FsspecStorage:
             return sorted(
                 entry.rstrip("/").rsplit("/", 1)[1] for entry in self._fs.ls(path, detail=False)
             )
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _error("list", path, error) from error
+        except FileNotFoundError as error:
+            if (cause := _hidden(error)) is None:
+                return []
+            raise _unread(path, cause, "list") from error
+        except Exception as error:  # drivers raise their own
+            raise _unread(path, error, "list") from error
 
     def rename(self, old: str, new: str) -> None:
         source, target = self._path(old), self._path(new)

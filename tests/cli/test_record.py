@@ -165,43 +165,76 @@ def test_the_preview_page(here: Path, capsysbinary: Any) -> None:
         ("pack rows.jsonl -o plain.ffr", 1, "plain.ffr is there already"),
         ("pack rows.jsonl -o photos --force", 1, "photos is there and is not a file"),
         ("pack rows.jsonl -o photos --files 2", 1, "photos is there already"),
-        ("pack rows.jsonl -o a --files 2 --file-size 1M", 1, "exclude each other"),
-        ("pack rows.jsonl -o a --file-size 1X", 1, "'1X' is no size"),
+        ("pack rows.jsonl -o a --files 2 --file-size 1M", 2, "exclude each other"),
+        ("pack rows.jsonl -o a --file-size 1X", 2, "'1X' is no size"),
         ("pack rows.jsonl -o a.ffr --from csv", 1, "--from 'csv' is none of folder, tar"),
         ("pack rows.jsonl -o a.ffr --columns z", 1, "no column 'z'"),
-        ("pack rows.jsonl -o a.ffr --format v3", 1, "--format 'v3' is none of auto, v1, v2"),
+        ("pack rows.jsonl -o a.ffr --format v3", 2, "--format 'v3' is none of auto, v1, v2"),
         ("pack rows.jsonl -o a.ffr --format v1", 1, "v1 files hold one column"),
-        ("pack rows.jsonl -o a.ffr --compression gzip", 1, "there is zstd alone"),
+        ("pack rows.jsonl -o a.ffr --compression gzip", 2, "there is zstd alone"),
         ("pack no_module:x -o a.ffr", 1, "No module named 'no_module'"),
         ("ls rows.jsonl", 1, "does not end in '.ffr'"),
         ("ls photos", 1, "no '*.ffr' file in directory photos"),
         ("cat plain.ffr 5", 1, "has samples 0 to 4, not 5"),
-        ("cat plain.ffr 0 --as csv", 1, "--as 'csv' is none of"),
+        ("cat plain.ffr 0 --as csv", 2, "--as 'csv' is none of"),
         ("cat plain.ffr 0 --column x", 1, "no column 'x': it has data"),
-        ("split plain.ffr -o s", 1, "say one of --count"),
-        ("split plain.ffr -o s --count 2 --files 2", 1, "say one of --count"),
-        ("split plain.ffr -o s --count 2 --shuffle 1", 1, "go with --fractions"),
-        ("split plain.ffr -o s --fractions 0.5,x", 1, "'0.5,x' is no list of numbers"),
+        ("split plain.ffr -o s", 2, "say one of --count"),
+        ("split plain.ffr -o s --count 2 --files 2", 2, "say one of --count"),
+        ("split plain.ffr -o s --count 2 --shuffle 1", 2, "go with --fractions"),
+        ("split plain.ffr -o s --fractions 0.5,x", 2, "'0.5,x' is no list of numbers"),
         ("split plain.ffr -o s --fractions 0.5,0.2", 1, "sum to 1"),
         ("split plain.ffr -o s --fractions 0.5,0.5 --names a,../b", 1, "names of files"),
         ("split plain.ffr -o s --fractions 0.5,0.5 --names a,a", 1, "2 fractions need as many"),
-        ("convert plain.ffr -o a.csv", 1, "--to: 'csv' is none of ffr, tar, jsonl, npy"),
-        ("convert plain.ffr -o a.tar --format v2", 1, "are of record files, not of tar"),
+        ("convert plain.ffr -o a.csv", 2, "--to: 'csv' is none of ffr, tar, jsonl, npy"),
+        ("convert plain.ffr -o a.tar --format v2", 2, "are of record files, not of tar"),
         ("merge plain.ffr missing.ffr -o a.ffr", 1, "missing.ffr"),
-        ("verify missing", 1, "missing"),
+        ("merge plain.ffr -o a.ffr --compression gzip", 2, "there is zstd alone"),
+        ("pack rows.jsonl -o a.ffr --format v1 --compression zstd", 2, "hold no compressed"),
+        ("split plain.ffr -o s --count 2 --names a", 2, "go with --fractions"),
+        ("split plain.ffr -o . --files 2 --force", 1, "the current folder"),
+        ("pack photos -o photos --files 2 --force", 1, "photos holds"),
+        (f"split plain.ffr -o s --file-size {'9' * 5000}", 2, "is no size"),
+        ("verify missing", 1, "'missing' does not end in '.ffr'"),
+        ("verify plain.ffr missing.ffr", 1, "cannot read 'missing.ffr': No such file"),
+        ("cat empty.ffr 0", 1, "empty.ffr has no samples"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_leaves_nothing(
     here: Path, capsysbinary: Any, line: str, code: int, message: str
 ) -> None:
+    with FileWriter("empty.ffr", 0):
+        pass
     before = sorted(os.listdir("."))
     assert run_line(["record", *line.split()]) == code
     out, err = (text.decode() for text in capsysbinary.readouterr())
-    if not line.startswith("verify"):
-        assert out == ""
-        assert re.fullmatch(r"fireflyer: [^\n]*\n", err), err
-    assert message in out + err
+    assert out == ""
+    assert re.fullmatch(r"fireflyer: [^\n]*\n", err), err
+    assert message in err
     assert sorted(os.listdir(".")) == before
+
+
+def test_a_page_of_files_with_different_columns(here: Path, capsysbinary: Any) -> None:
+    ran(capsysbinary, "pack photos -o photos.ffr")
+    ran(capsysbinary, "pack rows.jsonl -o rows.ffr")
+    files = "photos.ffr rows.ffr plain.ffr"
+    table = ran(capsysbinary, f"ls {files}")
+    assert ran(capsysbinary, f"ls {files} --html page.html") == table + "written: page.html\n"
+    html = (here / "page.html").read_text()
+    assert html.count('class="head"') == 6 + 10 + 5
+    assert html.count("<img ") == 6
+    assert "sample 4" in html
+    assert "Files of several kinds" in html
+
+
+def test_closed_output_is_one_line(here: Path) -> None:
+    line = [sys.executable, "-P", "-m", "fireflyer.cli", "record", "verify", "plain.ffr"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *line], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"fireflyer: standard output is closed.*\n", done.stderr), done.stderr
+    quiet = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *line], check=False)
+    assert quiet.returncode == 0
 
 
 ENDLESS = """
@@ -218,11 +251,17 @@ def rows():
 
 
 @pytest.mark.parametrize("options", ["-o a.ffr", "-o parts --file-size 1M"])
-def test_ctrl_c_leaves_no_partial_file(shell: Any, started: Any, options: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "last"),
+    [(signal.SIGINT, 1, "fireflyer: interrupted"), (signal.SIGTERM, 143, "under way")],
+)
+def test_ctrl_c_and_sigterm_leave_no_partial_file(
+    shell: Any, started: Any, options: str, number: int, code: int, last: str
+) -> None:
     shell.script(ENDLESS, "endless.py")
     running = started(shell.start("record", "pack", "endless:rows", *options.split()))
     running.until("stderr", "under way")
-    running.process.send_signal(signal.SIGINT)
-    _, err = running.end(1)
-    assert err.splitlines()[-1] == "fireflyer: interrupted"
+    running.process.send_signal(number)
+    _, err = running.end(code)
+    assert err.splitlines()[-1] == last
     assert {p.name for p in shell.folder.iterdir()} <= {"endless.py", "__pycache__", "home"}

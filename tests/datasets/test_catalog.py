@@ -184,6 +184,9 @@ def test_versions_are_whole_numbers(tmp_path: Path, records: Records, version: A
         ({"description": None}, "description"),
         ({"owner": "a\nb"}, "user's name"),
         ({"readers": [""]}, "user's name"),
+        ({"readers": "ann"}, "one name"),
+        ({"schema": {"a": float("nan")}}, "not JSON"),
+        ({"schema": [-float("inf")]}, "not JSON"),
         ({"schema": {1, 2}}, "not JSON|cannot publish"),
         ({"schema": object()}, "not JSON|cannot publish"),
     ],
@@ -312,7 +315,7 @@ def test_the_loser_without_a_version_takes_the_next(root: str, records: Records)
 
         def create(self, name: str, data: bytes) -> bool:
             if name == "a/@1/manifest.json" and storage.size(name) is None:
-                Catalog(root).publish("a", records(5), licence="x")
+                Catalog(root).publish("a", records(5, folder="rival"), licence="x")
             return storage.create(name, data)
 
     raced: Any = Raced()
@@ -490,21 +493,31 @@ def test_sweep_takes_what_no_version_owns_once_it_is_old(root: str, records: Rec
     assert storage.size(f"a/@1/{new}/x.ffr") == 1
 
 
-def test_a_publisher_whose_data_was_swept_does_not_publish(root: str, records: Records) -> None:
+@pytest.mark.parametrize("verified", [False, True])
+def test_a_publisher_whose_data_was_swept_does_not_publish(
+    root: str, records: Records, verified: bool
+) -> None:
     storage = open_storage(root)
 
     class Swept:
-        """A storage that sweeps with no mercy behind the last file."""
+        """A storage that sweeps with no mercy behind the last file, at once or after the verification."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(storage, name)
 
         def write(self, name: str, chunks: Any) -> None:
             storage.write(name, chunks)
-            if name.endswith("PART_00002.ffr"):
+            if name.endswith("PART_00002.ffr") and not verified:
                 assert len(Catalog(root).sweep(-1.0)) == 1
 
+        def list(self, name: str = "") -> list[str]:
+            if verified and name == "a/@1":
+                assert len(Catalog(root).sweep(-1.0)) == 1
+            return storage.list(name)
+
     swept: Any = Swept()
-    with pytest.raises(StorageError, match="is missing from its data"):
+    with pytest.raises(
+        StorageError, match="is missing from its data" if verified else "there is no such file"
+    ):
         Catalog(swept).publish("a", records(6), licence="x")
     assert Catalog(root).list() == []

@@ -157,6 +157,20 @@ def test_taking_over_ends_an_older_iteration() -> None:
     assert one.state_dict()["epoch"] == 5
 
 
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_newer_iteration_ends_an_older_one_and_no_sample_comes_twice(begun: int) -> None:
+    one = loader(Numbers(40))
+    older = iter(one)
+    seen = [batch for _, batch in zip(range(begun), older, strict=False)]
+    newer = iter(one)
+    assert list(older) == []
+    seen += newer
+    assert sorted(itertools.chain(*seen)) == list(range(40))
+    assert (one.epoch, one.samples) == (1, 0)
+    assert list(zip(one, one, strict=False)) == []
+    assert one.samples == 0
+
+
 def test_no_more_is_read_ahead_than_prefetch() -> None:
     data = Numbers(800)
     running = iter(loader(data, prefetch=3, threads=2))
@@ -265,6 +279,8 @@ def test_an_empty_dataset_has_empty_epochs() -> None:
         ({"rank": -1}, "rank -1"),
         ({"world": 9}, "batch of all 9 ranks"),
         ({"shuffle": "blocks"}, "shuffle is True"),
+        ({"shuffle": 1}, "shuffle is True"),
+        ({"shuffle": "block", "block": 2**62}, "at least one sample"),
         ({"last": "drop_last"}, "'keep', 'drop' or 'pad'"),
         ({"block": 3}, "needs shuffle='block'"),
         ({"shuffle": "block", "block": 0}, "at least one sample"),
@@ -277,6 +293,24 @@ def test_an_empty_dataset_has_empty_epochs() -> None:
 def test_arguments_that_cannot_work(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         loader(Numbers(10), **options)
+
+
+@pytest.mark.parametrize("name", ["rank", "world", "batch_size", "block", "prefetch", "threads"])
+@pytest.mark.parametrize("value", [1.5, "1", True])
+def test_what_is_no_whole_number_is_a_type_error(name: str, value: Any) -> None:
+    options: dict[str, Any] = {"shuffle": "block"} if name == "block" else {}
+    with pytest.raises(TypeError, match=f"{name} must be a whole number"):
+        loader(Numbers(10), **options, **{name: value})
+
+
+def test_batches_are_counted_and_named_by_whole_numbers() -> None:
+    one = loader(Numbers(10))
+    for bad in (0.5, True, None):
+        with pytest.raises(TypeError, match="batches must be"):
+            one.advance(bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a batch must be"):
+            one[bad]  # type: ignore[index]
+    assert one.samples == 0
 
 
 @pytest.mark.parametrize(

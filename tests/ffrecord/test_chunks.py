@@ -52,6 +52,22 @@ def test_what_is_put_is_got_by_this_and_other_caches(tmp_path: Path) -> None:
         cache.put([(KEYS[0], 1, bytes(101))])
 
 
+def test_other_users_can_read_nothing_of_it(tmp_path: Path) -> None:
+    (ours := tmp_path / "open").mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        for directory in (tmp_path / "made", ours):
+            cache = ChunkCache(directory, 100_000, 100)
+            cache.put([(KEYS[0], 0, b"zero"), (KEYS[1], 0, b"one")])
+            inside = list(directory.rglob("*"))
+            assert len(inside) == 6  # lock, used, two directories, two chunks
+            assert [path for path in inside if path.stat().st_mode & 0o077] == []
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+    assert ours.stat().st_mode & 0o777 == 0o755, "somebody else's directory is left as it is"
+
+
 def test_the_longest_unused_goes_first_and_the_limit_holds(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path, 1785, 100)  # 17 chunks
     for number in range(17):

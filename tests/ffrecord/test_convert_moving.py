@@ -15,16 +15,11 @@ from fireflyer.ffrecord import FileReader, FileWriter, open_folder
 from fireflyer.ffrecord.convert import checking, listing, moving
 from fireflyer.ffrecord.convert.detect import open_source
 from fireflyer.ffrecord.convert.folder import FolderSource
+from fireflyer.ffrecord.convert.placing import refuse_existing, write_atomically
 from fireflyer.ffrecord.convert.preview import as_text, page
 from fireflyer.ffrecord.convert.records import RecordSource
 from fireflyer.ffrecord.convert.source import Column, Row, Selected
-from fireflyer.ffrecord.convert.writing import (
-    Form,
-    Plan,
-    refuse_existing,
-    write_atomically,
-    write_rows,
-)
+from fireflyer.ffrecord.convert.writing import Form, Plan, write_rows
 
 ROWS: list[Row] = [
     {
@@ -416,7 +411,7 @@ def test_statistics_of_many_samples_look_at_some(
 def test_a_full_disk_is_no_space(tmp_path: Path) -> None:
     out = Path("/dev/full/a.tar")
     with pytest.raises(ConfigError, match="folder around it"):
-        refuse_existing(out, folder=False, force=False)
+        refuse_existing(out, force=False)
 
     def fill(path: Path) -> None:
         path.write_bytes(b"half")

@@ -1,11 +1,10 @@
 """Every format is read as what it holds, and refused in one typed error where it is damaged."""
 
-import gzip
-import io
 import json
+import os
+import socket
 import struct
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from fireflyer.ffrecord import pack_folder
 from fireflyer.ffrecord.convert.detect import kind_of_path, open_source
 from fireflyer.ffrecord.convert.mds import MdsSource
 from fireflyer.ffrecord.convert.source import Column, Row, Selected, ahead
-from fireflyer.ffrecord.convert.tar import TarSource
 
 
 def rows_of(path: Path | str, kind: str | None = None, jobs: int = 1) -> list[Row]:
@@ -26,15 +24,6 @@ def rows_of(path: Path | str, kind: str | None = None, jobs: int = 1) -> list[Ro
 
 def plain(row: Row) -> dict[str, Any]:
     return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in row.items()}
-
-
-def make_tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
-    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
 
 
 def make_mds(folder: Path, rows: list[tuple[bytes, int]], **changes: Any) -> Path:
@@ -73,110 +62,44 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     assert rows_of(tmp_path) == [{"data": b"1", "name": "a.bin"}]
 
 
+def test_links_to_class_folders_are_followed_but_not_around(tmp_path: Path) -> None:
+    for name in ("in/a/1", "real/2"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "in" / "b").symlink_to("../real")
+    found = [(row["name"], row["data"]) for row in rows_of(tmp_path / "in")]
+    assert found == [("a/1", b"in/a/1"), ("b/2", b"real/2")]
+    (tmp_path / "real" / "up").symlink_to("../in")
+    with pytest.raises(ConfigError, match="link to a directory around it"):
+        rows_of(tmp_path / "in")
+
+
+def test_what_is_neither_file_nor_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "in" / "a" / "1").write_bytes(b"")
+    for kind in ("FIFO", "socket", "broken link"):
+        path = tmp_path / "in" / "a" / "2.txt"
+        if kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(str(path))
+        else:
+            path.symlink_to("nowhere")
+        with pytest.raises(ConfigError, match="neither a file nor a directory"):
+            rows_of(tmp_path / "in")
+        if kind != "broken link":
+            with pytest.raises(ConfigError, match="neither a file nor a folder"):
+                rows_of(path)
+        path.unlink()
+
+
 def test_files_beside_class_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "a").write_bytes(b"")
     (tmp_path / "b").write_bytes(b"")
     with pytest.raises(ConfigError, match="some beside them"):
         open_source([str(tmp_path)])
-
-
-@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_webdataset_shards(tmp_path: Path, suffix: str) -> None:
-    array = io.BytesIO()
-    np.save(array, np.arange(3, dtype=np.float32))
-    files = {
-        "d/0.jpg": b"\xff\xd8", "d/0.cls": b"7\n", "d/0.v.npy": array.getvalue(),
-        "d/1.jpg": b"", "d/1.cls": b"-1", "d/1.v.npy": array.getvalue(),
-    }  # fmt: skip
-    path = make_tar(tmp_path / f"a{suffix}", files, "w:gz" if suffix.endswith("gz") else "w")
-    assert [plain(row) for row in rows_of(path)] == [
-        {"key": "d/0", "jpg": b"\xff\xd8", "cls": 7, "v.npy": [0, 1, 2]},
-        {"key": "d/1", "jpg": b"", "cls": -1, "v.npy": [0, 1, 2]},
-    ]
-
-
-def test_long_names_of_both_kinds(tmp_path: Path) -> None:
-    name = f"{'x' * 180}/{'y' * 120}.bin"
-    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
-        path = tmp_path / f"{form}.tar"
-        with tarfile.open(path, "w", format=form) as archive:
-            info = tarfile.TarInfo(name)
-            info.size = 3
-            archive.addfile(info, io.BytesIO(b"abc"))
-        assert rows_of(path) == [{"key": name.removesuffix(".bin"), "bin": b"abc"}]
-
-
-def test_links_and_folders_in_a_tar_are_left_out(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name, kind in (("d", tarfile.DIRTYPE), ("l.bin", tarfile.SYMTYPE)):
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, "/etc/passwd"
-            archive.addfile(info)
-        info = tarfile.TarInfo("f.bin")
-        info.size = 1
-        archive.addfile(info, io.BytesIO(b"x"))
-    assert rows_of(tmp_path / "a.tar") == [{"key": "f", "bin": b"x"}]
-
-
-def test_every_cut_and_every_flip_of_a_tar_header_is_an_error(tmp_path: Path) -> None:
-    whole = make_tar(tmp_path / "a.tar", {"0.bin": b"x" * 700, "1.bin": b"y" * 10}).read_bytes()
-    end = 512 + 1024 + 512 + 512
-    path = tmp_path / "b.tar"
-    for cut in [*range(0, end, 37), end - 1]:
-        if cut % 512 == 0 and cut in (1536,):
-            continue  # between two files: a shorter archive
-        path.write_bytes(whole[:cut])
-        with pytest.raises(FireflyerError):
-            rows_of(path)
-    for at in range(512):
-        damaged = bytearray(whole)
-        damaged[at] ^= 0x01
-        path.write_bytes(bytes(damaged))
-        with pytest.raises(FireflyerError):
-            rows_of(path)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"not a tar" * 100,
-        gzip.compress(b"x" * 600),
-        gzip.compress(b"x" * 5000)[:-9],
-        b"\x1f\x8b",
-    ],
-)
-def test_what_is_no_tar_is_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(data)
-    with pytest.raises(Corrupted, match=r"a\.tar"):
-        TarSource(path)
-
-
-def test_a_size_that_is_not_there_takes_no_memory(tmp_path: Path) -> None:
-    header = bytearray(make_tar(tmp_path / "a.tar", {"0.bin": b"x"}).read_bytes()[:512])
-    header[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    path = tmp_path / "b.tar"
-    path.write_bytes(header + b"x" * 1024)
-    with pytest.raises(Corrupted, match="cut"):
-        TarSource(path)
-
-
-def test_a_pickle_in_a_tar_is_not_loaded(tmp_path: Path) -> None:
-    array = io.BytesIO()
-    np.save(array, np.array([{"a": 1}], object), allow_pickle=True)
-    path = make_tar(tmp_path / "a.tar", {"0.v.npy": array.getvalue()})
-    with pytest.raises(Corrupted, match="not what its suffix says"):
-        TarSource(path)
-
-
-def test_samples_of_a_tar_with_other_suffixes_are_refused(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "a.tar", {"0.jpg": b"", "1.png": b""})
-    with pytest.raises(ConfigError, match=r"sample 1 \('1'\) has columns key, png"):
-        rows_of(path)
 
 
 def test_mds(tmp_path: Path) -> None:
@@ -268,6 +191,29 @@ def test_json_lines_become_typed_columns(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([(1 << 53) + 1, 0.5], "str"),
+        ([0.5, 1 << 60], "str"),
+        ([1 << 53, 0.5], "float64"),
+        ([(1 << 53) + 1, 1], "int64"),
+        ([[1, 0.5], [(1 << 53) + 1, 1]], "str"),
+        ([[(1 << 53) + 1, 0.5]], "str"),
+        ([[(1 << 63) + 1, -1]], "str"),
+        ([[(1 << 53) + 1], [1]], "int64[?]"),
+        ([[[1.5]], [[1e300, 1]]], "float64[?, ?]"),
+    ],
+)
+def test_no_number_of_json_is_rounded(tmp_path: Path, values: list[Any], kind: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"a": value}) for value in values))
+    source = open_source([str(path)])
+    assert source.columns[0].text == kind
+    found = [plain(row)["a"] for row in source.rows()]
+    assert [json.loads(v) if kind == "str" else v for v in found] == values
+
+
 @pytest.mark.parametrize("line", ["[1]", "{", '{"a":1}x', "{" + '"a":[' * 5000, "\ufffe"])
 def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.jsonl"
@@ -324,6 +270,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "drift = [{'a': 1}, {'a': 'x'}]\n"
         "def lines(): yield from ['x', 'y']\n"
         "number = 3\n"
+        "class Fails(Items):\n"
+        "    def __getitem__(self, i): return {}[i] if i == 2 else i\n"
+        "def broken():\n"
+        "    yield 1\n"
+        "    raise RuntimeError('two\\nlines')\n"
+        "def refuses(): raise OSError('no')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -347,6 +299,9 @@ def test_data_sets_of_python(module: str, jobs: int) -> None:
         ("nothing", "nothing"),
         ("odd", "item 1 has columns b"),
         ("drift", "item 1: column 'a' is int64, this value is str"),
+        ("Fails", "my_sets:Fails, item 2: KeyError: 2"),
+        ("broken", "my_sets:broken, item 1: RuntimeError: two"),
+        ("refuses", "my_sets:refuses: OSError: no"),
     ],
 )
 def test_what_is_no_data_set(module: str, name: str, message: str) -> None:
@@ -397,6 +352,33 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-3])
     with pytest.raises(FireflyerError):
         open_source([str(tmp_path / "a.parquet")])
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is optional")
+    parquet = __import__("pyarrow.parquet").parquet
+    inner = arrow.array([{"b": 2}], arrow.struct([("b", arrow.int64())]))
+    parquet.write_table(arrow.table({"a.b": [1], "a": inner}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"two columns would be called 'a\.b'"):
+        open_source([str(tmp_path / "a.parquet")])
+
+
+def test_arrow_dictionaries_timestamps_and_views(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is optional")
+    table = arrow.table(
+        {
+            "d": arrow.array(["x", "y", "x"]).dictionary_encode(),
+            "t": arrow.array([1, -2, 3], arrow.timestamp("us", "UTC")),
+            "v": arrow.array(["a", "b", "c" * 50], arrow.string_view()),
+        }
+    )
+    with arrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:
+        out.write_table(table)
+    source = open_source([str(tmp_path / "a.arrow")])
+    assert [c.text for c in source.columns] == ["str", "int64", "str"]
+    assert [list(plain(row).values()) for row in source.rows()] == [
+        ["x", 1, "a"], ["y", -2, "b"], ["x", 3, "c" * 50],
+    ]  # fmt: skip
 
 
 def test_a_packed_folder_is_rows_with_names(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fireflyer.errors import StorageError
-from fireflyer.ffrecord import FileReader
+from fireflyer.ffrecord import FileReader, FileWriter, RemoteFiles
 
 SAMPLES = [bytes([i % 251]) * (i * 37 % 5000) for i in range(600)]
 Store = Callable[..., Path]
@@ -243,6 +243,32 @@ def test_pickle_reopens_by_path_from_any_directory(
     with pytest.raises(StorageError, match="No such file"):
         pickle.loads(frozen)
     assert matches(reader, [7])
+
+
+@pytest.mark.parametrize("change", ["replaced", "added to"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_pickled_reader_refuses_other_files_than_those_it_had(
+    tmp_path: Path, change: str, remote: bool
+) -> None:
+    def write(name: str, content: bytes) -> Path:
+        with FileWriter(tmp_path / name, version=2 if change == "added to" else 1) as writer:
+            writer.write_one(content)
+        return tmp_path / name
+
+    paths = [write("a.ffr", b"one"), write("b.ffr", b"two")]
+    urls = [f"file://{path}" for path in paths]
+    reader = RemoteFiles(urls) if remote else FileReader(paths)
+    before = pickle.dumps(reader)
+    if change == "replaced":
+        write("b.ffr", b"TWO")
+    else:
+        with FileWriter.append(paths[1]) as writer:
+            writer.write_one(b"three")
+    for frozen in (before, pickle.dumps(reader)):
+        with pytest.raises(StorageError, match=r"b\.ffr' is not what it was"):
+            pickle.loads(frozen)
+    if not remote:
+        assert [sample.tobytes() for sample in reader.read([0, 1])] == [b"one", b"two"]
 
 
 def test_a_spawned_process_gets_a_reader(reader: FileReader) -> None:

@@ -276,6 +276,12 @@ class Failing(MemoryFileSystem):  # type: ignore[misc]
             raise Failing.error
         return bytes(super().cat_file(path, start, end, **kwargs))
 
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        if Failing.remaining > 0:
+            Failing.remaining -= 1
+            raise Failing.error
+        return super().ls(path, detail=detail, **kwargs)
+
     def size(self, path: str) -> int:
         if Failing.remaining > 0:
             Failing.remaining -= 1
@@ -328,6 +334,33 @@ def test_what_will_not_pass_is_not_repeated(failing: str, encode: Encode, error:
         reader.read_one(0)
     assert not caught.value.retryable
     assert Failing.remaining == 2
+
+
+def test_a_server_that_ignores_ranges_is_named_and_not_asked_again(
+    memory: FsspecStorage, encode: Encode
+) -> None:
+    whole = encode(made(200))
+    memory.write("a.ffr", [whole])
+    storage = Shaky(memory, lambda _wanted, _answer: whole)
+    with pytest.raises(StorageError, match=rf"gave {len(whole)} bytes .* ignores ranges") as caught:
+        RemoteFiles(["a.ffr"], storage=storage, attempts=9, backoff_s=0.0)
+    assert type(caught.value) is StorageError
+    assert storage.calls == 1
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_place_that_does_not_answer_when_files_are_opened_is_asked_again(
+    failing: str, encode: Encode, directory: bool
+) -> None:
+    [url] = store(failing, encode, [[b"one"]])
+    Failing.error = ConnectionRefusedError("refused")
+    Failing.remaining = 2
+    opened = RemoteFiles(failing if directory else url, attempts=3, backoff_s=0.0)
+    assert opened.read_one(0).tobytes() == b"one"
+    Failing.remaining = 9
+    with pytest.raises(Unavailable, match="refused"):
+        RemoteFiles(failing if directory else url, attempts=3, backoff_s=0.0)
+    assert Failing.remaining == 6
 
 
 def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,6 +275,45 @@ def test_an_abandoned_epoch_does_not_disturb_the_next(numbers: Numbers) -> None:
     assert loader.state_dict()["step"] == 0
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_state_saved_behind_set_step_goes_on_as_the_loader_does(
+    numbers: Numbers, shuffle: bool
+) -> None:
+    loader = DataLoader(numbers, 4, shuffle, generator=seeded(7))
+    next(iter(loader))
+    loader.set_step(4)
+    state = loader.state_dict()
+    assert state["step"] == 4
+    resumed = DataLoader(numbers, 4, shuffle, generator=seeded(8))
+    resumed.load_state_dict(state)
+    rest = values(loader)
+    assert (len(rest), values(resumed)) == (2, rest)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({}, None, {"step": -1}, {"step": 7}, {"step": 1.0}, {"step": True}, {"more": 1}),
+        *({"generator": torch.zeros(5056, dtype=torch.uint8)}, {"generator": b"x"}),
+    ],
+)
+def test_a_refused_state_changes_nothing(numbers: Numbers, change: dict[str, Any] | None) -> None:
+    loader = DataLoader(numbers, 4, shuffle=True, generator=seeded(7))
+    running = iter(loader)
+    first = next(running)
+    before = loader.state_dict()
+    other = DataLoader(numbers, 4, shuffle=True, generator=seeded(8)).state_dict()
+    assert loader._generator is not None
+    now = loader._generator.get_state()
+    with pytest.raises(ConfigError):
+        loader.load_state_dict({**other, **change} if change else change)  # type: ignore[arg-type]
+    assert loader._generator.get_state().equal(now)
+    after = loader.state_dict()
+    assert after.pop("generator").equal(before.pop("generator"))
+    assert after == before
+    assert sorted(chain(*values([first, *running]))) == list(range(N))
+
+
 def test_a_state_of_another_loader_is_refused(numbers: Numbers, store: Store) -> None:
     state = DataLoader(numbers, 4).state_dict()
     other = Numbers(store([number(i) for i in range(N + 1)], "other.ffr"))

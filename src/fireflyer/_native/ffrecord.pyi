@@ -39,6 +39,12 @@ class Reader:
     def schema(self, file: int) -> bytes:
         """The columns of one file as JSON; empty without."""
 
+    def size(self, file: int) -> int:
+        """Bytes of one file up to the end of its last commit."""
+
+    def part(self, file: int, start: int, end: int) -> bytes:
+        """Bytes of one file as it was opened, whatever its name has become."""
+
     def locate(self, index: int) -> tuple[str, int]:
         """The file of a sample and its number in that file."""
 

@@ -1,9 +1,16 @@
 """`fireflyer record`: its verbs and options. What a verb does is imported when it runs."""
 
+import os
+import signal
+import sys
+import threading
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
+
+from fireflyer.errors import ConfigError
 
 record = typer.Typer(
     name="record",
@@ -52,6 +59,31 @@ Compression = Annotated[
     str | None, typer.Option("--compression", metavar="zstd", help="Compress samples; makes v2.")
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Threads that read ahead.")]
+
+
+@record.callback()
+def prepare(context: typer.Context) -> None:
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed: send it to /dev/null if nobody reads it")
+    _unwind_on_sigterm(context)
+
+
+def _unwind_on_sigterm(context: typer.Context) -> None:
+    """Until the verb ends, SIGTERM is an exception like Ctrl-C, so that nothing half-made stays."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL:
+        return  # somebody else's, or ignored
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # what is half-made is removed in peace
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 @record.command()

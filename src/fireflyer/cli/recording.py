@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 
 from fireflyer.cli.printing import as_json, plain, table
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert import checking, listing, moving
 from fireflyer.ffrecord.convert.detect import open_source
 from fireflyer.ffrecord.convert.folder import FolderSource
+from fireflyer.ffrecord.convert.placing import refuse_existing, write_atomically
 from fireflyer.ffrecord.convert.preview import as_text, page
 from fireflyer.ffrecord.convert.records import RecordSource, file_names
 from fireflyer.ffrecord.convert.source import Row, Selected, Source, as_array
@@ -22,12 +24,11 @@ from fireflyer.ffrecord.convert.writing import (
     Form,
     Plan,
     Written,
-    refuse_existing,
-    write_atomically,
 )
 
 FORMS = ("raw", "text", "json", "hex")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LONGEST_SIZE = 18  # digits
 _SHOW_EVERY = 256
 """Samples between two updates of a progress bar."""
 
@@ -45,6 +46,8 @@ def pack(
     force: bool,
     json: bool,
 ) -> None:
+    if files is not None and file_size is not None:
+        raise typer.BadParameter("--files and --file-size exclude each other")
     source = _chosen(open_source(paths, kind), columns)
     plan = _plan(out, source.length, None, files, file_size, form, force)
     if isinstance(source, FolderSource) and form.version == 1 and not plan.parts:
@@ -58,12 +61,11 @@ def pack(
 
 def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: bool) -> None:
     names = file_names(files)
-    if html is not None:
-        refuse_existing(html, folder=False, force=force)
-        with _notes():
-            text = page(names, samples)
-        write_atomically(html, lambda path: _write_text(path, text))
     with _notes():
+        if html is not None:
+            refuse_existing(html, force=force)
+            text = page(names, samples)
+            write_atomically(html, lambda path: _write_text(path, text))
         found = [listing.describe_file(name) for name in names]
     if json:
         as_json(found)
@@ -96,13 +98,14 @@ def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: 
 
 def cat(file: str, indices: list[int], *, form: str, column: str | None) -> None:
     if form and form not in FORMS:
-        raise ConfigError(f"--as {form!r} is none of {', '.join(FORMS)}")
+        raise typer.BadParameter(f"--as {form!r} is none of {', '.join(FORMS)}")
     with _notes():
         source = RecordSource(file)
     total = source.length or 0
     for index in indices:
         if not 0 <= index < total:
-            raise ConfigError(f"{file} has samples 0 to {total - 1}, not {index}")
+            has = f"has samples 0 to {total - 1}, not {index}" if total else "has no samples"
+            raise ConfigError(f"{file} {has}")
     if column is not None and column not in {each.name for each in source.columns}:
         known = ", ".join(each.name for each in source.columns)
         raise ConfigError(f"{file} has no column {column!r}: it has {known}")
@@ -130,6 +133,7 @@ def verify(files: list[str], *, data: bool, most: int, json: bool) -> int:
 
 
 def merge(files: list[str], out: Path, *, compression: str | None, force: bool, json: bool) -> None:
+    _check_compression(compression)
     with _notes():
         source = moving.same_kind(file_names(files))
     with _progress(f"merging {source.name}", source.length) as advance:
@@ -154,18 +158,19 @@ def split(
 ) -> None:
     ways = [way for way in (count, parts, file_size, fractions) if way is not None]
     if len(ways) != 1:
-        raise ConfigError("say one of --count, --files, --file-size and --fractions")
+        raise typer.BadParameter("say one of --count, --files, --file-size and --fractions")
     if fractions is None and (names is not None or shuffle is not None):
-        raise ConfigError("--names and --shuffle go with --fractions")
+        raise typer.BadParameter("--names and --shuffle go with --fractions")
+    wanted = None if fractions is None else _fractions(fractions)
+    _check_compression(compression)
     with _notes():
         source = moving.same_kind(file_names(files))
     form = moving.form_of(source, compression)
-    if fractions is None:
+    if wanted is None:
         plan = _plan(out, source.length, count, parts, file_size, form, force)
         with _progress(f"splitting {source.name}", source.length) as advance:
             written = moving.pack(source, plan, 1, advance)
     else:
-        wanted = _fractions(fractions)
         called = names.split(",") if names is not None else [f"part{i}" for i in range(len(wanted))]
         with _progress(f"splitting {source.name}", source.length) as advance:
             written = moving.split_by_fractions(
@@ -188,9 +193,9 @@ def convert(
 ) -> None:
     target = to or out.suffix.removeprefix(".")
     if target not in ("ffr", *moving.EXPORTS):
-        raise ConfigError(f"--to: {target!r} is none of ffr, {', '.join(moving.EXPORTS)}")
+        raise typer.BadParameter(f"--to: {target!r} is none of ffr, {', '.join(moving.EXPORTS)}")
     if target != "ffr" and form != Form():
-        raise ConfigError(f"--format and --compression are of record files, not of {target}")
+        raise typer.BadParameter(f"--format and --compression are of record files, not of {target}")
     with _notes():
         source = _chosen(open_source(paths, kind), columns)
     with _progress(f"converting {source.name}", source.length) as advance:
@@ -215,8 +220,6 @@ def _plan(
     form: Form,
     force: bool,
 ) -> Plan:
-    if files is not None and file_size is not None:
-        raise ConfigError("--files and --file-size exclude each other")
     per_file = count
     if files is not None:
         if total is None:
@@ -230,23 +233,34 @@ def form_of(version: str, compression: str | None) -> Form:
     """What --format and --compression say.
 
     Raises:
-        ConfigError: they say nothing that is known.
+        BadParameter: they say nothing that is known, or v1 with compression.
     """
     if version not in ("auto", "v1", "v2"):
-        raise ConfigError(f"--format {version!r} is none of auto, v1, v2")
+        raise typer.BadParameter(f"--format {version!r} is none of auto, v1, v2")
+    _check_compression(compression)
+    if version == "v1" and compression is not None:
+        raise typer.BadParameter("v1 files hold no compressed samples: use --format v2")
     return Form(None if version == "auto" else int(version[1:]), compression)
+
+
+def _check_compression(compression: str | None) -> None:
+    if compression not in (None, "zstd"):
+        raise typer.BadParameter(f"--compression {compression!r}: there is zstd alone")
 
 
 def parse_size(text: str) -> int:
     """Bytes of "64K", "256M", "1G" or "1000".
 
     Raises:
-        ConfigError: not a size.
+        BadParameter: not a size.
     """
     unit = _UNITS.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
-    if not (digits.isascii() and digits.isdigit()) or int(digits) == 0:
-        raise ConfigError(f"--file-size: {text!r} is no size (use 64K, 256M, 1G or bytes)")
+    sound = digits.isascii() and digits.isdigit() and len(digits) <= _LONGEST_SIZE
+    if not sound or int(digits) == 0:
+        raise typer.BadParameter(
+            f"--file-size: {text[:40]!r} is no size (use 64K, 256M, 1G or bytes)"
+        )
     return int(digits) * unit
 
 
@@ -254,7 +268,9 @@ def _fractions(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--fractions: {text!r} is no list of numbers, like 0.9,0.1") from None
+        raise typer.BadParameter(
+            f"--fractions: {text!r} is no list of numbers, like 0.9,0.1"
+        ) from None
 
 
 def _shown(row: Row, form: str) -> bytes:

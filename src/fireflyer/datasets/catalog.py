@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.datasets import manifest as mf
-from fireflyer.datasets.dataset import Dataset, Paths
+from fireflyer.datasets.dataset import Dataset, Paths, open_stored
 from fireflyer.datasets.manifest import File, Manifest
 from fireflyer.errors import (
     AccessDenied,
@@ -75,6 +75,9 @@ class Catalog:
     ) -> Dataset:
         """Copies record files in as a version of `name`, which exists, whole, when this returns.
 
+        Every sample of the copies is verified: what a writer adds to a source meanwhile is in the version
+        whole or not at all.
+
         Args:
             files: local record files: one, a list in the order of the samples, or a directory.
             version: a number never used before; by default the next.
@@ -83,23 +86,25 @@ class Catalog:
             readers: who may read besides the owner; None: everybody.
 
         Raises:
-            ConfigError: a bad name, version or schema; no files; two of one name.
+            ConfigError: a bad name, version, schema or list of readers; no files; two of one name.
             VersionExists: the version is there, or was.
-            Corrupted: a source does not match its checksums.
+            Corrupted: a copy does not match its checksums: its source is damaged, or was changed in place
+                while it was copied.
             StorageError, NoSpace: a source cannot be read or the copy not written.
         """
         mf.checked_name(name)
         if version is not None:
             self._refuse_used(name, mf.checked_version(version))
-        reader = _sources(files)
-        paths = [Path(path) for path in reader.fnames]
-        counts = [len(reader.get_checksums(number)) for number in range(len(paths))]
+        if isinstance(readers, str | bytes):
+            raise ConfigError(f"readers={readers!r:.100} is one name: pass a list of names")
+        readers = None if readers is None else tuple(readers)
+        paths = _sources(files)
         fields = {
             "format": mf.FORMAT,
             "name": name,
             "created": time.time(),
             "owner": owner if owner is not None else self.user,
-            "readers": None if readers is None else tuple(readers),
+            "readers": readers,
             "licence": licence,
             "description": description,
             "schema": schema,
@@ -111,12 +116,13 @@ class Catalog:
             try:
                 self._check(fields, number, data, paths)
                 self._set_mode(name, number, readers)
-                copied = [
-                    self._copy(path, count, f"{place}/{data}/{path.name}")
-                    for path, count in zip(paths, counts, strict=True)
+                copied = [self._copy(path, f"{place}/{data}/{path.name}") for path in paths]
+                counts = self._verified([f"{place}/{data}/{path.name}" for path in paths], paths)
+                whole = [
+                    msgspec.structs.replace(file, samples=count)
+                    for file, count in zip(copied, counts, strict=True)
                 ]
-                manifest = _manifest(fields, number, data, tuple(copied))
-                return self._commit(manifest)
+                return self._commit(_manifest(fields, number, data, tuple(whole)))
             except VersionExists:
                 self._delete_data(f"{place}/{data}")
                 if version is not None:
@@ -300,7 +306,8 @@ class Catalog:
         except OSError as error:
             raise StorageError(f"cannot make {place}: {error.strerror}") from error
 
-    def _copy(self, source: Path, samples: int, target: str) -> File:
+    def _copy(self, source: Path, target: str) -> File:
+        """Copies a source; how many samples the copy holds is not known yet."""
         total, size = sha256(), 0
 
         def blocks() -> Iterator[bytes]:
@@ -312,7 +319,19 @@ class Catalog:
                     yield block
 
         self._storage.write(target, blocks())
-        return File(name=source.name, samples=samples, bytes=size, sha256=total.hexdigest())
+        return File(name=source.name, samples=0, bytes=size, sha256=total.hexdigest())
+
+    def _verified(self, copies: _Names, sources: Sequence[Path]) -> _Numbers:
+        """Samples of each copy, all of which match their checksums."""
+        try:
+            with open_stored(self._storage, copies, None) as reader:
+                reader.validate()
+                return [len(reader.get_checksums(number)) for number in range(len(copies))]
+        except Corrupted as error:
+            raise Corrupted(
+                f"cannot publish {', '.join(map(str, sources)):.300}: damaged, or changed while it was "
+                f"copied; the copy did not hold: {error}"
+            ) from error
 
     def _commit(self, manifest: Manifest) -> Dataset:
         name, version = manifest.name, manifest.version
@@ -354,10 +373,11 @@ def _sync(directory: Path) -> None:
         os.close(fd)
 
 
-def _sources(files: Paths) -> FileReader:
-    """The files to publish, every sample verified."""
-    reader = FileReader(files)
-    names = [os.path.basename(path) for path in reader.fnames]
+def _sources(files: Paths) -> list[Path]:
+    """The files to publish, which can be opened together."""
+    with FileReader(files) as reader:
+        paths = [Path(path) for path in reader.fnames]
+    names = [path.name for path in paths]
     if len(set(names)) != len(names):
         raise ConfigError("two of the files have the same name: a version needs different ones")
     try:
@@ -365,8 +385,7 @@ def _sources(files: Paths) -> FileReader:
             File(name=name, samples=0, bytes=0, sha256="0" * 64)
     except ValueError as error:
         raise ConfigError(f"cannot publish: {error}; rename it") from error
-    reader.validate()
-    return reader
+    return paths
 
 
 def _effective_user() -> str:

@@ -1,7 +1,7 @@
 """One published version of a dataset, and opening record files wherever they are."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Protocol
 
@@ -13,8 +13,6 @@ from fireflyer.ffrecord.spans import side_by_side
 from fireflyer.storage import DirectoryStorage, Storage
 
 _BLOCK = 4 << 20
-_TAIL = 64 << 10
-_MAGIC_V2 = b"\x89FFREC2\n"
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -67,11 +65,7 @@ class Dataset:
         """
         self.check_sizes()
         paths = [self._path(file.name) for file in self.manifest.files]
-        reader: FileReader | RemoteFiles
-        if isinstance(self._storage, DirectoryStorage):
-            reader = FileReader([self._storage.root / path for path in paths])
-        else:
-            reader = RemoteFiles(paths, storage=self._storage, cache=cache or self._cache)
+        reader = open_stored(self._storage, paths, cache or self._cache)
         if reader.n != self.n:
             raise Corrupted(f"{self.id}: its files hold {reader.n} samples, not {self.n}")
         return reader
@@ -108,6 +102,15 @@ class Dataset:
         return f"{directory_of(manifest.name, manifest.version)}/{manifest.data}/{file}"
 
 
+def open_stored(
+    storage: Storage, names: Sequence[str], cache: ChunkCache | None
+) -> FileReader | RemoteFiles:
+    """A reader of the record files `names` in `storage`; raises as `open_paths`."""
+    if isinstance(storage, DirectoryStorage):
+        return FileReader([storage.root / name for name in names])
+    return RemoteFiles(names, storage=storage, cache=cache)
+
+
 def open_paths(paths: Paths, cache: ChunkCache | None) -> FileReader | RemoteFiles:
     """A reader of local record files or of URLs, in the order given.
 
@@ -130,22 +133,9 @@ def fingerprint(reader: Reader) -> str:
     all metadata; v2: also the last of the index), so the same local and remote; of a reader of one's
     own only by the number of samples."""
     digest = sha256(reader.n.to_bytes(8, "little"))
-    if isinstance(reader, RemoteFiles):
+    if isinstance(reader, RemoteFiles | FileReader):
         for name in reader.fnames:
             digest.update(os.path.basename(name).encode() + b"\0")
         for part in reader.fingerprint():
             digest.update(part)
-    elif isinstance(reader, FileReader):
-        for name in reader.fnames:
-            digest.update(os.path.basename(name).encode() + b"\0")
-        for name in reader.fnames:
-            with open(name, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                head = file.read(12)
-                digest.update(size.to_bytes(8, "little") + head)
-                if head.startswith(
-                    _MAGIC_V2
-                ):  # its head says nothing of the samples, the index does
-                    file.seek(max(0, size - _TAIL))
-                    digest.update(file.read(_TAIL))
     return f"files:{digest.hexdigest()[:16]}"

@@ -17,6 +17,7 @@ from fireflyer.datasets.dataset import Dataset, Paths, Reader, fingerprint, open
 from fireflyer.datasets.order import DEFAULT_BLOCK, ORDER_VERSION, Order, Positions
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord import ChunkCache
+from fireflyer.ffrecord.whole import whole
 
 Process = Callable[[Positions, Any], Any]
 """(indices of this rank's samples, the samples) -> batch."""
@@ -92,6 +93,7 @@ class DistributedLoader:
 
     Raises:
         ConfigError: arguments that do not fit together.
+        TypeError: what is no whole number where one belongs.
         StorageError, Corrupted: the data cannot be opened.
     """
 
@@ -112,13 +114,21 @@ class DistributedLoader:
         process: Process | None = None,
         cache: ChunkCache | None = None,
     ) -> None:
+        rank, world = whole("rank", rank), whole("world", world)
+        batch_size = whole("batch_size", batch_size)
+        prefetch, threads = whole("prefetch", prefetch), whole("threads", threads)
         _check(rank, world, batch_size, prefetch, threads)
-        if shuffle not in (True, False, "block") or last not in ("keep", "drop", "pad"):
+        if not (isinstance(shuffle, bool) or shuffle == "block") or last not in (
+            "keep",
+            "drop",
+            "pad",
+        ):
             raise ConfigError(
                 f"shuffle={shuffle!r}, last={last!r}: shuffle is True, False or 'block', "
                 "last is 'keep', 'drop' or 'pad'"
             )
-        if block is not None and (shuffle != "block" or block < 1):
+        block = None if block is None else whole("block", block)
+        if block is not None and (shuffle != "block" or not 0 < block < _WORD // 4):
             raise ConfigError(f"block={block} needs shuffle='block', and at least one sample")
         if isinstance(dataset, Dataset):
             self._reader: Any = dataset.open(cache)
@@ -134,6 +144,7 @@ class DistributedLoader:
         self.block = (block or DEFAULT_BLOCK) if shuffle == "block" else None
         self.batch_size, self.last = batch_size, last
         self._prefetch, self._threads, self._process = prefetch, threads, process
+        self._iteration = 0  # number of the newest one, the only one that goes on
         self._enter(0)
 
     @property
@@ -155,8 +166,10 @@ class DistributedLoader:
 
         Raises:
             IndexError: there is none.
+            TypeError: `k` is no whole number.
             StorageError, Corrupted: it cannot be read.
         """
+        k = whole("a batch", k)
         if not 0 <= k < len(self._plan):
             raise IndexError(f"batch {k} is outside [0, {len(self._plan)})")
         return self._make(self._plan.share(k, self.rank, self.world))
@@ -165,19 +178,25 @@ class DistributedLoader:
         """Batches from where the state stands to the end of the epoch; at the end the next is entered.
 
         A batch counts as consumed when it is handed out. One that cannot be read raises what reading
-        raised and does not count. An iteration ends where another one, `set_epoch` or
-        `load_state_dict` takes over.
+        raised and does not count. An iteration ends, as at the end of an epoch, once there is a newer one
+        (`iter(loader)`), or `set_epoch` or `load_state_dict` takes over.
         """
+        self._iteration += 1
+        return self._run(self._iteration)
+
+    def _run(self, iteration: int) -> Iterator[Any]:
+        if self._iteration != iteration:
+            return
         plan = self._plan
         if self._done >= len(plan):
             self.set_epoch(self.epoch + 1)
             return
         for batch in self._batches(plan, self._done):
-            if self._plan is not plan:
+            if self._plan is not plan or self._iteration != iteration:
                 return
             self._done += 1
             yield batch
-        if self._plan is plan:
+        if self._plan is plan and self._iteration == iteration:
             self.set_epoch(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
@@ -187,7 +206,9 @@ class DistributedLoader:
 
         Raises:
             ValueError: the epoch has fewer batches left.
+            TypeError: `batches` is no whole number.
         """
+        batches = whole("batches", batches)
         if not 0 <= batches <= len(self._plan) - self._done:
             raise ValueError(
                 f"cannot advance by {batches} batches: {len(self._plan) - self._done} are left"

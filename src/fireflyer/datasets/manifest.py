@@ -1,5 +1,6 @@
 """Names of datasets and of their files, and the checksummed JSON manifest that makes a version exist."""
 
+import json
 import re
 from hashlib import sha256
 from typing import Annotated, Any
@@ -144,7 +145,9 @@ def encode(manifest: Manifest) -> bytes:
     try:
         raw = msgspec.json.encode(manifest)
         msgspec.json.decode(raw)
-    except (TypeError, ValueError, RecursionError) as error:
+        # msgspec would write null for what is no number.
+        json.dumps(msgspec.to_builtins(manifest.schema), allow_nan=False)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"the schema of {manifest.name} is not JSON: {error}") from error
     return msgspec.json.encode(_Envelope(sha256(raw).hexdigest(), msgspec.Raw(raw)))
 

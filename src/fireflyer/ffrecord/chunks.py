@@ -1,4 +1,4 @@
-"""A cache of chunks of remote files on a local disk, of bounded size, shared by processes.
+"""A cache of chunks of remote files on a local disk, of bounded size, shared by the processes of one user.
 
 Whoever writes or evicts holds `lock`; reading takes no lock. A chunk is a file of its bytes that appears by
 rename, so what a dead or failing writer leaves is at worst a chunk that is not there. It carries no
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fireflyer._native import crc32
 from fireflyer._native.ffrecord import chunk_name, read_pieces
 from fireflyer.errors import ConfigError, StorageError
+from fireflyer.ffrecord.whole import whole
 from fireflyer.log import get_logger
 
 _USED = struct.Struct("<QI")  # bytes, CRC32 of them
@@ -33,18 +34,24 @@ class ChunkCache:
     """Chunks of remote files, by the file's key and the chunk's number. Threads may share one; it pickles.
 
     Args:
-        directory: where; made when missing. Nothing else may live there.
+        directory: where; made when missing, closed to other users, as all that is put there is. Nothing
+            else may live there.
         limit_bytes: the most that all chunks together take.
         chunk_bytes: size of a chunk; the last of a file is shorter.
 
     Raises:
         ConfigError: a limit below one chunk.
+        TypeError: a size is no whole number.
         StorageError: the directory cannot be made.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], limit_bytes: int, chunk_bytes: int = 1 << 18
     ) -> None:
+        limit_bytes, chunk_bytes = (
+            whole("limit_bytes", limit_bytes),
+            whole("chunk_bytes", chunk_bytes),
+        )
         if chunk_bytes < 1 or limit_bytes < chunk_bytes:
             raise ConfigError(
                 f"a cache of {limit_bytes} bytes cannot hold one chunk of {chunk_bytes}: "
@@ -55,7 +62,7 @@ class ChunkCache:
         self.chunk_bytes = chunk_bytes
         self._warned = False
         try:
-            os.makedirs(self.directory, exist_ok=True)
+            os.makedirs(self.directory, 0o700, exist_ok=True)
         except OSError as error:
             raise StorageError(
                 f"cannot make cache directory {self.directory}: {error.strerror}"
@@ -107,11 +114,11 @@ class ChunkCache:
             used = self._evict(self.limit_bytes - size)
         self._write_used(used + size)
         temporary = os.path.join(self.directory, "writing.tmp")
-        with open(temporary, "wb", buffering=0) as file:
+        with open(temporary, "wb", buffering=0, opener=_open_own) as file:
             content = memoryview(data)
             while content:
                 content = content[file.write(content) :]
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         os.replace(temporary, path)
 
     def _whole(self, path: str, size: int) -> bool:
@@ -160,7 +167,7 @@ class ChunkCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         path = os.path.join(self.directory, "lock")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = _open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -181,9 +188,7 @@ class ChunkCache:
 
     def _write_used(self, used: int) -> None:
         number = struct.pack("<Q", used)
-        fd = os.open(
-            os.path.join(self.directory, "used"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
+        fd = _open_own(os.path.join(self.directory, "used"), os.O_WRONLY | os.O_CREAT)
         try:
             os.pwrite(fd, number + struct.pack("<I", crc32(number)), 0)
         finally:
@@ -198,3 +203,8 @@ class ChunkCache:
                 "chunk cache %s: cannot %s (%s); going on without%s",
                 *(self.directory, action, reason, full),
             )
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Opens a file that, if it is made, is its owner's alone: remote bytes may be private."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

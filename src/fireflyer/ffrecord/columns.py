@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -23,6 +24,7 @@ _DTYPES = (
 _TEXT = ("str", "bytes")
 _MAX_SCHEMA = 1 << 20
 _ALIGN = 8
+_FIELD_NAME = re.compile(":[^:]*:")
 
 
 class Column(NamedTuple):
@@ -35,6 +37,18 @@ class Column(NamedTuple):
 Columns = dict[str, Column]
 ColumnsLike = Mapping[str, str | tuple[str, Sequence[int | None]]]
 Row = dict[str, Any]
+
+
+def without_objects(data: Any) -> memoryview:
+    """`data` as a view of its bytes.
+
+    Raises:
+        TypeError: it is no buffer, or its items hold Python objects, whose bytes are addresses.
+    """
+    view = memoryview(data)
+    if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
+        raise TypeError("a buffer of Python objects cannot be stored: their bytes are addresses")
+    return view
 
 
 def columns_of(given: ColumnsLike) -> Columns:
@@ -134,12 +148,19 @@ class RowCodec:
         if column.dtype == "str":
             if not isinstance(value, str):
                 raise TypeError(f"column '{name}' takes str, not {type(value).__name__}")
-            return value.encode()
+            try:
+                return value.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"column '{name}' takes text, not {error.reason}") from error
         if column.dtype == "bytes":
             if not isinstance(value, bytes | bytearray | memoryview):
                 raise TypeError(f"column '{name}' takes bytes, not {type(value).__name__}")
-            return memoryview(value).tobytes()
-        given = np.asarray(value)
+            return without_objects(value).tobytes()
+        try:
+            given = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"column '{name}' takes {column.dtype}: {error}") from error
         dtype = self._dtypes[name]
         wanted = column.shape
         fits = len(given.shape) == len(wanted) and all(
@@ -156,6 +177,10 @@ class RowCodec:
         if kept:
             with np.errstate(all="ignore"):
                 array = given.real.astype(dtype) if dtype.kind in "biu" else given.astype(dtype)
+            if dtype.kind in "fc" and not _as_finite(array, given):
+                raise ValueError(
+                    f"column '{name}' is {column.dtype}, in which a number of {given.dtype} is infinite"
+                )
             kept = dtype.kind in "fc" or np.array_equal(array, given)
         if not kept:
             raise ValueError(f"column '{name}' is {column.dtype}, which cannot hold {given.dtype}")
@@ -188,6 +213,12 @@ class RowCodec:
         if position != data.size:
             raise ValueError(f"its columns take {position} of its {data.size} bytes")
         return row
+
+
+def _as_finite(array: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
+    """Whether no number was too large, so that it became infinite."""
+    finite = np.isfinite(array)
+    return bool(finite.all()) or np.array_equal(finite, np.isfinite(given))
 
 
 def common_columns(schemas: Iterable[tuple[str, bytes]]) -> Columns | None:

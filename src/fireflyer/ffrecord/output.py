@@ -2,10 +2,13 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,6 +26,105 @@ BLOCK = 1 << 20
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
+def reserve(target: str, make: Callable[[str], int]) -> tuple[str, int]:
+    """Makes something temporary beside `target`: its path, and the descriptor that holds its lock.
+
+    `make` creates what the path names and opens it; FileExistsError where the name is taken. Who made
+    it keeps it locked until it is renamed or removed, so what is not locked was left behind by a
+    writer that died: the next writer to the same target removes it.
+    """
+    number = 0
+    while True:
+        path = _temporary_name(target, number)
+        try:
+            fd = make(path)
+        except FileExistsError:
+            number += not sweep(path)
+            continue
+        if _lock_new(fd, path):
+            break
+        os.close(fd)
+    beyond = _temporary_name(target, number + 1)
+    if os.path.lexists(beyond):
+        sweep(beyond)
+    return path, fd
+
+
+def sweep(path: str) -> bool:
+    """Removes what a writer that died left under `path`; False if it lives, or nobody can tell."""
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            fd = os.open(path, os.O_RDWR | flags)
+        except IsADirectoryError:
+            fd = os.open(path, os.O_RDONLY | flags)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_named(fd, path):
+            return False
+        # The lock is held to the end: nobody else can have made the name anew in between.
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _lock_new(fd: int, path: str) -> bool:
+    """Locks what was just made; False if a sweeper saw it without its lock and takes it away."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # no locks here, so sweepers get none either
+    return _is_named(fd, path)
+
+
+def _is_named(fd: int, path: str) -> bool:
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    own = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+
+
+def _temporary_name(target: str, number: int) -> str:
+    folder, name = os.path.split(target)
+    tag = hashlib.sha256(_kernel() + b"/" + os.fsencode(name)).hexdigest()[:16]
+    return os.path.join(folder, f".ffrecord-{tag}-{number}.tmp")
+
+
+def new_file(path: str) -> int:
+    """A new file, opened for reading and writing; FileExistsError where the name is taken."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@cache
+def _kernel() -> bytes:
+    """What tells this running kernel from others: some shared file systems lock for one kernel alone."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().strip()
+    except OSError:
+        return secrets.token_bytes(16)
+
+
 class Output:
     """A file of which `target` is the name, now or after `publish`, and its writer the only one.
 
@@ -38,9 +140,8 @@ class Output:
     @classmethod
     def temporary(cls, target: str) -> "Output":
         """A new file in the directory of `target`."""
-        path = os.path.join(os.path.dirname(target), f".ffrecord-{secrets.token_hex(8)}.tmp")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return cls(target, path, os.open(path, flags, 0o666))
+        path, fd = reserve(target, new_file)
+        return cls(target, path, fd)
 
     @classmethod
     def existing(cls, target: str) -> "Output":
@@ -73,12 +174,7 @@ class Output:
 
     def check_name(self) -> None:
         """Raises StorageError when `path` is no longer this file."""
-        try:
-            named = os.stat(self.path)
-        except FileNotFoundError:
-            named = None
-        own = os.fstat(self.fd)
-        if named is None or (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino):
+        if not _is_named(self.fd, self.path):
             raise StorageError(
                 f"record file '{self.target}' was replaced or deleted by others while a writer "
                 "was adding to it: open it again"
@@ -121,18 +217,15 @@ class Output:
         os.fsync(self.fd)
         os.replace(self.path, self.target)
         self.path = self.target
-        directory = os.open(os.path.dirname(self.target) or ".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(os.path.dirname(self.target) or ".")
 
     def discard(self) -> None:
         """Closes the file, and deletes it if it is not published."""
-        self.close()
-        if not self.published:
+        # Under its lock: afterwards the temporary name may be another writer's.
+        if self.fd >= 0 and not self.published:
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
+        self.close()
 
     def close(self) -> None:
         if self.fd >= 0:

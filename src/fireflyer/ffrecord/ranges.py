@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
+from fireflyer.ffrecord.whole import whole
 from fireflyer.storage import Range, Storage
 
 A = TypeVar("A")
@@ -24,7 +25,7 @@ class Retry:
     """Pause before the second attempt; doubles each time, and is drawn from half of it to all."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.backoff_s < 0:
+        if whole("attempts", self.attempts) < 1 or self.backoff_s < 0:
             raise ConfigError(
                 f"cannot make {self.attempts} attempts {self.backoff_s} s apart: "
                 "at least one attempt and no negative pause"
@@ -49,7 +50,7 @@ def read_ranges(storage: Storage, ranges: Sequence[Range], retry: Retry) -> list
 
     Raises:
         Unavailable: transient errors until the attempts ran out.
-        StorageError: a file is missing or may not be read.
+        StorageError: a file is missing or may not be read, or the place ignores ranges.
         Corrupted: a file ends inside a range, in every attempt.
     """
     joined, homes = _join(ranges)
@@ -63,7 +64,7 @@ def read_ranges(storage: Storage, ranges: Sequence[Range], retry: Retry) -> list
             if isinstance(answer, StorageError):
                 wrong.append((index, answer))
             elif len(answer) != joined[index][2] - joined[index][1]:
-                wrong.append((index, _short(storage, joined[index], len(answer))))
+                wrong.append((index, _wrong_length(storage, joined[index], len(answer))))
             else:
                 blocks[index] = memoryview(answer)
         missing = [index for index, _ in wrong]
@@ -99,8 +100,13 @@ def _join(ranges: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
     return joined, homes
 
 
-def _short(storage: Storage, wanted: Range, length: int) -> Corrupted:
+def _wrong_length(storage: Storage, wanted: Range, length: int) -> StorageError:
     name, start, end = wanted
+    if length > end - start:
+        return StorageError(
+            f"{storage}/{name} gave {length} bytes where {end - start} from byte {start} on were asked "
+            "for: its server ignores ranges; serve the file by one that answers range requests"
+        )
     return Corrupted(
         f"{storage}/{name} gave {length} of the {end - start} bytes from byte {start}: "
         "it is shorter than it was when it was opened"

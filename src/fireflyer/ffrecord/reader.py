@@ -1,20 +1,27 @@
 """Reading record files: a thin face over the native reader, which reads and checks without the GIL."""
 
-import operator
 import os
+import struct
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fireflyer._native.ffrecord import Reader
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
 from fireflyer.ffrecord.paths import PathName, record_files, record_path
+from fireflyer.ffrecord.spans import HEADER, MAGIC_V2
+from fireflyer.ffrecord.whole import whole
 from fireflyer.ffrecord.zstd import ENTRY, PLAIN, expand
+
+TAIL = 64 << 10
+"""Bytes at the end of a v2 file that tell it from others: its head says nothing of the samples."""
+_MAX_THREADS = 1 << 12
 
 Sample = npt.NDArray[np.uint8]
 Indices = Sequence[int] | npt.NDArray[np.integer]
@@ -24,8 +31,8 @@ Strategy = Literal["auto", "cached", "direct", "threads", "mmap"]
 class FileReader:
     """Random batch reads of one or several record files, whose samples are numbered as one sequence.
 
-    Any number of threads may use one reader, also after a fork; pickling it reopens the files by
-    path. Arrays that were read stay valid after `close`.
+    Any number of threads may use one reader, also after a fork; unpickling reopens the files by
+    path, and refuses others than those. Arrays that were read stay valid after `close`.
 
     Args:
         fnames: a file, a list of files, or a directory (all its `*.ffr` files sorted by name).
@@ -42,7 +49,8 @@ class FileReader:
         columns: name -> (dtype, shape) of files whose samples are rows, else None.
 
     Raises:
-        ConfigError: a name without the suffix `.ffr`, no file at all, files of different columns.
+        ConfigError: a name without the suffix `.ffr`, no file at all, files of different columns, a
+            number of threads that cannot be.
         StorageError: a file cannot be opened or read.
         Corrupted: an index does not match its checksum or the size of its file.
         ValueError: an unknown strategy.
@@ -63,8 +71,11 @@ class FileReader:
             raise ConfigError("no record file given: pass a file, a list of files or a directory")
         self.check_data = bool(check_data)
         self._paths = [os.path.abspath(name) for name in self.fnames]
-        if threads is not None and threads < 1:
-            raise ConfigError(f"a batch needs at least one thread, not {threads}")
+        if not isinstance(strategy, str):
+            raise TypeError(f"strategy must be one of {get_args(Strategy)}, not {strategy!r:.100}")
+        threads = None if threads is None else whole("threads", threads)
+        if threads is not None and not 1 <= threads <= _MAX_THREADS:
+            raise ConfigError(f"a batch takes 1 to {_MAX_THREADS} threads, not {threads}")
         self.strategy: Strategy = strategy
         self.threads = threads
         self._native: Reader | None = Reader(self.fnames, self.check_data, strategy, threads or 0)
@@ -91,6 +102,8 @@ class FileReader:
 
         Raises:
             IndexError: an index is negative or not below `n`.
+            TypeError: an index is no integer; a bool is none.
+            NoSpace: the batch is larger than the memory of the machine.
             Corrupted: a sample does not match its checksum, or its file was truncated.
             StorageError: the file cannot be read, or not as `strategy` demands.
         """
@@ -161,7 +174,7 @@ class FileReader:
 
     def read_one(self, index: int) -> Sample:
         """The sample at `index`; raises what `read` does."""
-        return self.read_batch([operator.index(index)])[0]
+        return self.read_batch([whole("an index", index)])[0]
 
     def validate(self, data: bool = True) -> None:
         """Checks all files as they are on disk now; with `data=False` only the metadata.
@@ -183,6 +196,12 @@ class FileReader:
         """CRC32 of each sample of file number `file`, as it is stored."""
         return self._open().checksums(file)
 
+    def fingerprint(self) -> Iterator[bytes]:
+        """Tells these files, as they were opened, from others: for each where its last commit ends, its first
+        12 bytes (in v1 with the checksum of all metadata) and, of v2, the last 64 KiB before that end."""
+        native = self._open()
+        return (_told(native, number) for number in range(len(self._paths)))
+
     def close(self) -> None:
         """Closes the files once the reads that are under way have ended; may be called again."""
         self._native = None
@@ -193,8 +212,10 @@ class FileReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[list[str], bool, Strategy, int | None]]:
-        return type(self), (self._paths, self.check_data, self.strategy, self.threads)
+    def __reduce__(self) -> tuple[Any, ...]:
+        told = [sha256(part).digest() for part in self.fingerprint()]
+        options = (self._paths, self.check_data, self.strategy, self.threads)
+        return _reopen, (type(self), *options, told)
 
     def __repr__(self) -> str:
         return f"FileReader({len(self.fnames)} files, {self.n} samples)"
@@ -212,14 +233,49 @@ class FileReader:
         return self._native
 
 
+def _told(native: Reader, number: int) -> bytes:
+    end = native.size(number)
+    head = native.part(number, 0, HEADER)
+    tail = native.part(number, max(0, end - TAIL), end) if head.startswith(MAGIC_V2) else b""
+    return struct.pack("<Q", end) + head + tail
+
+
+def _reopen(
+    kind: type[FileReader],
+    paths: list[str],
+    check_data: bool,
+    strategy: Strategy,
+    threads: int | None,
+    told: list[bytes],
+) -> FileReader:
+    reader = kind(paths, check_data, strategy, threads)
+    for path, before, now in zip(paths, told, reader.fingerprint(), strict=True):
+        if sha256(now).digest() != before:
+            raise not_the_same(path)
+    return reader
+
+
+def not_the_same(name: str) -> StorageError:
+    return StorageError(
+        f"record file '{name}' is not what it was when the reader was pickled: it was replaced or added "
+        "to since it was opened; open it again"
+    )
+
+
 def _named(native: Reader, index: int) -> str:
     path, number = native.locate(index)
     return f"record file '{path}', sample {number}"
 
 
+_BOOLS = frozenset((bool, np.bool_))
+
+
 def _index_array(indices: Indices) -> npt.NDArray[np.int64]:
     """`indices` as the contiguous int64 array that the native reader takes."""
     array = np.asarray(indices)
+    if isinstance(indices, list | tuple) and not _BOOLS.isdisjoint(map(type, indices)):
+        # numpy would make a number of a bool among numbers.
+        raise TypeError("indices must be integers, not bool")
     if array.ndim != 1:
         raise TypeError(f"indices must be a list of integers, not of shape {array.shape}")
     if array.size == 0:
@@ -227,7 +283,9 @@ def _index_array(indices: Indices) -> npt.NDArray[np.int64]:
     kind = array.dtype.kind
     if kind not in "iu":
         # numpy turns integers that are too large into objects or floats.
-        if all(isinstance(index, int) and not isinstance(index, bool) for index in indices):
+        if all(isinstance(index, int) for index in indices) and any(
+            not -(1 << 63) <= index < 1 << 63 for index in indices
+        ):
             raise IndexError("a sample index does not fit into 64 bits")
         raise TypeError(f"indices must be integers, not {array.dtype}")
     if kind == "u" and array.max() > np.iinfo(np.int64).max:

@@ -1,6 +1,5 @@
 """Record files at URLs: the reader's interface over range requests and a local cache of chunks."""
 
-import operator
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -16,22 +15,23 @@ from fireflyer.ffrecord.chunks import ChunkCache
 from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
 from fireflyer.ffrecord.paths import SUFFIX, record_path
 from fireflyer.ffrecord.ranges import Retry
-from fireflyer.ffrecord.reader import Indices, Sample, _index_array
+from fireflyer.ffrecord.reader import TAIL, Indices, Sample, _index_array, not_the_same
 from fireflyer.ffrecord.remote_index import Entries, Indexes, open_remote
 from fireflyer.ffrecord.spans import Numbers, SpanReader, Spans, side_by_side
+from fireflyer.ffrecord.whole import whole
 from fireflyer.ffrecord.zstd import ENTRY, expand
 from fireflyer.storage import FsspecStorage, Storage
 
 _PIECE = 8 << 20
 _BLOCK = 127 << 10  # samples whose index entries are looked at together
-_TAIL = 64 << 10
 _TAILS = 64
 
 
 class RemoteFiles:
     """Random batch reads of record files that are reached by range requests; else as `FileReader`.
 
-    Any number of threads may use one; it works on after a fork, and pickling opens the files again.
+    Any number of threads may use one; it works on after a fork; unpickling opens the files again, and
+    refuses others than those.
 
     Args:
         fnames: a URL, a list of URLs, or the URL of a directory (all its `*.ffr` sorted by name); names
@@ -67,7 +67,7 @@ class RemoteFiles:
         self.check_data = bool(check_data)
         self._storage, self._cache = storage, cache
         self._retry = Retry(attempts=attempts, backoff_s=backoff_s)
-        places = _places(fnames, storage)
+        places = _places(fnames, storage, self._retry)
         opened = side_by_side(lambda place: open_remote(place, cache, self._retry), places)
         files = [file for file, _ in opened]
         self.fnames = [file.shown for file in files]
@@ -88,6 +88,8 @@ class RemoteFiles:
 
         Raises:
             IndexError: an index is negative or not below `n`.
+            TypeError: an index is no integer; a bool is none.
+            NoSpace: the batch is larger than the memory of the machine.
             Corrupted: a sample does not match its checksum, or its file was truncated.
             Unavailable: the place answered with transient errors until the attempts ran out.
             StorageError: a file is gone or may not be read.
@@ -97,7 +99,7 @@ class RemoteFiles:
 
     def read_one(self, index: int) -> Sample:
         """The sample at `index`; raises what `read` does."""
-        return self._read_batch(_index_array([operator.index(index)]))[0]
+        return self._read_batch(_index_array([whole("an index", index)]))[0]
 
     def read_batch(self, indices: Indices) -> tuple[Sample, npt.NDArray[np.int64]]:
         """The k samples at `indices` as one array and its k + 1 offsets; raises what `read` does."""
@@ -126,8 +128,8 @@ class RemoteFiles:
             Corrupted: a file does not match its checksums.
             Unavailable, StorageError: a file cannot be read.
         """
-        rebuild, (kind, names, _, storage, _, *rest) = self.__reduce__()
-        with rebuild(kind, names, True, storage, None, *rest) as fresh:
+        options: dict[str, Any] = {**self._options(), "cache": None}
+        with type(self)(self._names(), True, **options) as fresh:
             for start in range(0, fresh.n if data else 0, _BLOCK):
                 block = np.arange(start, min(start + _BLOCK, fresh.n))
                 sizes = fresh._indexes.entries(*fresh._indexes.locate(block))["bytes"]
@@ -147,7 +149,7 @@ class RemoteFiles:
         return self._column(file, "crc")
 
     def fingerprint(self) -> Iterator[bytes]:
-        """Tells these files from others: sizes, first 12 bytes and, for v2, the last 64 KiB.
+        """Tells these files from others, as `FileReader.fingerprint` does.
 
         Raises:
             What `read` does, for the ends of v2 files.
@@ -155,16 +157,16 @@ class RemoteFiles:
         reader = self._opened()
         for first in range(0, len(reader.files), _TAILS):
             files = reader.files[first : first + _TAILS]
+            ends = [index.end for index in self._indexes.each[first : first + _TAILS]]
             wanted = [
-                (number, max(0, file.size - _TAIL), file.size)
-                for number, file in enumerate(files, first)
+                (number, max(0, end - TAIL), end)
+                for number, (file, end) in enumerate(zip(files, ends, strict=True), first)
                 if file.is_v2
             ]
             tails = iter(reader.fetch(wanted))
-            for file in files:
-                yield struct.pack("<Q", file.size) + file.header
-                if file.is_v2:
-                    yield bytes(next(tails))
+            for file, end in zip(files, ends, strict=True):
+                tail = bytes(next(tails)) if file.is_v2 else b""
+                yield struct.pack("<Q", end) + file.header + tail
 
     def close(self) -> None:
         """Reading ends; may be called again."""
@@ -177,12 +179,22 @@ class RemoteFiles:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = [file.name for file in self._opened().files] if self._storage else self.fnames
-        options = (names, self.check_data, self._storage, self._cache)
-        return _reopen, (type(self), *options, self._retry.attempts, self._retry.backoff_s)
+        told = [file.told for file in self._opened().files]
+        return _reopen, (type(self), self._names(), self.check_data, self._options(), told)
 
     def __repr__(self) -> str:
         return f"RemoteFiles({len(self.fnames)} files, {self.n} samples)"
+
+    def _names(self) -> list[str]:
+        return [file.name for file in self._opened().files] if self._storage else self.fnames
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "storage": self._storage,
+            "cache": self._cache,
+            "attempts": self._retry.attempts,
+            "backoff_s": self._retry.backoff_s,
+        }
 
     def _opened(self) -> SpanReader:
         if self._reader is None:
@@ -248,23 +260,26 @@ def _reopen(
     kind: type[RemoteFiles],
     names: list[str],
     check_data: bool,
-    storage: Storage | None,
-    cache: ChunkCache | None,
-    attempts: int,
-    backoff_s: float,
+    options: dict[str, Any],
+    told: list[bytes],
 ) -> RemoteFiles:
-    options: dict[str, Any] = {"attempts": attempts, "backoff_s": backoff_s}
-    return kind(names, check_data, storage=storage, cache=cache, **options)
+    reader = kind(names, check_data, **options)
+    for file, before in zip(reader._opened().files, told, strict=True):
+        if file.told != before:
+            raise not_the_same(file.shown)
+    return reader
 
 
-def _places(fnames: str | Iterable[str], storage: Storage | None) -> list[tuple[Storage, str, str]]:
+def _places(
+    fnames: str | Iterable[str], storage: Storage | None, retry: Retry
+) -> list[tuple[Storage, str, str]]:
     """(storage, name in it, name to show) of each file."""
     names = [fnames] if isinstance(fnames, str) else list(fnames)
     if storage is not None:
         found = [(storage, record_path(name), f"{storage}/{name}") for name in names]
     elif isinstance(fnames, str) and not fnames.endswith(SUFFIX):
         directory: Storage = FsspecStorage(_url(fnames))
-        listed = [n for n in directory.list() if n.endswith(SUFFIX) and n[0] != "."]
+        listed = [n for n in retry.run(directory.list) if n.endswith(SUFFIX) and n[0] != "."]
         found = [(directory, name, f"{fnames.rstrip('/')}/{name}") for name in listed]
     else:
         parents: dict[str, Storage] = {}

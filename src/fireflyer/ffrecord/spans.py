@@ -38,6 +38,8 @@ class RemoteFile:
     """Its first 12 bytes."""
     stamp: str = ""
     """What the place tells its contents from others by; asked for only where it is needed."""
+    told: bytes = b""
+    """Digest of the parts of it that were read when it was opened: its first 16 KiB and its last page."""
 
     @property
     def is_v2(self) -> bool:

@@ -18,6 +18,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.ahead import Ahead
 from fireflyer.ffrecord.paths import PathName
 from fireflyer.ffrecord.reader import FileReader, Sample
+from fireflyer.ffrecord.whole import whole
 
 
 class Samples(Sequence[Sample]):
@@ -119,6 +120,8 @@ class ConcatDataset(td.ConcatDataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         places: dict[int, list[int]] = {}  # dataset -> the places of the batch that it fills
         for place, index in enumerate(indices):
+            if isinstance(index, bool):
+                raise TypeError("indices must be integers, not bool")
             if not 0 <= index < len(self):
                 raise IndexError(f"sample index {index} is outside [0, {len(self)})")
             places.setdefault(self._dataset_of(index), []).append(place)
@@ -234,7 +237,7 @@ class DataLoader(td.DataLoader[Any]):
             raise ConfigError(
                 "a batch_sampler excludes batch_size, shuffle, sampler and drop_last: pass it alone"
             )
-        if prefetch < 0:
+        if whole("prefetch", prefetch) < 0:
             raise ConfigError(f"prefetch={prefetch}: a number of batches, or 0")
         self._prefetch = 0 if num_workers else prefetch
         self._batches = _Batches(batch_sampler)
@@ -261,15 +264,21 @@ class DataLoader(td.DataLoader[Any]):
     def set_step(self, step: int) -> None:
         """The next epoch leaves out its first `step` batches, unread; later epochs are whole.
 
+        An epoch under way is given up: `state_dict` tells of the next one.
+
         Raises:
             ValueError: `step` is negative or more than the batches of an epoch.
+            TypeError: it is no whole number.
         """
+        step = whole("step", step)
         if not 0 <= step <= len(self):
             raise ValueError(f"step {step} is outside [0, {len(self)}]")
+        self._epoch = None
         self._skip = step
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: the batches handed out in this epoch, and the generator at its start."""
+        """Where the loader is: the batches handed out in this epoch, or left out of the next if `set_step`
+        came later; and the generator at its start."""
         if self._epoch is not None and not self._epoch.finished:
             step, generator = self._epoch.step, self._epoch.generator
         else:
@@ -286,9 +295,12 @@ class DataLoader(td.DataLoader[Any]):
         """The next epoch continues behind the last batch that was handed out before `state_dict`.
 
         Raises:
-            ConfigError: the state is of a loader with other data, another batch size or no generator.
+            ConfigError: the state is of a loader with other data, another batch size or no generator, or is
+                not one. This loader is then as it was.
         """
         mine = self.state_dict()
+        if not isinstance(state, dict) or set(state) != set(mine):
+            raise ConfigError(f"this is not the state of a DataLoader: {state!r:.200}")
         for key in ("samples", "batches"):
             if state[key] != mine[key]:
                 raise ConfigError(
@@ -300,7 +312,12 @@ class DataLoader(td.DataLoader[Any]):
                 "only one of the saved loader and this one has a generator: "
                 "make it with the same shuffle and generator"
             )
+        step = state["step"]
+        if type(step) is not int or not 0 <= step <= len(self):
+            raise ConfigError(f"a state cannot stand at batch {step!r:.100} of {len(self)}")
         if self._generator is not None:
-            self._generator.set_state(state["generator"])
-        self._epoch = None
-        self.set_step(state["step"])
+            try:
+                self._generator.set_state(state["generator"])
+            except (RuntimeError, TypeError) as error:
+                raise ConfigError(f"the state of the generator is none: {error}") from error
+        self.set_step(step)

@@ -18,9 +18,10 @@ import numpy as np
 
 from fireflyer._native import crc32
 from fireflyer.errors import ConfigError
-from fireflyer.ffrecord.columns import Columns, ColumnsLike, RowCodec, columns_of
+from fireflyer.ffrecord.columns import Columns, ColumnsLike, RowCodec, columns_of, without_objects
 from fireflyer.ffrecord.output import Output, Tail, bytes_of, translated
 from fireflyer.ffrecord.paths import PathName, record_path
+from fireflyer.ffrecord.whole import whole
 from fireflyer.ffrecord.writer2 import DEFAULT_ALIGN, Version2
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _HEADER = 12
 _PER_SAMPLE = 12
+_MAX_SAMPLES = ((1 << 63) - 1 - _HEADER) // _PER_SAMPLE
 
 
 class _Body(Protocol):
@@ -120,7 +122,8 @@ class FileWriter:
         columns: of a file with columns, else None.
 
     Raises:
-        ConfigError: wrong suffix, negative `n`, options that cannot be.
+        ConfigError: wrong suffix, an `n` that no file can hold, options that cannot be.
+        TypeError: `n` is no whole number.
         NoSpace, StorageError: the file cannot be created.
     """
 
@@ -137,7 +140,8 @@ class FileWriter:
     ) -> None:
         self._body: _Body | None = None
         name = record_path(fname)
-        if n is not None and n < 0:
+        n = None if n is None else whole("n", n)
+        if n is not None and not 0 <= n <= _MAX_SAMPLES:
             raise ConfigError(f"a record file cannot hold {n} samples")
         if version not in (1, 2):
             raise ConfigError(f"there is no version {version} of record files: take 1 or 2")
@@ -209,11 +213,12 @@ class FileWriter:
         Raises:
             ConfigError: more samples than `n`, or the file has columns.
             ValueError: the buffer is not C-contiguous, or the writer is closed.
+            TypeError: no buffer, or one of Python objects: those are addresses, not data.
             NoSpace, StorageError: the bytes cannot be written.
         """
         if self._rows is not None:
             raise ConfigError(f"record file '{self.fname}' has columns: use write_row")
-        self._add([bytes_of(data)])
+        self._add([bytes_of(without_objects(data))])
 
     def write_row(self, row: Mapping[str, Any]) -> None:
         """Appends one row: a value for each column, what numpy makes an array of, or str or bytes.

@@ -27,6 +27,7 @@ class ArraySource:
             StorageError: it cannot be read.
         """
         self.name = os.fspath(path)
+        self.paths: tuple[str, ...] = (self.name,)
         self._arrays = _load(Path(path))
         lengths = {array.shape[0] for array in self._arrays.values() if array.ndim}
         scalars = [name for name, array in self._arrays.items() if not array.ndim]

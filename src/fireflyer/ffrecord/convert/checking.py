@@ -1,11 +1,14 @@
 """Every sample of record files against its checksum, and the first damages found."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fireflyer.errors import FireflyerError, StorageError
 from fireflyer.ffrecord.convert.records import batches
+from fireflyer.ffrecord.convert.source import reading
 from fireflyer.ffrecord.convert.writing import row_bytes
+from fireflyer.ffrecord.paths import record_path
 from fireflyer.ffrecord.reader import FileReader
 
 
@@ -24,7 +27,13 @@ class Checked:
 def verify(
     files: Sequence[str], *, data: bool, most: int, advance: Callable[[int, int], None]
 ) -> Checked:
-    """Checks files one by one, their samples too if `data`; never raises for what a file holds."""
+    """Checks files one by one, their samples too if `data`; never raises for what a file holds.
+
+    Raises:
+        ConfigError, StorageError: one of them is no record file by its name, or cannot be opened.
+    """
+    for name in files:
+        _openable(name)
     found = Checked()
     for name in files:
         before = len(found.damages)
@@ -42,6 +51,14 @@ def verify(
         if found.more:
             break
     return found
+
+
+def _openable(name: str) -> None:
+    path = record_path(name)
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        raise reading(path, error) from error
 
 
 def _samples(

@@ -48,13 +48,16 @@ def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
     """What `paths` hold, as one source; without `kind` by suffix and content of folders.
 
     Raises:
-        ConfigError: an unknown kind, nothing there, or columns that differ.
+        ConfigError: an unknown kind, nothing there or neither file nor folder, or columns that differ.
         Corrupted, StorageError: as the format's source says.
     """
     if not paths:
         raise ConfigError("nothing to read: name files, a folder, or MODULE:NAME of a data set")
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"--from {kind!r} is none of {', '.join(KINDS)}")
+    for path in paths:
+        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+            raise ConfigError(f"{path}: it is neither a file nor a folder: save it as a file first")
     kinds = [kind or kind_of_path(path) for path in paths]
     if set(kinds) == {"records"}:
         return RecordSource(paths)

@@ -13,7 +13,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 class FolderSource:
-    """All files below a folder in sorted depth-first order; hidden ones are left out.
+    """All files below a folder in sorted depth-first order, links followed; hidden ones are left out.
 
     With sub-folders: rows {data, label, class, name}, the class being the first folder and the label its
     place among them in sorted order (torchvision's ImageFolder). Without: {data, name}. The column
@@ -23,10 +23,12 @@ class FolderSource:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """
         Raises:
-            ConfigError: no file in it, or files both beside and inside sub-folders.
+            ConfigError: no file in it, files both beside and inside sub-folders, something that is
+                neither file nor folder, or a link that leads back to a folder around it.
             StorageError: it cannot be listed.
         """
         self.name = os.fspath(folder)
+        self.paths: tuple[str, ...] = (self.name,)
         self._root = Path(folder)
         try:
             self._files = list(_walk(self._root))
@@ -63,18 +65,26 @@ class FolderSource:
         return row | {"name": name}
 
 
-def _walk(root: Path) -> Iterator[str]:
-    """Names of files relative to `root`, links to files included."""
-    for folder, folders, files in os.walk(root, onerror=_raise):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        relative = os.path.relpath(folder, root)
-        for name in sorted(files):
-            if not name.startswith("."):
-                path = name if relative == "." else f"{relative}/{name}"
-                if path != path.encode(errors="replace").decode():
-                    raise ConfigError(f"{root}: the name {path!r} is not UTF-8: rename the file")
-                yield path
-
-
-def _raise(error: OSError) -> None:
-    raise error
+def _walk(
+    folder: Path, before: str = "", around: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[str]:
+    """Names of files relative to the root, links followed: those of a folder, then those below it."""
+    status = folder.stat()
+    identity = (status.st_dev, status.st_ino)
+    if identity in around:
+        raise ConfigError(f"cannot pack '{folder}': it is a link to a directory around it")
+    below = []
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("."):
+            continue
+        if name != name.encode(errors="replace").decode():
+            raise ConfigError(f"{folder}: the name {name!r} is not UTF-8: rename it")
+        path = folder / name
+        if path.is_dir():
+            below.append(name)
+            continue
+        if not path.is_file():
+            raise ConfigError(f"cannot pack '{path}': it is neither a file nor a directory")
+        yield before + name
+    for name in below:
+        yield from _walk(folder / name, f"{before}{name}/", around | {identity})

@@ -68,6 +68,7 @@ class MdsSource:
             StorageError: it cannot be read.
         """
         self.name = os.fspath(folder)
+        self.paths: tuple[str, ...] = (self.name,)
         self._folder = Path(folder)
         text = read_file(self._folder / "index.json")
         try:

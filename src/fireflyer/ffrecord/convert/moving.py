@@ -1,18 +1,20 @@
 """Packing, merging, splitting and exporting: rows from a source to a place."""
 
 import io
+import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert.folder import FolderSource
+from fireflyer.ffrecord.convert.placing import NewFolder, refuse_existing, write_atomically
 from fireflyer.ffrecord.convert.records import (
     RecordSource,
     columns_of,
@@ -23,15 +25,13 @@ from fireflyer.ffrecord.convert.source import Column, Row, Source, as_array, des
 from fireflyer.ffrecord.convert.writing import (
     Advance,
     Form,
-    NewFolder,
     Plan,
     Written,
-    refuse_existing,
     row_bytes,
-    write_atomically,
     write_rows,
 )
 from fireflyer.ffrecord.folder import pack_folder
+from fireflyer.ffrecord.output import BLOCK
 from fireflyer.ffrecord.reader import FileReader
 
 EXPORTS = ("tar", "jsonl", "npy")
@@ -40,12 +40,13 @@ EXPORTS = ("tar", "jsonl", "npy")
 def pack(source: Source, plan: Plan, jobs: int, advance: Advance) -> Written:
     """All rows of `source` into record files; raises what the source and `write_rows` do."""
     with closing(_closable(source.rows(jobs))) as rows:
-        return write_rows(rows, source.columns, replace(plan, total=source.length), advance)
+        plan = replace(plan, total=source.length, sources=source.paths)
+        return write_rows(rows, source.columns, plan, advance)
 
 
 def pack_tree(source: FolderSource, plan: Plan) -> Written:
     """A folder as one packed folder: a sample a file, then the tree of names."""
-    refuse_existing(plan.out, folder=False, force=plan.force)
+    refuse_existing(plan.out, force=plan.force)
     pack_folder(source.name, plan.out)
     return Written([str(plan.out)], source.length or 0, plan.out.stat().st_size)
 
@@ -102,11 +103,11 @@ def split_by_fractions(
         raise ConfigError(f"{len(fractions)} fractions need as many different names")
     if any("/" in name or name.startswith(".") or not name for name in names):
         raise ConfigError(f"names of files, not {', '.join(map(repr, names))}")
-    refuse_existing(out, folder=True, force=force)
     total = source.length or 0
+    own = {f"{name}.ffr" for name in names}
     order = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
     first = size = 0
-    with NewFolder(out) as folder:
+    with NewFolder(out, force=force, own=own.__contains__, sources=source.paths) as folder:
         for name, count in zip(names, counts, strict=True):
             plan = Plan(out=folder.path / f"{name}.ffr", total=count, form=form)
             rows = source.rows_at(order[first : first + count])
@@ -135,11 +136,13 @@ def export(source: Source, kind: str, out: Path, force: bool, advance: Advance) 
         ConfigError: a column has no place in that format, or the target is in the way.
         NoSpace, StorageError: it cannot be written.
     """
-    refuse_existing(out, folder=kind == "npy", force=force)
+    if kind != "npy":
+        refuse_existing(out, force=force)
     with closing(_closable(source.rows())) as rows:
         counted = _counted(rows, advance)
         if kind == "npy":
-            with NewFolder(out) as folder:
+            own = {f"{column.name}.npy" for column in source.columns}
+            with NewFolder(out, force=force, own=own.__contains__, sources=source.paths) as folder:
                 count = _to_npy(counted, source, folder.path)
             files = sorted(out.glob("*.npy"))
             return Written([str(f) for f in files], count, sum(f.stat().st_size for f in files))
@@ -211,7 +214,7 @@ def as_plain(row: Row) -> dict[str, Any]:
     return found
 
 
-def _to_npy(rows: Iterator[Row], source: Source, folder: Path) -> int:
+def _to_npy(rows: Iterable[Row], source: Source, folder: Path) -> int:
     for column in source.columns:
         if column.dtype in ("bytes", "str") or None in column.shape:
             raise ConfigError(
@@ -220,25 +223,62 @@ def _to_npy(rows: Iterator[Row], source: Source, folder: Path) -> int:
             )
         if "/" in column.name or column.name.startswith("."):
             raise ConfigError(f"{source.name}: column {column.name!r} cannot name a file")
-    total = source.length or 0
-    arrays = {
-        column.name: np.lib.format.open_memmap(
-            folder / f"{column.name}.npy", "w+", column.dtype, (total, *map(int, _fixed(column)))
-        )
-        for column in source.columns
-    }
     count = 0
-    for row in rows:
-        for name, array in arrays.items():
-            array[count] = row[name]
-        count += 1
-    for array in arrays.values():
-        array.flush()
+    with ExitStack() as files:
+        arrays = [
+            files.enter_context(_ArrayFile(folder / f"{column.name}.npy", column))
+            for column in source.columns
+        ]
+        for row in rows:
+            for array in arrays:
+                array.add(row[array.column.name])
+            count += 1
     return count
 
 
-def _fixed(column: Column) -> tuple[int, ...]:
-    return tuple(size for size in column.shape if size is not None)
+class _ArrayFile:
+    """An `.npy` that grows row by row; by writes, because a full disk kills who writes by a mapping."""
+
+    def __init__(self, path: Path, column: Column) -> None:
+        self.column = column
+        self._shape = tuple(size for size in column.shape if size is not None)
+        self._rows = 0
+        self._file = open(path, "wb", buffering=BLOCK)  # noqa: SIM115
+
+    def __enter__(self) -> Self:
+        self._place = self._head()
+        return self
+
+    def add(self, value: Any) -> None:
+        array = np.ascontiguousarray(value, self.column.dtype)
+        if np.shape(value) != self._shape:
+            raise ConfigError(
+                f"row {self._rows}: column {self.column.name!r} has shape {list(np.shape(value))}, "
+                f"not {list(self._shape)}"
+            )
+        self._file.write(array.tobytes())
+        self._rows += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file as file:
+            if kind is None:
+                file.seek(0)
+                # numpy leaves room in a header for any number of rows.
+                if self._head() != self._place:
+                    raise ConfigError(f"numpy's header of {self.column.name!r} changed its size")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _head(self) -> int:
+        """Writes the header for the rows so far; where it ends."""
+        dtype = np.dtype(self.column.dtype).newbyteorder("<")
+        description = {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": (self._rows, *self._shape),
+        }
+        np.lib.format.write_array_header_2_0(self._file, description)
+        return self._file.tell()
 
 
 def _counted(rows: Iterable[Row], advance: Advance) -> Iterator[Row]:

@@ -17,7 +17,8 @@ class ParquetSource:
     """A Parquet file, or an Arrow IPC file or stream (`.arrow`, `.feather`).
 
     Integers, floats and bools keep their type, strings and binaries become str and bytes, lists of numbers
-    arrays; a struct becomes a column for each of its fields, `image.bytes`.
+    arrays; a struct becomes a column for each of its fields, `image.bytes`. Of dictionaries the values
+    are taken, of timestamps the int64 that counts their own unit.
     """
 
     length: int | None
@@ -31,6 +32,7 @@ class ParquetSource:
             StorageError: it cannot be read.
         """
         self.name = os.fspath(path)
+        self.paths: tuple[str, ...] = (self.name,)
         self._arrow = need("pyarrow", f"reading {self.name}")
         self._parquet = self.name.endswith((".parquet", ".pq"))
         if self._parquet:
@@ -42,6 +44,12 @@ class ParquetSource:
         if not self._fields:
             raise ConfigError(f"{self.name}: no column in it")
         self.columns = tuple(column for _, column in self._fields)
+        names = [column.name for column in self.columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"{self.name}: two columns would be called {name!r}: rename one of them"
+                )
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
         first = 0
@@ -97,34 +105,45 @@ class ParquetSource:
         types = self._arrow.types
         shape: tuple[int | None, ...] = ()
         inner = kind
+        if types.is_dictionary(inner):
+            inner = inner.value_type
         while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
             shape += (inner.list_size if types.is_fixed_size_list(inner) else None,)
             inner = inner.value_type
-        if not shape and (types.is_string(kind) or types.is_large_string(kind)):
+        if not shape and self._is(inner, "string", "large_string", "string_view"):
             return Column(name, "str")
-        if not shape and (
-            types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+        if not shape and self._is(
+            inner, "binary", "large_binary", "fixed_size_binary", "binary_view"
         ):
             return Column(name, "bytes")
+        if not shape and types.is_timestamp(inner):
+            return Column(name, "int64")
         if types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner):
             return Column(name, np.dtype(inner.to_pandas_dtype()).name, shape)
         raise ConfigError(
             f"{self.name}: column {name!r} is {kind}, which has no place in a record file: "
-            "leave it out by --columns"
+            "leave it out of the file"
         )
+
+    def _is(self, kind: Any, *names: str) -> bool:
+        """Whether it is one of these types, as far as this pyarrow knows them."""
+        tests = (getattr(self._arrow.types, f"is_{name}", None) for name in names)
+        return any(test(kind) for test in tests if test is not None)
 
     def _cells(self, batch: Any, path: tuple[str, ...]) -> Any:
         cells = batch.column(batch.schema.get_field_index(path[0]))
         for name in path[1:]:
             cells = cells.field(name)
-        return cells
+        if self._is(cells.type, "dictionary"):
+            cells = cells.dictionary_decode()
+        return cells.view("int64") if self._is(cells.type, "timestamp") else cells
 
     def _value(self, cells: Any, number: int, column: Column, first: int) -> Any:
         value = cells[number].as_py()
         if value is None:
             raise ConfigError(
                 f"{self.name}, row {first + number}: column {column.name!r} is null: "
-                "fill it, or leave the column out by --columns"
+                "fill it, or leave the column out of the file"
             )
         if column.dtype in ("bytes", "str"):
             return value

@@ -20,7 +20,7 @@ from fireflyer.ffrecord.convert.listing import (
     size_text,
     some_lengths,
 )
-from fireflyer.ffrecord.convert.records import RecordSource, lengths
+from fireflyer.ffrecord.convert.records import RecordSource, file_names, lengths
 from fireflyer.ffrecord.convert.source import Row, as_array
 
 SHOWN = 60
@@ -33,22 +33,27 @@ _SIGNATURES = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/pn
 
 
 def page(files: Sequence[str], shown: int = SHOWN) -> str:
-    """The page of `files`, with `shown` samples spread evenly over them.
+    """The page of `files`, whose columns may differ, with `shown` samples spread evenly over them.
 
     Raises: what `FileReader` does; nothing is shown of a damaged sample.
     """
-    source = RecordSource(files)
-    with source.reader as reader:
-        sizes = some_lengths(reader)
-        total = source.length or 0
-        picked = sorted({i * total // shown for i in range(shown)}) if total else []
-        shown_sizes = lengths(reader, picked).tolist()
-        samples = [
-            _sample(index, row, size)
-            for index, row, size in zip(picked, source.rows_at(picked), shown_sizes, strict=True)
-        ]
-    listed = [describe_file(name) for name in source.files]
-    stats = of_lengths(sizes)
+    names = file_names(files)
+    listed = [describe_file(name) for name in names]
+    ends = np.cumsum([0, *(each.samples for each in listed)])
+    total = int(ends[-1])
+    picked = np.array(sorted({i * total // shown for i in range(shown)}) if total else [], np.int64)
+    sizes, samples = [], []
+    for number, name in enumerate(names):
+        first = int(ends[number])
+        here = (picked[(picked >= first) & (picked < ends[number + 1])] - first).tolist()
+        source = RecordSource(name)
+        with source.reader as reader:
+            sizes.append(some_lengths(reader))
+            shown_rows = zip(here, source.rows_at(here), lengths(reader, here), strict=True)
+            samples += [_sample(first + index, row, int(size)) for index, row, size in shown_rows]
+    sizes_of_all = np.concatenate(sizes)
+    kinds = {each.holds for each in listed}
+    stats = of_lengths(sizes_of_all)
     cards = [
         (f"{total:,}", "samples", f"in {len(listed)} file{'s' if len(listed) != 1 else ''}"),
         (size_text(sum(each.bytes for each in listed)), "on disk", "index included"),
@@ -65,10 +70,10 @@ def page(files: Sequence[str], shown: int = SHOWN) -> str:
     ]
     return _PAGE.format(
         style=_STYLE,
-        title=escape(source.name),
-        kind=escape(_KINDS[source.kind]),
+        title=escape(names[0] if len(names) == 1 else f"{len(names)} record files"),
+        kind=escape(_KINDS[kinds.pop()] if len(kinds) == 1 else "Files of several kinds"),
         cards="\n".join(_card(*card) for card in cards),
-        chart=_chart(sizes),
+        chart=_chart(sizes_of_all),
         rows="\n".join(rows),
         shown=f"{len(samples)} of {total:,}, spread evenly",
         samples="\n".join(samples),

@@ -37,6 +37,7 @@ class RecordSource:
 
     def __init__(self, fnames: PathName | Sequence[PathName], *, raw: bool = False) -> None:
         self.files = file_names(fnames)
+        self.paths: tuple[str, ...] = tuple(self.files)
         self.reader = FileReader(self.files)
         self.name = self.files[0] if len(self.files) == 1 else f"{len(self.files)} record files"
         self.length: int | None = self.reader.n

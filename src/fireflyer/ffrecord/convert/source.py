@@ -46,11 +46,13 @@ class Source(Protocol):
         name: for messages and titles.
         length: number of rows, None where only reading tells.
         columns: of every row; rows that differ from them are an error of their source.
+        paths: files and folders that it reads, as the caller named them.
     """
 
     name: str
     length: int | None
     columns: tuple[Column, ...]
+    paths: tuple[str, ...]
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
         """All rows in order; up to `jobs` threads read ahead where the format allows it.
@@ -101,6 +103,7 @@ class Chain:
         self._sources = sources
         self.name = f"{first.name} and {len(sources) - 1} more"
         self.columns = first.columns
+        self.paths = tuple(path for source in sources for path in source.paths)
         lengths = [source.length for source in sources]
         known = [length for length in lengths if length is not None]
         self.length = sum(known) if len(known) == len(lengths) else None
@@ -125,7 +128,7 @@ class Selected:
                     f"{source.name} has no column {name!r}: it has {describe(source.columns)}"
                 )
         self._source = source
-        self.name, self.length = source.name, source.length
+        self.name, self.length, self.paths = source.name, source.length, source.paths
         self.columns = tuple(known[name] for name in dict.fromkeys(names))
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:

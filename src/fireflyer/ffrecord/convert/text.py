@@ -1,7 +1,7 @@
 """Plain text, a line a sample, and JSON lines, an object a sample."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -9,6 +9,9 @@ import numpy as np
 
 from fireflyer.errors import ConfigError, Corrupted
 from fireflyer.ffrecord.convert.source import Column, Row, as_array, reading
+
+_EXACT = 1 << 53
+"""Whole numbers up to here are a float64 each."""
 
 
 class TextSource:
@@ -18,6 +21,7 @@ class TextSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
+        self.paths: tuple[str, ...] = (self.name,)
         self.length: int | None = sum(1 for _ in _lines(self.name))
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
@@ -29,8 +33,9 @@ class JsonLinesSource:
     """Objects, one a line; empty lines are left out. The file is read twice: first for its columns.
 
     A key whose values are all whole numbers becomes int64, numbers float64, true and false bool, strings
-    str, lists of numbers of one depth an array. Any other key (objects, null, mixed or missing values)
-    becomes a str column of JSON text.
+    str, lists of numbers of one depth an array. Any other key (objects, null, mixed or missing values,
+    and whole numbers beyond 2**53 beside fractions, which float64 would round) becomes a str column of
+    JSON text.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,6 +46,7 @@ class JsonLinesSource:
             StorageError: it cannot be read.
         """
         self.name = os.fspath(path)
+        self.paths: tuple[str, ...] = (self.name,)
         kinds: dict[str, str] = {}
         seen: dict[str, int] = {}
         count = 0
@@ -53,7 +59,10 @@ class JsonLinesSource:
         if not kinds:
             raise ConfigError(f"{self.name}: no line holds an object with keys")
         self.length: int | None = count
-        self._kinds = {k: kind if seen[k] == count else "json" for k, kind in kinds.items()}
+        self._kinds = {
+            k: kind.replace("wide", "int64") if seen[k] == count else "json"
+            for k, kind in kinds.items()
+        }
         self.columns = tuple(_column(key, kind) for key, kind in self._kinds.items())
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
@@ -100,11 +109,16 @@ def _decoded(line: bytes, path: str, number: int) -> str:
 
 
 def _kind(value: Any) -> str:
-    """bool, int64, float64, str, json, or one of the first three with a "[]" for each level of lists."""
+    """bool, int64, float64, str, json, or one of the first three with a "[]" for each level of lists.
+
+    "wide" is an int64 that float64 may round.
+    """
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int64" if -(1 << 63) <= value < 1 << 63 else "json"
+        if abs(value) <= _EXACT:
+            return "int64"
+        return "wide" if -(1 << 63) <= value < 1 << 63 else "json"
     if isinstance(value, float):
         return "float64"
     if isinstance(value, str):
@@ -112,15 +126,24 @@ def _kind(value: Any) -> str:
     if isinstance(value, list) and value:
         array = as_array(value)
         if array is not None and array.dtype.name in ("bool", "int64", "float64"):
-            mixed = array.dtype.kind != "b" and _holds_bool(value)
-            return "json" if mixed else array.dtype.name + "[]" * array.ndim
+            kind = array.dtype.name
+            # A float64 here may be a whole number that was rounded to the bound.
+            most = _EXACT - (kind == "float64")
+            wide = kind != "bool" and bool((array > most).any() or (array < -most).any())
+            if kind != "bool" and _holds(value, lambda item: isinstance(item, bool)):
+                return "json"
+            if kind == "float64" and wide and _holds(value, _is_wide):
+                return "json"
+            return ("wide" if kind == "int64" and wide else kind) + "[]" * array.ndim
     return "json"
 
 
-def _holds_bool(value: list[Any]) -> bool:
-    return any(
-        _holds_bool(item) if isinstance(item, list) else isinstance(item, bool) for item in value
-    )
+def _is_wide(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) > _EXACT
+
+
+def _holds(value: list[Any], test: Callable[[Any], bool]) -> bool:
+    return any(_holds(item, test) if isinstance(item, list) else test(item) for item in value)
 
 
 def _merged(one: str, other: str) -> str:
@@ -128,8 +151,8 @@ def _merged(one: str, other: str) -> str:
         return one
     levels = {kind.count("[]") for kind in (one, other)}
     plain = {kind.removesuffix("[]" * kind.count("[]")) for kind in (one, other)}
-    if len(levels) == 1 and plain == {"int64", "float64"}:
-        return "float64" + "[]" * levels.pop()
+    if len(levels) == 1 and plain in ({"int64", "float64"}, {"int64", "wide"}):
+        return ("wide" if "wide" in plain else "float64") + "[]" * levels.pop()
     return "json"
 
 

@@ -4,10 +4,11 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from contextlib import contextmanager
+from itertools import chain, count, islice
 from typing import Any
 
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, FireflyerError
 from fireflyer.ffrecord.convert.source import Column, Row, ahead, checked, column_of
 
 
@@ -22,24 +23,26 @@ class DatasetSource:
     def __init__(self, spec: str) -> None:
         """
         Raises:
-            ConfigError: no such module or name, or it is no data set.
+            ConfigError: no such module or name, it is no data set, or its code fails.
         """
         self.name = spec
+        self.paths: tuple[str, ...] = ()
         module, _, attribute = spec.partition(":")
         here = os.getcwd()
         if here not in sys.path:
             sys.path.insert(0, here)
-        try:
+        with self._guarded():
             found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"{spec}: {error}") from error
-        self._items: Any = found() if callable(found) and not _is_data(found) else found
+            self._items: Any = found() if callable(found) and not _is_data(found) else found
         if not _is_data(self._items):
             raise ConfigError(f"{spec} is {type(self._items).__name__}, not a data set")
         self._indexed = hasattr(self._items, "__getitem__") and hasattr(self._items, "__len__")
-        self.length: int | None = len(self._items) if self._indexed else None
+        self.length: int | None = None
+        if self._indexed:
+            with self._guarded():
+                self.length = len(self._items)
         self._once: list[Any] = []  # what was taken from an iterator that does not begin anew
         first = self._first()
         if first is None:
@@ -54,17 +57,45 @@ class DatasetSource:
 
     def _first(self) -> Row | None:
         if self._indexed:
-            return _row(self._items[0]) if self.length else None
-        begun = iter(self._items)
-        taken = list(islice(begun, 1))
+            return self._at(0) if self.length else None
+        with self._guarded():
+            begun = iter(self._items)
+        taken = list(islice(self._taken(begun), 1))
         if begun is self._items:
             self._once = taken
         return _row(taken[0]) if taken else None
 
     def _raw(self, jobs: int) -> Iterator[Row]:
         if self._indexed:
-            return ahead(lambda index: _row(self._items[index]), self.length or 0, jobs)
-        return map(_row, chain(self._once, self._items))
+            return ahead(self._at, self.length or 0, jobs)
+        with self._guarded():
+            begun = iter(self._items)
+        return map(_row, chain(self._once, self._taken(begun, len(self._once))))
+
+    def _at(self, index: int) -> Row:
+        with self._guarded(index):
+            return _row(self._items[index])
+
+    def _taken(self, items: Iterator[Any], number: int = 0) -> Iterator[Any]:
+        """What `items` gives, counted from `number`."""
+        for index in count(number):
+            with self._guarded(index):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+
+    @contextmanager
+    def _guarded(self, index: int | None = None) -> Iterator[None]:
+        """Runs code of the user's, in which anything may go wrong."""
+        try:
+            yield
+        except Exception as error:
+            where = self.name if index is None else f"{self.name}, item {index}"
+            kind = "" if isinstance(error, FireflyerError | ImportError) else type(error).__name__
+            told = ": ".join(part for part in (kind, str(error)) if part)
+            raise ConfigError(f"{where}: {told}") from error
 
 
 def _is_data(value: Any) -> bool:

@@ -1,16 +1,13 @@
 """Rows into record files: one file, or a folder of parts that appears whole or not at all."""
 
-import errno
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fireflyer.errors import ConfigError, NoSpace, StorageError
+from fireflyer.errors import ConfigError
+from fireflyer.ffrecord.convert.placing import NewFolder, refuse_existing
 from fireflyer.ffrecord.convert.source import Column, Row, describe
 from fireflyer.ffrecord.paths import SUFFIX
 from fireflyer.ffrecord.writer import FileWriter
@@ -114,7 +111,8 @@ class Plan:
         total: rows that will come; None if unknown.
         per_file: rows in a file; the last one may have fewer.
         file_bytes: a file is ended by the row that reaches this.
-        force: replace what is there.
+        force: replace what is there, as `NewFolder` says.
+        sources: what the rows are read from; no folder that holds it is replaced.
     """
 
     out: Path
@@ -122,6 +120,7 @@ class Plan:
     per_file: int | None = None
     file_bytes: int | None = None
     force: bool = False
+    sources: tuple[str, ...] = ()
     form: Form = field(default_factory=Form)
 
     @property
@@ -147,12 +146,12 @@ def write_rows(
         ConfigError: the target is in the way, or its name does not fit.
         NoSpace, StorageError: it cannot be written.
     """
-    refuse_existing(plan.out, folder=plan.parts, force=plan.force)
     if not plan.parts:
+        refuse_existing(plan.out, force=plan.force)
         with open_writer(plan.out, columns, plan.form, plan.total) as writer:
             count = _fill(writer, iter(rows), advance, 0, 0)[0]
         return Written([str(plan.out)], count, plan.out.stat().st_size)
-    with NewFolder(plan.out) as folder:
+    with NewFolder(plan.out, force=plan.force, sources=plan.sources) as folder:
         names, count = _write_parts(folder.path, iter(rows), columns, plan, advance)
     paths = [plan.out / name for name in names]
     return Written([str(path) for path in paths], count, sum(p.stat().st_size for p in paths))
@@ -201,76 +200,3 @@ def _fill(
 def row_bytes(row: Row) -> int:
     """Bytes of a row's values; text is counted by its characters."""
     return sum(v.nbytes if hasattr(v, "nbytes") else len(v) for v in row.values())
-
-
-def refuse_existing(out: Path, *, folder: bool, force: bool) -> None:
-    """
-    Raises:
-        ConfigError: something is there that may not be replaced, or the folder around it is missing.
-    """
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"{out}: the folder around it does not exist; make it or name another")
-    if out.is_dir() != folder and out.exists():
-        kind = "a folder" if folder else "a file"
-        raise ConfigError(f"{out} is there and is not {kind}: name another")
-    empty_folder = folder and out.is_dir() and not any(out.iterdir())
-    if out.exists() and not force and not empty_folder:
-        raise ConfigError(f"{out} is there already: name another, or replace it with --force")
-
-
-class NewFolder:
-    """A folder that is filled beside its place and takes its name at the end; or vanishes."""
-
-    def __init__(self, out: Path) -> None:
-        self._out = out.absolute()
-        self.path = self._out.parent / f".ffrecord-{secrets.token_hex(8)}.tmp"
-
-    def __enter__(self) -> Self:
-        try:
-            self.path.mkdir()
-        except OSError as error:
-            raise _cannot_write(self._out, error) from error
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        try:
-            if kind is None:
-                self._take_place()
-        except OSError as error:
-            raise _cannot_write(self._out, error) from error
-        finally:
-            shutil.rmtree(self.path, ignore_errors=True)
-
-    def _take_place(self) -> None:
-        old = self.path.with_suffix(".old.tmp")
-        with suppress(FileNotFoundError):
-            self._out.rename(old)
-        self.path.rename(self._out)
-        descriptor = os.open(self._out.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def write_atomically(out: Path, fill: Callable[[Path], None]) -> None:
-    """`fill` writes a file beside `out`, which then takes its name, synced; or vanishes."""
-    partial = out.absolute().parent / f".ffrecord-{secrets.token_hex(8)}.tmp"
-    try:
-        fill(partial)
-        descriptor = os.open(partial, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        partial.replace(out)
-    except OSError as error:
-        raise _cannot_write(out, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _cannot_write(out: Path, error: OSError) -> StorageError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return (NoSpace if full else StorageError)(f"cannot write {out}: {error.strerror or error}")
