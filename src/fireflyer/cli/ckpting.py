@@ -22,7 +22,7 @@ from fireflyer.checkpoint.tree import Node, Tensor, path_name
 from fireflyer.cli.printing import age, as_json, plain, table
 from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.ffrecord.convert.listing import size_text
-from fireflyer.ffrecord.convert.writing import NewFolder, refuse_existing
+from fireflyer.ffrecord.convert.placing import NewFolder, refuse_existing
 from fireflyer.storage import open_storage
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -220,6 +220,13 @@ def _change_text(change: compare.Change) -> str:
     return text
 
 
+def _is_exported(name: str) -> bool:
+    """Whether an export into a folder makes files of such names."""
+    return name == ".metadata" or name.endswith(
+        (".distcp", ".safetensors", ".safetensors.index.json")
+    )
+
+
 def export(
     directory: str,
     step: int | None,
@@ -239,9 +246,10 @@ def export(
     if root is not None:
         contents = Part(contents, root)
     folder = kind == "dcp" or (kind == "safetensors" and out.suffix != ".safetensors")
-    refuse_existing(out, folder=folder, force=force)
+    if not folder:
+        refuse_existing(out, force=force)
     total = sum(nbytes_of(node) for node in contents.tensors)
-    made = NewFolder(out) if folder else nullcontext()
+    made = NewFolder(out, force=force, own=_is_exported) if folder else nullcontext()
     with _progress(f"exporting {contents}", total) as advance, made as new:
         target = new.path if new is not None else out
         files = export_contents(contents, target, kind, shard_bytes=shard_bytes, advance=advance)
