@@ -8,9 +8,9 @@
 
 #include "base/error.hpp"
 #include "base/fork_guard.hpp"
+#include "base/stream_copy.hpp"
 #include "base/thread_cpus.hpp"
 #include "base/worker_pool.hpp"
-#include "checkpoint/stream_copy.hpp"
 
 namespace ff::checkpoint {
 namespace {

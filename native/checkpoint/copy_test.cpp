@@ -12,7 +12,7 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
-#include "checkpoint/stream_copy.hpp"
+#include "base/stream_copy.hpp"
 
 namespace {
 
@@ -71,14 +71,14 @@ void all_sizes() {
   for (const std::size_t bytes : {0, 1, 63, 64, 65, 4095, 4096, 4097, 5000, 16384, 16385, 65537}) {
     for (const std::size_t skew : {0, 1, 31, 63}) {
       std::fill(to.begin(), to.end(), kUntouched);
-      ff::checkpoint::stream_copy(to.data() + skew, from.data() + 3, bytes);
-      ff::checkpoint::stream_fence();
+      ff::stream_copy(to.data() + skew, from.data() + 3, bytes);
+      ff::stream_fence();
       CHECK(std::memcmp(to.data() + skew, from.data() + 3, bytes) == 0);
       CHECK(to[skew + bytes] == kUntouched && (skew == 0 || to[skew - 1] == kUntouched));
-      CHECK(!ff::checkpoint::stream_update(to.data() + skew, from.data() + 3, bytes));
+      CHECK(!ff::stream_update(to.data() + skew, from.data() + 3, bytes));
       if (bytes == 0) continue;
       to[skew + bytes / 2] = static_cast<char>(to[skew + bytes / 2] ^ 1);
-      CHECK(ff::checkpoint::stream_update(to.data() + skew, from.data() + 3, bytes));
+      CHECK(ff::stream_update(to.data() + skew, from.data() + 3, bytes));
       CHECK(std::memcmp(to.data() + skew, from.data() + 3, bytes) == 0);
     }
   }

@@ -48,7 +48,9 @@ std::unique_ptr<IoQueue> make_queue(unsigned entries) {
 }
 
 Appender::Appender(int fd, std::uint64_t size, const MakeQueue& make) : fd_(fd) {
-  if (!has_disk(fd_) || !set_direct(fd_, true)) return;
+  const bool disk = has_disk(fd_);
+  if (disk && !set_direct(fd_, true)) return;
+  allocates_ = disk;  // in memory that would be a second pass over the pages
   queue_ = make(kDepth);
   slots_.resize(std::min(kDepth, queue_->capacity()));
   if (size > 0) reserve(size);

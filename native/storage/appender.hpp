@@ -1,5 +1,6 @@
 // Writes one new file from its begin to its end: past the page cache where the file system can, several requests under
-// way, straight from the caller's memory where that and the position are aligned.
+// way, straight from the caller's memory where that and the position are aligned. A file in memory (tmpfs) is written in
+// the same way, so that it is copied while the caller prepares what follows.
 //
 //   append(a) append(b)          requests of 1 MiB   [a0][a1][a2]   in flight, from a's memory
 //                                block of our own    [a's rest, b's begin ...]  when full: a request, too
@@ -63,7 +64,7 @@ class Appender {
   void drain();
 
   const int fd_;
-  std::unique_ptr<IoQueue> queue_;  // none: the file system cannot do without the page cache
+  std::unique_ptr<IoQueue> queue_;  // none: a disk whose file system cannot do without the page cache
   std::vector<Slot> slots_;
   int filling_ = -1;            // the slot whose block is being filled
   std::size_t filled_ = 0;      // bytes in it

@@ -1,4 +1,6 @@
 // Python's view of files: `fireflyer._native.storage`. Every call that reads or writes releases the GIL.
+#include <sys/mman.h>
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -131,6 +133,15 @@ void bind(nb::module_ m) {
            "a page and the bytes before are a multiple of 4096; else by a copy.")
       .def("finish", &Writer::finish, "All requests are over and the file has its length; fsync is the caller's.")
       .def("close", &Writer::close, "Waits for requests that are under way and lets the buffers go.");
+  m.def(
+      "advise_huge",
+      [](std::uintptr_t address, std::size_t bytes) {
+        constexpr std::uintptr_t kPage = 4096;
+        const std::uintptr_t first = (address + kPage - 1) / kPage * kPage, end = (address + bytes) / kPage * kPage;
+        if (end > first) static_cast<void>(::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE));
+      },
+      "address"_a, "bytes"_a,
+      "Asks for huge pages in fresh memory, so that filling it takes fewer page faults; a wish, never an error.");
   m.def("read_checked", &read, "paths"_a, "segments"_a, "crcs"_a, "threads"_a = 0,
         "Reads segments, int64[n, 4] of (index of the path, offset, bytes <= 4 MiB, address), and compares their CRC32 "
         "with crcs, uint32[n]. The memory must stay alive. Raises Corrupted for a mismatch or a file that ends too "

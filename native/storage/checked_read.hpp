@@ -1,6 +1,7 @@
 // Reads many segments of files to their places in memory and compares the CRC32 of each, on several threads.
 //
 //   in the page cache:  preadv2 that does not wait, 256 KiB | crc32 while they are in the core's cache | next
+//   in a tmpfs:         mapped, 16 KiB at a time: stored past the caches | crc32 while they are in the core's cache
 //   not there:          runs of neighbours -> O_DIRECT reads of 1 MiB, many under way -> blocks of our own
 //                       -> crc32 and copy, 256 KiB at a time -> their places
 //

@@ -8,6 +8,7 @@
 #include "base/crc32.hpp"
 #include "base/thread_queue.hpp"
 #include "storage/scenes.hpp"
+#include "storage/segment_file.hpp"
 
 namespace {
 
@@ -118,13 +119,13 @@ void damage(const TemporaryFile& file, const std::vector<char>& bytes) {
   CHECK(blamed({file.path()}, segments, {}, ff::Code::corrupted) == -1);
 }
 
-void truncated(const std::vector<char>& bytes) {
+void truncated(const char* directory, const std::vector<char>& bytes) {
   constexpr std::size_t kTile = 1000003;
   std::vector<char> target;
   const auto segments = tiled(bytes, kTile, target);
   for (const MakeQueue& make : {MakeQueue(ff::storage::make_queue), MakeQueue(threads), MakeQueue(rough)}) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{4096}, kTile * 5, kTile * 9 + 1, kSize - 1}) {
-      const TemporaryFile file;
+      const TemporaryFile file(directory);
       write_file(file, {bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)});
       forget(file);
       const int first = blamed({file.path()}, segments, {.threads = 1, .make = make}, ff::Code::corrupted);
@@ -133,6 +134,29 @@ void truncated(const std::vector<char>& bytes) {
                                      segments.begin() + static_cast<std::ptrdiff_t>(size / kTile) + 1);
       CHECK(blamed({file.path()}, one, {.make = make}, ff::Code::corrupted) == 0);
     }
+  }
+}
+
+// A file in memory that is cut after it was opened is an error and no SIGBUS.
+void cut_when_open(const std::vector<char>& bytes) {
+  const TemporaryFile file("/dev/shm");
+  write_file(file, bytes);
+  std::vector<char> target(std::size_t{1} << 20);
+  const Segment segment{0, (std::int64_t{2} << 20) + 5, 1 << 20, target.data(),
+                        ff::crc32(0, bytes.data() + (2 << 20) + 5, target.size())};
+  ff::storage::SegmentFile opened(file.path(), 0);
+  const ff::storage::Job job{&segment, &opened, 0};
+  std::uint32_t crc = 0;
+  CHECK(opened.copy(job, crc) && crc == segment.crc);
+  CHECK(std::memcmp(target.data(), bytes.data() + segment.offset, target.size()) == 0);
+  CHECK(::ftruncate(file.fd(), 5 << 19) == 0);
+  CHECK(!opened.copy(job, crc));
+  CHECK(opened.read(job, 0, segment.bytes, true) == (1 << 19) - 5);
+  try {
+    opened.read(job, (1 << 19) - 5, 1, true);
+    CHECK(false);
+  } catch (const SegmentError& error) {
+    CHECK(error.code() == ff::Code::corrupted);
   }
 }
 
@@ -160,8 +184,8 @@ void errors(const TemporaryFile& file, const std::vector<char>& bytes) {
 }
 
 // Beyond 2 and 4 GiB, in a file that is mostly a hole.
-void far() {
-  const TemporaryFile file;
+void far(const char* directory) {
+  const TemporaryFile file(directory);
   std::vector<Segment> segments;
   const auto bytes = ff::storage::random_bytes(100000, 9);
   std::vector<char> target(bytes.size() * 3);
@@ -189,11 +213,12 @@ int main() {
     write_file(file, bytes);
     arrives(file, bytes);
     damage(file, bytes);
+    truncated(directory, bytes);
+    far(directory);
   }
   const TemporaryFile file;
   write_file(file, bytes);
   errors(file, bytes);
-  truncated(bytes);
-  far();
+  cut_when_open(bytes);
   return 0;
 }

@@ -34,6 +34,10 @@ class SegmentFile {
   SegmentFile& operator=(const SegmentFile&) = delete;
 
   const std::string& path() const { return path_; }
+  // Of a file that lies in memory (tmpfs): brings a whole segment to its place and tells its CRC. False, with nothing
+  // said about why, where that cannot be: read() then. A file that is cut while this runs may end the process with
+  // SIGBUS.
+  bool copy(const Job& job, std::uint32_t& crc) const;
   // Reads up to `most` bytes of a segment from its byte `at` on, to their place; 0 only if not `wait` and the next
   // one is not in the page cache. Throws SegmentError.
   std::int64_t read(const Job& job, std::int64_t at, std::int64_t most, bool wait);
@@ -43,9 +47,13 @@ class SegmentFile {
   int plain() const { return fd_; }
 
  private:
+  void map();
+
   const std::string path_;
   int fd_;
   int direct_;
+  const char* mapped_ = nullptr;  // the file when it was opened, if it lies in memory
+  std::int64_t size_ = 0;         // of the mapping
   std::atomic<bool> refused_ = false;
   std::atomic<bool> waits_ = false;  // the file system knows no reads that do not wait
 };

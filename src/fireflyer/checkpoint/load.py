@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fireflyer._native.storage import advise_huge
 from fireflyer.checkpoint.boxes import Box, whole
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.control import Control, rank_and_world
@@ -14,6 +15,7 @@ from fireflyer.checkpoint.leaves import (
     Description,
     Leaf,
     Local,
+    address_of,
     describe,
     local_of,
     new_local,
@@ -35,6 +37,8 @@ from fireflyer.errors import CheckpointError, Corrupted, StorageError
 from fireflyer.log import get_logger
 
 _log = get_logger("checkpoint")
+_HUGE_BYTES = 4 << 20
+"""A new tensor of at least so many bytes is to lie in huge pages."""
 _GOOD, _GONE, _DAMAGED, _FAILED = range(4)
 
 
@@ -205,7 +209,11 @@ def _want(
 
 def _new(node: Tensor) -> Local:
     try:
-        return new_local(node.kind, node.dtype, node.shape)
+        local = new_local(node.kind, node.dtype, node.shape)
+        address = address_of(local)
+        if address is not None and local.nbytes >= _HUGE_BYTES:
+            advise_huge(address, local.nbytes)
+        return local
     except CheckpointError as error:
         raise CheckpointError(f"cannot load {path_name(node.path)}: {error}") from error
 

@@ -1,4 +1,4 @@
-#include "checkpoint/stream_copy.hpp"
+#include "base/stream_copy.hpp"
 
 #include <emmintrin.h>
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace ff::checkpoint {
+namespace ff {
 namespace {
 
 constexpr std::size_t kLine = 64;
@@ -57,4 +57,4 @@ bool stream_update(char* to, const char* from, std::size_t bytes) {
 
 void stream_fence() { _mm_sfence(); }
 
-}  // namespace ff::checkpoint
+}  // namespace ff

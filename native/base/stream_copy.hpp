@@ -5,11 +5,11 @@
 
 #include <cstddef>
 
-namespace ff::checkpoint {
+namespace ff {
 
 void stream_copy(char* to, const char* from, std::size_t bytes);
 // The same, but stores only where the bytes differ; returns whether any did.
 bool stream_update(char* to, const char* from, std::size_t bytes);
 void stream_fence();
 
-}  // namespace ff::checkpoint
+}  // namespace ff
