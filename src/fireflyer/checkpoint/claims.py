@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
+from fireflyer.checkpoint.catalog import newest_epoch
 from fireflyer.checkpoint.manifest import Claim, decode, encode
 from fireflyer.checkpoint.schedule import Run
 from fireflyer.errors import CheckpointError, ConfigError, Corrupted, StorageError
@@ -76,7 +77,8 @@ class Claims:
             epochs = self._epochs()
             for epoch in epochs:
                 self._refuse_if_later(epoch)
-            candidate = max(epochs, default=0) + 1
+            # Claims may be lost, or left behind when saves are copied: what is new must sort before all saves.
+            candidate = max([*epochs, newest_epoch(self._storage)]) + 1
             if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", self._dated()):
                 self.epoch = candidate
         return self.epoch
