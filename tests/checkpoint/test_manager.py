@@ -11,7 +11,7 @@ import torch
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.clock import ManualClock
-from fireflyer.errors import ConfigError, NoSpace, StorageError
+from fireflyer.errors import CheckpointError, ConfigError, NoSpace, StorageError
 from fireflyer.storage import DirectoryStorage, Storage
 
 Told = Callable[[Storage, Callable[[str, str], None]], Storage]
@@ -75,6 +75,29 @@ def test_the_next_save_waits_for_the_last(tmp_path: Path, told: Told) -> None:
     assert stalls[0] >= 0.1
     assert manager.steps() == [1, 2]
     assert torch.equal(manager.load(1)["w"], torch.full((10,), 1.0))
+
+
+def test_only_one_thread_at_a_time(tmp_path: Path, told: Told) -> None:
+    gate = Gate()
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), gate))
+    first = manager.save(1, {"w": torch.ones(10)})
+    assert gate.arrived.wait(DEADLINE_S)
+    waiting = threading.Thread(target=manager.wait)
+    waiting.start()
+    while not manager._alone._lock.locked():
+        threading.Event().wait(0.001)
+    calls: list[Callable[[], object]] = [
+        *(lambda: manager.save(2, {}), manager.load, manager.wait, manager.before_step),
+        lambda: manager.should_save(1),
+    ]
+    for call in calls:
+        with pytest.raises(CheckpointError, match="two threads"):
+            call()
+    gate.open.set()
+    first.wait(DEADLINE_S)
+    waiting.join(DEADLINE_S)
+    manager.save(2, {"w": torch.zeros(10)}).wait()
+    assert manager.steps() == [1, 2]
 
 
 class Full:
@@ -195,6 +218,37 @@ def test_a_manager_works_on_across_a_fork(tmp_path: Path, forked: Forked) -> Non
     manager.save(1, {"a": 1}).wait()
     assert forked(lambda: manager.save(2, {"a": 2}).wait(DEADLINE_S)) == [0]
     assert manager.latest() == 2
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_save(
+    tmp_path: Path, told: Told, forked: Forked
+) -> None:
+    gate = Gate()
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), gate))
+    handle = manager.save(1, {"a": torch.ones(3)})
+    assert gate.arrived.wait(DEADLINE_S)
+
+    def child() -> None:
+        for wait in (handle.wait, handle.wait_in_memory):
+            with pytest.raises(CheckpointError, match=r"step 1 goes on in process \d+"):
+                wait()
+        manager.wait()
+        manager.before_step()
+
+    assert forked(child) == [0]
+    gate.open.set()
+    handle.wait(DEADLINE_S)
+
+
+def test_a_forked_child_that_saves_is_a_run_of_its_own(tmp_path: Path, forked: Forked) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"a": 1}).wait()
+    assert forked(lambda: manager.save(2, {"a": "child"}).wait(DEADLINE_S)) == [0]
+    with pytest.raises(CheckpointError, match="belongs to a run outside the platform now"):
+        manager.save(2, {"a": "parent"}).wait()
+    assert manager.load(2)["a"] == "child"
+    names = {path.name for path in tmp_path.rglob("manifest-*")}
+    assert names == {"manifest-000001-000001.json", "manifest-000002-000002.json"}
 
 
 def test_every_in_steps(tmp_path: Path) -> None:

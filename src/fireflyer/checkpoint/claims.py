@@ -42,8 +42,15 @@ class Claims:
         self._storage = storage
         self._wall = wall
         self.me = me
-        self.epoch: int | None = None
-        """The run's own epoch once it has one."""
+        self._epoch: int | None = None
+        self._process = 0
+        """Which has claimed the epoch."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The run's own epoch once it has one. A forked child is another run: its saves must not bear the
+        names of its parent's."""
+        return self._epoch if self._process == os.getpid() else None
 
     def newest(self) -> int:
         """The highest epoch claimed; 0 if there is none."""
@@ -73,15 +80,15 @@ class Claims:
         Raises:
             CheckpointError: if a later attempt of this task has been here.
         """
-        while self.epoch is None:
+        while (mine := self.epoch) is None:
             epochs = self._epochs()
             for epoch in epochs:
                 self._refuse_if_later(epoch)
             # Claims may be lost, or left behind when saves are copied: what is new must sort before all saves.
             candidate = max([*epochs, newest_epoch(self._storage)]) + 1
             if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", self._dated()):
-                self.epoch = candidate
-        return self.epoch
+                self._epoch, self._process = candidate, os.getpid()
+        return mine
 
     def check(self) -> None:
         """

@@ -16,6 +16,7 @@ from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.datafile import Written
+from fireflyer.checkpoint.guard import OneAtATime
 from fireflyer.checkpoint.inmemory import Copies, InMemory
 from fireflyer.checkpoint.load import load_newest, read_tensors
 from fireflyer.checkpoint.manifest import Generation, Metrics
@@ -25,6 +26,7 @@ from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.staging import Staged, Stager, Table
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
+from fireflyer.errors import CheckpointError
 from fireflyer.storage import Storage, open_storage
 
 COMMIT_DEADLINE_S = 600.0
@@ -55,8 +57,10 @@ class SaveHandle:
 
         Raises:
             CheckpointError, StorageError: why it is not.
+            CheckpointError: in a forked child, which cannot know.
             TimeoutError: if `timeout_s` passes first; the save goes on.
         """
+        self._check_process()
         try:
             self._staged.release()
             self._future.result(timeout_s)
@@ -72,8 +76,10 @@ class SaveHandle:
         """Returns `in_memory` once it is decided; False without a memory tier, or where it was skipped.
 
         Raises:
+            CheckpointError: in a forked child, which cannot know.
             TimeoutError: if `timeout_s` passes first; the save goes on.
         """
+        self._check_process()
         self._staged.release()
         return self._in_memory.result(timeout_s)
 
@@ -90,6 +96,13 @@ class SaveHandle:
         """False in a forked child: the save goes on in its parent."""
         return self._process == os.getpid()
 
+    def _check_process(self) -> None:
+        if not self.is_of_this_process():
+            raise CheckpointError(
+                f"the save of step {self.step} goes on in process {self._process}, which this one was "
+                "forked from: wait for it there"
+            )
+
     def written(self) -> Written | None:
         """What is where, after a save that has succeeded."""
         return self._future.result() if self._future.exception() is None else None
@@ -104,8 +117,9 @@ class CheckpointManager:
     """Saves and loads the state of a training run in one directory; docs/checkpoint.md draws the format.
 
     Under an initialised torch.distributed, `save`, `load` and `should_save` are collective: all
-    ranks call them, in one order, with the same step. Without it they serve one process. Not safe
-    for several threads.
+    ranks call them, in one order, with the same step. Without it they serve one process. Not for
+    several threads: `save`, `load`, `should_save`, `before_step` and `wait` raise CheckpointError when one
+    is called while another is at work. Handles may be waited for from any thread.
     """
 
     def __init__(
@@ -172,6 +186,7 @@ class CheckpointManager:
         self._before: Written | None = None
         """What the last save wrote, of an incremental series."""
         self._loaded_per_rank: Any | None = None
+        self._alone = OneAtATime()
         if self._copies is not None and self._is_formed():
             self._copies.join(self._take_over)
         elif self._is_first():
@@ -193,7 +208,8 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Whether to save after this step, by `every` or to leave; the same on all ranks."""
-        return self._when.ask(step)
+        with self._alone:
+            return self._when.ask(step)
 
     @property
     def suspending(self) -> bool:
@@ -224,6 +240,16 @@ class CheckpointManager:
                 the directory. What fails on one rank fails on all.
             FireflyerError: the unreported failure of the save before; nothing is saved then.
         """
+        with self._alone:
+            return self._save(step, state, per_rank, metrics)
+
+    def _save(
+        self,
+        step: int,
+        state: Any,
+        per_rank: Any | None,
+        metrics: Mapping[str, float] | None,
+    ) -> SaveHandle:
         start = time.perf_counter()
         rank, world = rank_and_world()
         measured: Metrics = {name: _number(float(value)) for name, value in (metrics or {}).items()}
@@ -272,8 +298,9 @@ class CheckpointManager:
     def before_step(self) -> None:
         """With `overlap=True`: to be called before the optimizer step, or whatever else changes the state.
         Waits for what is not yet copied."""
-        if self._last is not None and self._last.is_of_this_process():
-            self._last.release()
+        with self._alone:
+            if self._last is not None and self._last.is_of_this_process():
+                self._last.release()
 
     def _claim(self) -> tuple[int, int, bool]:
         """Rank 0's epoch and the number of the save, once the save before is over; whether the memory tier
@@ -321,15 +348,16 @@ class CheckpointManager:
             CheckpointError: if there is no good one, or `into` does not fit it.
             StorageError: if the directory cannot be read.
         """
-        if self._last is not None and self._last.is_of_this_process():
-            self._last.settle()
-        self._before = None
-        with self._copies.opened() if self._copies is not None else _nothing() as held:
-            loaded = load_newest([*held, self._catalog], step, into, rest, self._control)
-        if self._copies is not None:
-            self._copies.loaded(loaded.generation, step)
-        self._loaded_per_rank = loaded.per_rank
-        return loaded.state
+        with self._alone:
+            if self._last is not None and self._last.is_of_this_process():
+                self._last.settle()
+            self._before = None
+            with self._copies.opened() if self._copies is not None else _nothing() as held:
+                loaded = load_newest([*held, self._catalog], step, into, rest, self._control)
+            if self._copies is not None:
+                self._copies.loaded(loaded.generation, step)
+            self._loaded_per_rank = loaded.per_rank
+            return loaded.state
 
     def loaded_per_rank(self) -> Any | None:
         """What this rank gave as `per_rank` to the save that the last `load` returned; None if nothing."""
@@ -376,7 +404,8 @@ class CheckpointManager:
         Raises:
             CheckpointError, StorageError: why it is not, unless its handle has said so already.
         """
-        self._finish_last()
+        with self._alone:
+            self._finish_last()
 
     def _finish_last(self) -> None:
         last, self._last = self._last, None
