@@ -5,7 +5,9 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -290,6 +292,28 @@ def test_a_bad_keep_is_refused(tmp_path: Path, keep: int) -> None:
 def test_a_negative_step_is_a_programming_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="below 0"):
         CheckpointManager(tmp_path).save(-1, {})
+
+
+@pytest.mark.parametrize("step", [True, 1.5, "1", None, torch.tensor([1, 2])])
+def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) -> None:
+    manager = CheckpointManager(tmp_path)
+    calls = [manager.should_save, lambda step: manager.save(step, {})]
+    for call in calls if step is None else [*calls, manager.load]:
+        with pytest.raises(TypeError, match="is not a whole number"):
+            call(step)
+    with pytest.raises(ValueError, match="beyond 63 bits"):
+        manager.save(1 << 63, {})
+    assert manager.steps() == []
+
+
+@pytest.mark.parametrize("step", [np.int64(4), np.uint8(4), torch.tensor(4)])
+def test_any_whole_number_is_a_step(tmp_path: Path, step: Any) -> None:
+    manager = CheckpointManager(tmp_path, every=4)
+    assert manager.should_save(step)
+    handle = manager.save(step, {"a": 1})
+    handle.wait()
+    assert [type(handle.step), manager.steps()] == [int, [4]]
+    assert manager.load(step) == {"a": 1}
 
 
 def test_per_rank_state_without_ranks(tmp_path: Path) -> None:

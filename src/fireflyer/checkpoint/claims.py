@@ -84,7 +84,7 @@ class Claims:
             epochs = self._epochs()
             for epoch in epochs:
                 self._refuse_if_later(epoch)
-            # Claims may be lost, or left behind when saves are copied: what is new must sort before all saves.
+            # Claims may be lost, or left behind when saves are copied; a new save is newer than all there.
             candidate = max([*epochs, newest_epoch(self._storage)]) + 1
             if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", self._dated()):
                 self._epoch, self._process = candidate, os.getpid()

@@ -1,13 +1,12 @@
 """CheckpointManager: what a training script sees."""
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from fireflyer.checkpoint.datafile import Written
 from fireflyer.checkpoint.guard import OneAtATime
 from fireflyer.checkpoint.inmemory import Copies, InMemory
 from fireflyer.checkpoint.load import load_newest, read_tensors
-from fireflyer.checkpoint.manifest import Generation, Metrics
-from fireflyer.checkpoint.prepare import Preparer
+from fireflyer.checkpoint.manifest import Generation
+from fireflyer.checkpoint.prepare import Preparer, whole_number
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.staging import Staged, Stager, Table
@@ -206,10 +205,15 @@ class CheckpointManager:
         if self._claims.succeeds():
             self._claims.take()
 
-    def should_save(self, step: int) -> bool:
-        """Whether to save after this step, by `every` or to leave; the same on all ranks."""
+    def should_save(self, step: SupportsIndex) -> bool:
+        """Whether to save after this step, by `every` or to leave; the same on all ranks.
+
+        Raises:
+            TypeError: for a step that is no whole number.
+        """
+        number = whole_number(step)
         with self._alone:
-            return self._when.ask(step)
+            return self._when.ask(number)
 
     @property
     def suspending(self) -> bool:
@@ -218,7 +222,7 @@ class CheckpointManager:
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         state: Any,
         *,
         per_rank: Any | None = None,
@@ -233,11 +237,14 @@ class CheckpointManager:
         bool, str, bytes and None; dict keys are str or int.
 
         Args:
+            step: a whole number from 0 on.
             metrics: numbers by which retention may choose; rank 0's count.
 
         Raises:
             CheckpointError: naming the key path of what cannot be saved; or if a newer run owns
                 the directory. What fails on one rank fails on all.
+            TypeError, ValueError: on a rank where the step or a metric is no number; a CheckpointError on
+                the others.
             FireflyerError: the unreported failure of the save before; nothing is saved then.
         """
         with self._alone:
@@ -245,15 +252,14 @@ class CheckpointManager:
 
     def _save(
         self,
-        step: int,
+        step: SupportsIndex,
         state: Any,
         per_rank: Any | None,
         metrics: Mapping[str, float] | None,
     ) -> SaveHandle:
         start = time.perf_counter()
         rank, world = rank_and_world()
-        measured: Metrics = {name: _number(float(value)) for name, value in (metrics or {}).items()}
-        ready = self._preparer.prepare(step, state, per_rank, self._claim)
+        ready = self._preparer.prepare(step, state, per_rank, metrics, self._claim)
         before, self._before = self._known_contents(ready.table), None
         try:
             if self._copies is not None:
@@ -279,7 +285,7 @@ class CheckpointManager:
                 boxes=ready.boxes,
                 staged=staged,
                 before=before,
-                metrics=measured,
+                metrics=ready.metrics,
                 in_memory=Future(),
             )
             if not self._overlap:
@@ -290,7 +296,7 @@ class CheckpointManager:
             if self._copies is not None:
                 self._copies.give_up(ready.generation, error)
             raise
-        self._last = handle = SaveHandle(step, future, staged, job.in_memory)
+        self._last = handle = SaveHandle(ready.generation.step, future, staged, job.in_memory)
         handle.stall_s = time.perf_counter() - start
         self._when.saved(handle)
         return handle
@@ -331,7 +337,9 @@ class CheckpointManager:
             self._pool_process = os.getpid()
         return self._pool.submit(run)
 
-    def load(self, step: int | None = None, into: Any | None = None, *, rest: bool = True) -> Any:
+    def load(
+        self, step: SupportsIndex | None = None, into: Any | None = None, *, rest: bool = True
+    ) -> Any:
         """The state of the newest good checkpoint, or of `step`.
 
         What is found damaged is moved to damaged/ with a warning, and the next older one is used
@@ -347,15 +355,17 @@ class CheckpointManager:
         Raises:
             CheckpointError: if there is no good one, or `into` does not fit it.
             StorageError: if the directory cannot be read.
+            TypeError: for a step that is no whole number.
         """
+        number = None if step is None else whole_number(step)
         with self._alone:
             if self._last is not None and self._last.is_of_this_process():
                 self._last.settle()
             self._before = None
             with self._copies.opened() if self._copies is not None else _nothing() as held:
-                loaded = load_newest([*held, self._catalog], step, into, rest, self._control)
+                loaded = load_newest([*held, self._catalog], number, into, rest, self._control)
             if self._copies is not None:
-                self._copies.loaded(loaded.generation, step)
+                self._copies.loaded(loaded.generation, number)
             self._loaded_per_rank = loaded.per_rank
             return loaded.state
 
@@ -364,7 +374,7 @@ class CheckpointManager:
         return self._loaded_per_rank
 
     def load_tensors(
-        self, patterns: str | Sequence[str], step: int | None = None
+        self, patterns: str | Sequence[str], step: SupportsIndex | None = None
     ) -> dict[str, torch.Tensor | np.ndarray[Any, Any]]:
         """Tensors of the newest good checkpoint (or of `step`) by name, whole, reading nothing else.
 
@@ -378,9 +388,10 @@ class CheckpointManager:
             CheckpointError: if there is no good one, or no tensor matches.
             StorageError: if the directory cannot be read.
         """
+        number = None if step is None else whole_number(step)
         chosen = [patterns] if isinstance(patterns, str) else list(patterns)
         with self._copies.glimpsed() if self._copies is not None else _nothing() as held:
-            return read_tensors([*held, self._catalog], chosen, step)
+            return read_tensors([*held, self._catalog], chosen, number)
 
     def latest(self) -> int | None:
         """Step of the newest checkpoint whose manifest is undamaged and whose files have the right size, or
@@ -416,10 +427,3 @@ class CheckpointManager:
 
 def _nothing() -> AbstractContextManager[list[Catalog]]:
     return nullcontext([])
-
-
-def _number(value: float) -> float | Literal["nan", "inf", "-inf"]:
-    """As JSON can hold it."""
-    if math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
