@@ -276,11 +276,21 @@ def test_every_in_time_follows_the_pace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "every", ["", "5", "5 minutes", "min", "0s", "-1s", "1e3s", "5min30s", 0, -3]
+    "every",
+    ["", "5", "5 minutes", "min", "0s", "-1s", "1e3s", "5min30s", 0, -3, 1.5, True, b"5min", [5]],
 )
-def test_a_bad_every_is_refused(tmp_path: Path, every: str | int) -> None:
+def test_a_bad_every_is_refused(tmp_path: Path, every: Any) -> None:
     with pytest.raises(ConfigError, match="every="):
         CheckpointManager(tmp_path, every=every)
+
+
+@pytest.mark.parametrize(
+    ("directory", "error"),
+    [(None, TypeError), (5, TypeError), (b"x", TypeError), (str, TypeError), ("", ConfigError)],
+)
+def test_a_bad_directory_is_refused(directory: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="the directory"):
+        CheckpointManager(directory)
 
 
 @pytest.mark.parametrize("keep", [0, -1])
@@ -297,7 +307,7 @@ def test_a_negative_step_is_a_programming_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [True, 1.5, "1", None, torch.tensor([1, 2])])
 def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) -> None:
     manager = CheckpointManager(tmp_path)
-    calls = [manager.should_save, lambda step: manager.save(step, {})]
+    calls: list[Any] = [manager.should_save, lambda step: manager.save(step, {})]
     for call in calls if step is None else [*calls, manager.load]:
         with pytest.raises(TypeError, match="is not a whole number"):
             call(step)

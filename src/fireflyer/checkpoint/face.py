@@ -25,7 +25,7 @@ from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.staging import Staged, Stager, Table
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
-from fireflyer.errors import CheckpointError
+from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.storage import Storage, open_storage
 
 COMMIT_DEADLINE_S = 600.0
@@ -153,10 +153,11 @@ class CheckpointManager:
             clock: for tests.
 
         Raises:
-            ConfigError: for an `every`, `keep` or FIREFLYER_ATTEMPT that cannot work.
+            ConfigError: for an `every`, `keep`, FIREFLYER_ATTEMPT or empty path that cannot work.
+            TypeError: if the directory is nothing of the kind.
             StorageError: if the directory cannot be used.
         """
-        storage = open_storage(directory) if isinstance(directory, str | os.PathLike) else directory
+        storage = _storage_of(directory)
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
         self._control = Control(commit_deadline_s)
@@ -427,3 +428,13 @@ class CheckpointManager:
 
 def _nothing() -> AbstractContextManager[list[Catalog]]:
     return nullcontext([])
+
+
+def _storage_of(directory: str | os.PathLike[str] | Storage) -> Storage:
+    if isinstance(directory, str | os.PathLike):
+        if not os.fspath(directory):
+            raise ConfigError('the directory is "": name one, "." is the current one')
+        return open_storage(directory)
+    if not callable(getattr(directory, "read_checked", None)):
+        raise TypeError(f"the directory {directory!r} is neither a path, a URL nor a Storage")
+    return directory
