@@ -215,11 +215,15 @@ def test_a_reader_goes_on_with_what_a_saving_run_keeps(
     assert not (tmp_path / "damaged").exists()
 
 
-def test_a_manager_works_on_across_a_fork(tmp_path: Path, forked: Forked) -> None:
+def test_a_manager_that_has_not_saved_works_on_in_forked_children(
+    tmp_path: Path, forked: Forked
+) -> None:
     manager = CheckpointManager(tmp_path)
-    manager.save(1, {"a": 1}).wait()
-    assert forked(lambda: manager.save(2, {"a": 2}).wait(DEADLINE_S)) == [0]
-    assert manager.latest() == 2
+    for step in (1, 2):
+        assert forked(lambda step=step: manager.save(step, {"a": step}).wait(DEADLINE_S)) == [0]
+        assert manager.latest() == step
+    names = {path.name for path in tmp_path.rglob("manifest-*")}
+    assert names == {"manifest-000001-000001.json", "manifest-000002-000001.json"}
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_save(
@@ -242,15 +246,20 @@ def test_a_forked_child_does_not_wait_for_its_parents_save(
     handle.wait(DEADLINE_S)
 
 
-def test_a_forked_child_that_saves_is_a_run_of_its_own(tmp_path: Path, forked: Forked) -> None:
+def test_a_forked_child_does_not_save_as_its_parent(tmp_path: Path, forked: Forked) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"a": 1}).wait()
-    assert forked(lambda: manager.save(2, {"a": "child"}).wait(DEADLINE_S)) == [0]
-    with pytest.raises(CheckpointError, match="belongs to a run outside the platform now"):
-        manager.save(2, {"a": "parent"}).wait()
-    assert manager.load(2)["a"] == "child"
-    names = {path.name for path in tmp_path.rglob("manifest-*")}
-    assert names == {"manifest-000001-000001.json", "manifest-000002-000002.json"}
+
+    def child() -> None:
+        with pytest.raises(CheckpointError, match="make a manager of your own in the child"):
+            manager.save(2, {"a": "child"})
+        assert manager.load() == {"a": 1}
+
+    assert forked(child) == [0]
+    manager.save(2, {"a": "parent"}).wait()
+    assert manager.load(2) == {"a": "parent"}
+    assert forked(lambda: CheckpointManager(tmp_path).save(3, {"a": 3}).wait(DEADLINE_S)) == [0]
+    assert manager.latest() == 3
 
 
 def test_every_in_steps(tmp_path: Path) -> None:

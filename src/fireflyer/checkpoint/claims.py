@@ -48,8 +48,8 @@ class Claims:
 
     @property
     def epoch(self) -> int | None:
-        """The run's own epoch once it has one. A forked child is another run: its saves must not bear the
-        names of its parent's."""
+        """The run's own epoch once it has one; a forked child has not, or its saves would bear the names of
+        its parent's."""
         return self._epoch if self._process == os.getpid() else None
 
     def newest(self) -> int:
@@ -78,8 +78,14 @@ class Claims:
         """Makes this run the owner, fencing all older ones off; returns its epoch. Repeatable.
 
         Raises:
-            CheckpointError: if a later attempt of this task has been here.
+            CheckpointError: if a later attempt of this task has been here; or in a child forked after the
+                claim, which would fence off its parent.
         """
+        if self._process not in (0, os.getpid()):
+            raise CheckpointError(
+                f"process {self._process}, which this one was forked from, saves to {self._storage} with "
+                "this manager: make a manager of your own in the child"
+            )
         while (mine := self.epoch) is None:
             epochs = self._epochs()
             for epoch in epochs:
