@@ -1,5 +1,6 @@
 """Attempts: a zombie never commits into or over a newer attempt's checkpoints, wherever it was frozen."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,21 @@ def test_a_malformed_attempt_is_refused(
     monkeypatch.setenv("FIREFLYER_ATTEMPT", value)
     with pytest.raises(ConfigError, match="is not a whole number"):
         CheckpointManager(tmp_path)
+
+
+@pytest.mark.parametrize("kept", ["", "damaged"])
+def test_where_the_claims_are_lost_new_saves_are_still_the_newest(
+    attempt: Start, tmp_path: Path, kept: str
+) -> None:
+    for number in (1, 2):
+        attempt(number).save(50 + number, state_of("old", 50 + number)).wait()
+    shutil.rmtree(tmp_path / "claims")
+    if kept:
+        (tmp_path / kept).mkdir()
+        (tmp_path / "step-000000000052").rename(tmp_path / kept / "step-000000000052")
+    new = attempt(3, keep=1)
+    new.save(10, state_of("new", 10)).wait()
+    assert new.steps() == [10]
+    assert new.load()["who"] == "new"
+    [manifest] = (tmp_path / "step-000000000010").glob("manifest-*")
+    assert manifest.name == "manifest-000003-000001.json"

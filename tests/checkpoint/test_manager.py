@@ -5,13 +5,15 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.clock import ManualClock
-from fireflyer.errors import ConfigError, NoSpace, StorageError
+from fireflyer.errors import CheckpointError, ConfigError, NoSpace, StorageError
 from fireflyer.storage import DirectoryStorage, Storage
 
 Told = Callable[[Storage, Callable[[str, str], None]], Storage]
@@ -75,6 +77,29 @@ def test_the_next_save_waits_for_the_last(tmp_path: Path, told: Told) -> None:
     assert stalls[0] >= 0.1
     assert manager.steps() == [1, 2]
     assert torch.equal(manager.load(1)["w"], torch.full((10,), 1.0))
+
+
+def test_only_one_thread_at_a_time(tmp_path: Path, told: Told) -> None:
+    gate = Gate()
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), gate))
+    first = manager.save(1, {"w": torch.ones(10)})
+    assert gate.arrived.wait(DEADLINE_S)
+    waiting = threading.Thread(target=manager.wait)
+    waiting.start()
+    while not manager._alone._lock.locked():
+        threading.Event().wait(0.001)
+    calls: list[Callable[[], object]] = [
+        *(lambda: manager.save(2, {}), manager.load, manager.wait, manager.before_step),
+        lambda: manager.should_save(1),
+    ]
+    for call in calls:
+        with pytest.raises(CheckpointError, match="two threads"):
+            call()
+    gate.open.set()
+    first.wait(DEADLINE_S)
+    waiting.join(DEADLINE_S)
+    manager.save(2, {"w": torch.zeros(10)}).wait()
+    assert manager.steps() == [1, 2]
 
 
 class Full:
@@ -190,11 +215,51 @@ def test_a_reader_goes_on_with_what_a_saving_run_keeps(
     assert not (tmp_path / "damaged").exists()
 
 
-def test_a_manager_works_on_across_a_fork(tmp_path: Path, forked: Forked) -> None:
+def test_a_manager_that_has_not_saved_works_on_in_forked_children(
+    tmp_path: Path, forked: Forked
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        assert forked(lambda step=step: manager.save(step, {"a": step}).wait(DEADLINE_S)) == [0]
+        assert manager.latest() == step
+    names = {path.name for path in tmp_path.rglob("manifest-*")}
+    assert names == {"manifest-000001-000001.json", "manifest-000002-000001.json"}
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_save(
+    tmp_path: Path, told: Told, forked: Forked
+) -> None:
+    gate = Gate()
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), gate))
+    handle = manager.save(1, {"a": torch.ones(3)})
+    assert gate.arrived.wait(DEADLINE_S)
+
+    def child() -> None:
+        for wait in (handle.wait, handle.wait_in_memory):
+            with pytest.raises(CheckpointError, match=r"step 1 goes on in process \d+"):
+                wait()
+        manager.wait()
+        manager.before_step()
+
+    assert forked(child) == [0]
+    gate.open.set()
+    handle.wait(DEADLINE_S)
+
+
+def test_a_forked_child_does_not_save_as_its_parent(tmp_path: Path, forked: Forked) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"a": 1}).wait()
-    assert forked(lambda: manager.save(2, {"a": 2}).wait(DEADLINE_S)) == [0]
-    assert manager.latest() == 2
+
+    def child() -> None:
+        with pytest.raises(CheckpointError, match="make a manager of your own in the child"):
+            manager.save(2, {"a": "child"})
+        assert manager.load() == {"a": 1}
+
+    assert forked(child) == [0]
+    manager.save(2, {"a": "parent"}).wait()
+    assert manager.load(2) == {"a": "parent"}
+    assert forked(lambda: CheckpointManager(tmp_path).save(3, {"a": 3}).wait(DEADLINE_S)) == [0]
+    assert manager.latest() == 3
 
 
 def test_every_in_steps(tmp_path: Path) -> None:
@@ -220,11 +285,21 @@ def test_every_in_time_follows_the_pace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "every", ["", "5", "5 minutes", "min", "0s", "-1s", "1e3s", "5min30s", 0, -3]
+    "every",
+    ["", "5", "5 minutes", "min", "0s", "-1s", "1e3s", "5min30s", 0, -3, 1.5, True, b"5min", [5]],
 )
-def test_a_bad_every_is_refused(tmp_path: Path, every: str | int) -> None:
+def test_a_bad_every_is_refused(tmp_path: Path, every: Any) -> None:
     with pytest.raises(ConfigError, match="every="):
         CheckpointManager(tmp_path, every=every)
+
+
+@pytest.mark.parametrize(
+    ("directory", "error"),
+    [(None, TypeError), (5, TypeError), (b"x", TypeError), (str, TypeError), ("", ConfigError)],
+)
+def test_a_bad_directory_is_refused(directory: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="the directory"):
+        CheckpointManager(directory)
 
 
 @pytest.mark.parametrize("keep", [0, -1])
@@ -236,6 +311,28 @@ def test_a_bad_keep_is_refused(tmp_path: Path, keep: int) -> None:
 def test_a_negative_step_is_a_programming_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="below 0"):
         CheckpointManager(tmp_path).save(-1, {})
+
+
+@pytest.mark.parametrize("step", [True, 1.5, "1", None, torch.tensor([1, 2])])
+def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) -> None:
+    manager = CheckpointManager(tmp_path)
+    calls: list[Any] = [manager.should_save, lambda step: manager.save(step, {})]
+    for call in calls if step is None else [*calls, manager.load]:
+        with pytest.raises(TypeError, match="is not a whole number"):
+            call(step)
+    with pytest.raises(ValueError, match="beyond 63 bits"):
+        manager.save(1 << 63, {})
+    assert manager.steps() == []
+
+
+@pytest.mark.parametrize("step", [np.int64(4), np.uint8(4), torch.tensor(4)])
+def test_any_whole_number_is_a_step(tmp_path: Path, step: Any) -> None:
+    manager = CheckpointManager(tmp_path, every=4)
+    assert manager.should_save(step)
+    handle = manager.save(step, {"a": 1})
+    handle.wait()
+    assert [type(handle.step), manager.steps()] == [int, [4]]
+    assert manager.load(step) == {"a": 1}
 
 
 def test_per_rank_state_without_ranks(tmp_path: Path) -> None:

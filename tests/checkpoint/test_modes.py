@@ -81,6 +81,29 @@ def test_a_change_that_the_trainer_never_tells_is_found(tmp_path: Path) -> None:
         handle.wait()
 
 
+@pytest.mark.parametrize("how", ["data", "set"])
+def test_other_memory_under_the_copy_is_found(
+    tmp_path: Path, forked: Callable[..., list[int]], how: str
+) -> None:
+    """In a child: a copy from memory that was freed ends the process."""
+
+    def body() -> None:
+        manager = CheckpointManager(tmp_path, overlap=True)
+        weight = torch.ones(16 * LARGE)
+        manager.save(0, {"w": weight}).wait()
+        for step in range(1, 4):
+            handle = manager.save(step, {"w": weight})
+            if how == "data":
+                weight.data = torch.ones(16 * LARGE)
+            else:
+                weight.set_(torch.ones(16 * LARGE))  # type: ignore[call-overload]
+            with pytest.raises(CheckpointError, match="w changed while it was copied"):
+                handle.wait()
+            assert manager.steps() == [0]
+
+    assert forked(body) == [0]
+
+
 def test_a_change_of_a_dtensor_is_found(tmp_path: Path, forked: Callable[..., list[int]]) -> None:
     def body() -> None:
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/m", rank=0, world_size=1)

@@ -97,6 +97,32 @@ def test_ranks_without_state_of_their_own_still_take_part(job: Job, tmp_path: Pa
     assert len(list((tmp_path / "c" / "step-000000000001").iterdir())) == 2
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_what_one_rank_gives_wrong_fails_on_all_and_the_next_save_works(
+    job: Job, tmp_path: Path, bad: int
+) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"metrics": {"loss": "abc"}},
+        {"metrics": {"loss": torch.ones(2)}},
+        {"step": True},
+        {"step": 1 << 63},
+        {"step": -1},
+    ]
+
+    def body(rank: int) -> None:
+        manager = CheckpointManager(tmp_path / "c")
+        for step, one in enumerate(wrong, 1):
+            arguments = {"step": step, **(one if rank == bad else {})}
+            mine = (TypeError, ValueError) if rank == bad else CheckpointError
+            with pytest.raises(mine, match=r"step|metric loss"):
+                manager.save(**arguments, state=state_of(step))
+            manager.save(step, state_of(step), metrics={"loss": 1.0}).wait()
+            dist.barrier()
+            assert manager.steps() == list(range(1, step + 1))
+
+    job(body)
+
+
 def test_damage_that_one_rank_sees_makes_all_fall_back(job: Job, tmp_path: Path) -> None:
     def body(rank: int) -> None:
         manager = CheckpointManager(tmp_path / "c")

@@ -236,6 +236,43 @@ def test_into_that_does_not_fit_is_named_and_left_alone(
     assert manager.latest() == 1
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.zeros(1).expand(4),
+        torch.zeros(2, 1).expand(2, 2),
+        torch.zeros(5).as_strided((4,), (0,)),
+        torch.zeros(5).unfold(0, 2, 1),
+        np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,)),
+        np.lib.stride_tricks.as_strided(np.zeros(5), (4,), (4,)),
+    ],
+)
+def test_into_whose_elements_share_memory_is_refused(tmp_path: Any, target: Any) -> None:
+    manager = CheckpointManager(tmp_path)
+    saved = np.arange(4.0) if isinstance(target, np.ndarray) else torch.arange(target.numel() * 1.0)
+    manager.save(1, {"w": saved.reshape(target.shape)}).wait()
+    with pytest.raises(CheckpointError, match=r"cannot load w .*share memory"):
+        manager.load(into={"w": target})
+    assert not target.any()
+
+
+def test_into_may_be_any_view(tmp_path: Any) -> None:
+    whole, array = torch.zeros(4, 5, 6), np.zeros((4, 5, 6))
+    views: list[Any] = [
+        *(whole.permute(2, 0, 1), whole[1:, ::2, 3], whole.diagonal(0, 1, 2), whole[:0]),
+        *(whole.diagonal(1, 0, 2), whole[:1].expand(1, 5, 6), whole[2:3, :, 1], whole[0, 0, 0]),
+        *(array[::-1, :, ::2], array.T, array[:, None, 0], array[..., ::-1].transpose(1, 0, 2)),
+    ]
+    manager = CheckpointManager(tmp_path)
+    for step, view in enumerate(views):
+        saved = (
+            np.random.rand(*view.shape) if isinstance(view, np.ndarray) else torch.rand_like(view)
+        )
+        manager.save(step, [saved]).wait()
+        manager.load(into=[view])
+        assert (view == saved).all()
+
+
 def test_containers_may_repeat_and_lie_200_deep(tmp_path: Any) -> None:
     shared = [1, {"x": ()}]
     state = {"a": shared, "b": [shared, shared], "deep": nested(199)}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fireflyer.checkpoint.face import CheckpointManager as CheckpointManager
-    from fireflyer.checkpoint.face import SaveHandle as SaveHandle
+    from fireflyer.checkpoint.handle import SaveHandle as SaveHandle
     from fireflyer.checkpoint.inmemory import InMemory as InMemory
     from fireflyer.checkpoint.leaves import Shard as Shard
     from fireflyer.checkpoint.retention import Keep as Keep
 
 _HOMES = {
     "CheckpointManager": "face",
-    "SaveHandle": "face",
+    "SaveHandle": "handle",
     "InMemory": "inmemory",
     "Shard": "leaves",
     "Keep": "retention",

@@ -186,5 +186,18 @@ class Catalog:
         return found
 
 
+def newest_epoch(storage: Storage) -> int:
+    """The highest epoch in the name of any file of a save, also of one set aside; 0 if there is none."""
+    epochs = [0]
+    for root in ("", DAMAGED):
+        for directory in storage.list(root):
+            step = step_of(directory)
+            if step is not None:
+                names = storage.list(f"{root}/{directory}" if root else directory)
+                parsed = (role_of(step, name) for name in names)
+                epochs.extend(one[1].epoch for one in parsed if one is not None)
+    return max(epochs)
+
+
 def _manifests(files: Sequence[_File]) -> set[str]:
     return {file.name for file in files if file.role == "manifest"}

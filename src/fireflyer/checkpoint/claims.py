@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
+from fireflyer.checkpoint.catalog import newest_epoch
 from fireflyer.checkpoint.manifest import Claim, decode, encode
 from fireflyer.checkpoint.schedule import Run
 from fireflyer.errors import CheckpointError, ConfigError, Corrupted, StorageError
@@ -41,8 +42,15 @@ class Claims:
         self._storage = storage
         self._wall = wall
         self.me = me
-        self.epoch: int | None = None
-        """The run's own epoch once it has one."""
+        self._epoch: int | None = None
+        self._process = 0
+        """Which has claimed the epoch."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The run's own epoch once it has one; a forked child has not, or its saves would bear the names of
+        its parent's."""
+        return self._epoch if self._process == os.getpid() else None
 
     def newest(self) -> int:
         """The highest epoch claimed; 0 if there is none."""
@@ -70,16 +78,23 @@ class Claims:
         """Makes this run the owner, fencing all older ones off; returns its epoch. Repeatable.
 
         Raises:
-            CheckpointError: if a later attempt of this task has been here.
+            CheckpointError: if a later attempt of this task has been here; or in a child forked after the
+                claim, which would fence off its parent.
         """
-        while self.epoch is None:
+        if self._process not in (0, os.getpid()):
+            raise CheckpointError(
+                f"process {self._process}, which this one was forked from, saves to {self._storage} with "
+                "this manager: make a manager of your own in the child"
+            )
+        while (mine := self.epoch) is None:
             epochs = self._epochs()
             for epoch in epochs:
                 self._refuse_if_later(epoch)
-            candidate = max(epochs, default=0) + 1
+            # Claims may be lost, or left behind when saves are copied; a new save is newer than all there.
+            candidate = max([*epochs, newest_epoch(self._storage)]) + 1
             if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", self._dated()):
-                self.epoch = candidate
-        return self.epoch
+                self._epoch, self._process = candidate, os.getpid()
+        return mine
 
     def check(self) -> None:
         """

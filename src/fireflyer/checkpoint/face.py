@@ -1,13 +1,12 @@
 """CheckpointManager: what a training script sees."""
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -16,96 +15,30 @@ from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.datafile import Written
+from fireflyer.checkpoint.guard import OneAtATime
+from fireflyer.checkpoint.handle import SaveHandle
 from fireflyer.checkpoint.inmemory import Copies, InMemory
 from fireflyer.checkpoint.load import load_newest, read_tensors
-from fireflyer.checkpoint.manifest import Generation, Metrics
-from fireflyer.checkpoint.prepare import Preparer
+from fireflyer.checkpoint.manifest import Generation
+from fireflyer.checkpoint.prepare import Preparer, whole_number
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.save import Committer, Job
-from fireflyer.checkpoint.staging import Staged, Stager, Table
+from fireflyer.checkpoint.staging import Stager, Table
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
+from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage, open_storage
 
 COMMIT_DEADLINE_S = 600.0
-
-
-class SaveHandle:
-    """One save on its way."""
-
-    def __init__(
-        self, step: int, future: Future[Written], staged: Staged, in_memory: Future[bool]
-    ) -> None:
-        self.step = step
-        self.stall_s = 0.0
-        """Seconds that `save` kept its caller: waiting for the save before, and the copy."""
-        self._future = future
-        self._staged = staged
-        self._in_memory = in_memory
-        self._reported = False
-        self._process = os.getpid()
-
-    @property
-    def done(self) -> bool:
-        """Whether the save has been committed or has failed."""
-        return self._future.done()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Returns when the checkpoint is durable and whole.
-
-        Raises:
-            CheckpointError, StorageError: why it is not.
-            TimeoutError: if `timeout_s` passes first; the save goes on.
-        """
-        try:
-            self._staged.release()
-            self._future.result(timeout_s)
-        finally:
-            self._reported = self._future.done()
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the nodes hold the whole save in memory, so that it outlives this job's processes."""
-        return self._in_memory.done() and self._in_memory.result()
-
-    def wait_in_memory(self, timeout_s: float | None = None) -> bool:
-        """Returns `in_memory` once it is decided; False without a memory tier, or where it was skipped.
-
-        Raises:
-            TimeoutError: if `timeout_s` passes first; the save goes on.
-        """
-        self._staged.release()
-        return self._in_memory.result(timeout_s)
-
-    def settle(self) -> None:
-        """Waits, without an error."""
-        self._staged.release()
-        self._future.exception()
-
-    def release(self) -> None:
-        """Returns when the state may change."""
-        self._staged.release()
-
-    def is_of_this_process(self) -> bool:
-        """False in a forked child: the save goes on in its parent."""
-        return self._process == os.getpid()
-
-    def written(self) -> Written | None:
-        """What is where, after a save that has succeeded."""
-        return self._future.result() if self._future.exception() is None else None
-
-    def raise_unreported(self) -> None:
-        """`wait`, unless an earlier `wait` has told how it ended."""
-        if not self._reported:
-            self.wait()
 
 
 class CheckpointManager:
     """Saves and loads the state of a training run in one directory; docs/checkpoint.md draws the format.
 
     Under an initialised torch.distributed, `save`, `load` and `should_save` are collective: all
-    ranks call them, in one order, with the same step. Without it they serve one process. Not safe
-    for several threads.
+    ranks call them, in one order, with the same step. Without it they serve one process. Not for
+    several threads: `save`, `load`, `should_save`, `before_step` and `wait` raise CheckpointError when one
+    is called while another is at work. Handles may be waited for from any thread.
     """
 
     def __init__(
@@ -140,10 +73,11 @@ class CheckpointManager:
             clock: for tests.
 
         Raises:
-            ConfigError: for an `every`, `keep` or FIREFLYER_ATTEMPT that cannot work.
+            ConfigError: for an `every`, `keep`, FIREFLYER_ATTEMPT or empty path that cannot work.
+            TypeError: if the directory is nothing of the kind.
             StorageError: if the directory cannot be used.
         """
-        storage = open_storage(directory) if isinstance(directory, str | os.PathLike) else directory
+        storage = _storage_of(directory)
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
         self._control = Control(commit_deadline_s)
@@ -172,6 +106,7 @@ class CheckpointManager:
         self._before: Written | None = None
         """What the last save wrote, of an incremental series."""
         self._loaded_per_rank: Any | None = None
+        self._alone = OneAtATime()
         if self._copies is not None and self._is_formed():
             self._copies.join(self._take_over)
         elif self._is_first():
@@ -191,9 +126,15 @@ class CheckpointManager:
         if self._claims.succeeds():
             self._claims.take()
 
-    def should_save(self, step: int) -> bool:
-        """Whether to save after this step, by `every` or to leave; the same on all ranks."""
-        return self._when.ask(step)
+    def should_save(self, step: SupportsIndex) -> bool:
+        """Whether to save after this step, by `every` or to leave; the same on all ranks.
+
+        Raises:
+            TypeError: for a step that is no whole number.
+        """
+        number = whole_number(step)
+        with self._alone:
+            return self._when.ask(number)
 
     @property
     def suspending(self) -> bool:
@@ -202,7 +143,7 @@ class CheckpointManager:
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         state: Any,
         *,
         per_rank: Any | None = None,
@@ -217,17 +158,29 @@ class CheckpointManager:
         bool, str, bytes and None; dict keys are str or int.
 
         Args:
+            step: a whole number from 0 on.
             metrics: numbers by which retention may choose; rank 0's count.
 
         Raises:
             CheckpointError: naming the key path of what cannot be saved; or if a newer run owns
                 the directory. What fails on one rank fails on all.
+            TypeError, ValueError: on a rank where the step or a metric is no number; a CheckpointError on
+                the others.
             FireflyerError: the unreported failure of the save before; nothing is saved then.
         """
+        with self._alone:
+            return self._save(step, state, per_rank, metrics)
+
+    def _save(
+        self,
+        step: SupportsIndex,
+        state: Any,
+        per_rank: Any | None,
+        metrics: Mapping[str, float] | None,
+    ) -> SaveHandle:
         start = time.perf_counter()
         rank, world = rank_and_world()
-        measured: Metrics = {name: _number(float(value)) for name, value in (metrics or {}).items()}
-        ready = self._preparer.prepare(step, state, per_rank, self._claim)
+        ready = self._preparer.prepare(step, state, per_rank, metrics, self._claim)
         before, self._before = self._known_contents(ready.table), None
         try:
             if self._copies is not None:
@@ -253,7 +206,7 @@ class CheckpointManager:
                 boxes=ready.boxes,
                 staged=staged,
                 before=before,
-                metrics=measured,
+                metrics=ready.metrics,
                 in_memory=Future(),
             )
             if not self._overlap:
@@ -264,7 +217,7 @@ class CheckpointManager:
             if self._copies is not None:
                 self._copies.give_up(ready.generation, error)
             raise
-        self._last = handle = SaveHandle(step, future, staged, job.in_memory)
+        self._last = handle = SaveHandle(ready.generation.step, future, staged, job.in_memory)
         handle.stall_s = time.perf_counter() - start
         self._when.saved(handle)
         return handle
@@ -272,8 +225,9 @@ class CheckpointManager:
     def before_step(self) -> None:
         """With `overlap=True`: to be called before the optimizer step, or whatever else changes the state.
         Waits for what is not yet copied."""
-        if self._last is not None and self._last.is_of_this_process():
-            self._last.release()
+        with self._alone:
+            if self._last is not None and self._last.is_of_this_process():
+                self._last.release()
 
     def _claim(self) -> tuple[int, int, bool]:
         """Rank 0's epoch and the number of the save, once the save before is over; whether the memory tier
@@ -304,7 +258,9 @@ class CheckpointManager:
             self._pool_process = os.getpid()
         return self._pool.submit(run)
 
-    def load(self, step: int | None = None, into: Any | None = None, *, rest: bool = True) -> Any:
+    def load(
+        self, step: SupportsIndex | None = None, into: Any | None = None, *, rest: bool = True
+    ) -> Any:
         """The state of the newest good checkpoint, or of `step`.
 
         What is found damaged is moved to damaged/ with a warning, and the next older one is used
@@ -320,23 +276,26 @@ class CheckpointManager:
         Raises:
             CheckpointError: if there is no good one, or `into` does not fit it.
             StorageError: if the directory cannot be read.
+            TypeError: for a step that is no whole number.
         """
-        if self._last is not None and self._last.is_of_this_process():
-            self._last.settle()
-        self._before = None
-        with self._copies.opened() if self._copies is not None else _nothing() as held:
-            loaded = load_newest([*held, self._catalog], step, into, rest, self._control)
-        if self._copies is not None:
-            self._copies.loaded(loaded.generation, step)
-        self._loaded_per_rank = loaded.per_rank
-        return loaded.state
+        number = None if step is None else whole_number(step)
+        with self._alone:
+            if self._last is not None and self._last.is_of_this_process():
+                self._last.settle()
+            self._before = None
+            with self._copies.opened() if self._copies is not None else _nothing() as held:
+                loaded = load_newest([*held, self._catalog], number, into, rest, self._control)
+            if self._copies is not None:
+                self._copies.loaded(loaded.generation, number)
+            self._loaded_per_rank = loaded.per_rank
+            return loaded.state
 
     def loaded_per_rank(self) -> Any | None:
         """What this rank gave as `per_rank` to the save that the last `load` returned; None if nothing."""
         return self._loaded_per_rank
 
     def load_tensors(
-        self, patterns: str | Sequence[str], step: int | None = None
+        self, patterns: str | Sequence[str], step: SupportsIndex | None = None
     ) -> dict[str, torch.Tensor | np.ndarray[Any, Any]]:
         """Tensors of the newest good checkpoint (or of `step`) by name, whole, reading nothing else.
 
@@ -350,9 +309,10 @@ class CheckpointManager:
             CheckpointError: if there is no good one, or no tensor matches.
             StorageError: if the directory cannot be read.
         """
+        number = None if step is None else whole_number(step)
         chosen = [patterns] if isinstance(patterns, str) else list(patterns)
         with self._copies.glimpsed() if self._copies is not None else _nothing() as held:
-            return read_tensors([*held, self._catalog], chosen, step)
+            return read_tensors([*held, self._catalog], chosen, number)
 
     def latest(self) -> int | None:
         """Step of the newest checkpoint whose manifest is undamaged and whose files have the right size, or
@@ -376,7 +336,8 @@ class CheckpointManager:
         Raises:
             CheckpointError, StorageError: why it is not, unless its handle has said so already.
         """
-        self._finish_last()
+        with self._alone:
+            self._finish_last()
 
     def _finish_last(self) -> None:
         last, self._last = self._last, None
@@ -389,8 +350,11 @@ def _nothing() -> AbstractContextManager[list[Catalog]]:
     return nullcontext([])
 
 
-def _number(value: float) -> float | Literal["nan", "inf", "-inf"]:
-    """As JSON can hold it."""
-    if math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+def _storage_of(directory: str | os.PathLike[str] | Storage) -> Storage:
+    if isinstance(directory, str | os.PathLike):
+        if not os.fspath(directory):
+            raise ConfigError('the directory is "": name one, "." is the current one')
+        return open_storage(directory)
+    if not callable(getattr(directory, "read_checked", None)):
+        raise TypeError(f"the directory {directory!r} is neither a path, a URL nor a Storage")
+    return directory

@@ -215,6 +215,25 @@ class _Bytes:
         }
 
 
+def overlaps_itself(local: Local) -> bool:
+    """Whether elements may share memory, as after `expand`, so that it cannot hold any value.
+
+    True, too, for strides that only happen to miss one another, which no view by torch or numpy has.
+    """
+    if isinstance(local, np.ndarray):
+        strides, extent = [abs(stride) for stride in local.strides], local.itemsize
+    else:
+        strides, extent = list(local.stride()), 1
+    if 0 in local.shape:
+        return False
+    for stride, size in sorted(zip(strides, local.shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return True
+            extent += stride * (size - 1)
+    return False
+
+
 @contextlib.contextmanager
 def writable(local: Local) -> Iterator[Local]:
     """What can be filled byte by byte in the place of `local`, which gets the value at the end."""

@@ -19,6 +19,7 @@ from fireflyer.checkpoint.leaves import (
     describe,
     local_of,
     new_local,
+    overlaps_itself,
     writable,
 )
 from fireflyer.checkpoint.manifest import Generation, Manifest
@@ -251,6 +252,11 @@ def _check_fit(manifest: Manifest, targets: dict[Path, _Target]) -> None:
         if isinstance(target.local, np.ndarray) and not target.local.flags.writeable:
             raise CheckpointError(
                 f"cannot load {path_name(path)} into the given array: it is read-only"
+            )
+        if overlaps_itself(target.local):
+            raise CheckpointError(
+                f"cannot load {path_name(path)} into the given one: its elements share memory "
+                "(expanded?); give a copy of it"
             )
 
 

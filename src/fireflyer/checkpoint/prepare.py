@@ -1,14 +1,16 @@
 """Preparing a save: the ranks agree on it, or all fail together; afterwards each knows what it writes."""
 
+import contextlib
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 from fireflyer.checkpoint.boxes import Box, whole
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.layout import Layout, Slot, Taken, Taker, ValueSlot, digest_of_all
 from fireflyer.checkpoint.leaves import Leaf, Local
-from fireflyer.checkpoint.manifest import Generation
+from fireflyer.checkpoint.manifest import Generation, Metrics
 from fireflyer.checkpoint.plan import Plan, make_plan
 from fireflyer.checkpoint.staging import Stager, Table
 from fireflyer.checkpoint.tree import Value, path_name, value_node
@@ -32,11 +34,14 @@ class Prepared(NamedTuple):
     """Those that this rank provides."""
     own: list[Slot | Value] | None
     """Its per_rank state."""
+    metrics: Metrics
+    """As this rank gave them."""
     rejoin: bool
     """Whether any rank's claim has said so."""
 
 
 class _Mine(NamedTuple):
+    metrics: Metrics
     taken: Taken
     values: list[Value]
     own: Taken | None
@@ -62,9 +67,10 @@ class Preparer:
 
     def prepare(
         self,
-        step: int,
+        step: SupportsIndex,
         state: Any,
         per_rank: Any | None,
+        metrics: Mapping[str, float] | None,
         claim: Callable[[], tuple[int, int, bool]],
     ) -> Prepared:
         """Collective: one all-gather of a few numbers while the layouts stay.
@@ -75,25 +81,25 @@ class Preparer:
 
         Raises:
             CheckpointError, FireflyerError: on all ranks, if it cannot be done on any.
+            TypeError, ValueError: where the step or a metric is no number; a CheckpointError elsewhere.
         """
         rank, _ = rank_and_world()
         mine: _Mine | None = None
         error: Exception | None = None
-        epoch, number, rejoin = 0, 0, False
+        at, epoch, number, rejoin = 0, 0, 0, False
         try:
-            if step < 0:
-                raise ValueError(f"step {step} is below 0")
             epoch, number, rejoin = claim()
-            mine = self._take(state, per_rank)
+            at = _step_to_save(step)
+            mine = self._take(state, per_rank, _measured(metrics or {}))
             if mine.taken.layout.digest == self._planned_digest:
                 self._fit(mine, rank)
         except Exception as failure:  # noqa: BLE001  # the other ranks must hear of any
             error = failure
         digest = mine.taken.layout.digest if mine is not None else 0
         rows = self._control.numbers(
-            [error is not None, step, epoch, number, digest, self._plan_key, rejoin]
+            [error is not None, at, epoch, number, digest, self._plan_key, rejoin]
         )
-        self._fail_together(step, [row[0] for row in rows], error)
+        self._fail_together([row[0] for row in rows], error)
         assert mine is not None
         for other, row in enumerate(rows):
             if row[1] != rows[0][1]:
@@ -102,15 +108,15 @@ class Preparer:
                 )
         digests = [row[4] for row in rows]
         if {row[5] for row in rows} != {digest_of_all(digests)}:
-            self._agree(step, mine, digests)
+            self._agree(mine, digests)
         rejoin = any(row[6] for row in rows)
-        return self._prepared(mine, rank, Generation(rows[0][2], rows[0][3], step), rejoin)
+        return self._prepared(mine, rank, Generation(rows[0][2], rows[0][3], at), rejoin)
 
-    def _take(self, state: Any, per_rank: Any | None) -> _Mine:
+    def _take(self, state: Any, per_rank: Any | None, metrics: Metrics) -> _Mine:
         taken = self._taker.take(state)
         values = list(map(value_node, taken.layout.values, taken.values))
         if per_rank is None:
-            return _Mine(taken, values, None, None)
+            return _Mine(metrics, taken, values, None, None)
         own = self._own_taker.take(per_rank)
         for slot in own.layout.tensors:
             if math.prod(slot.shape) and slot.box != whole(slot.shape):
@@ -123,9 +129,9 @@ class Preparer:
             value_node(slot.path, next(rest)) if isinstance(slot, ValueSlot) else slot
             for slot in own.layout.slots
         ]
-        return _Mine(taken, values, own, slots)
+        return _Mine(metrics, taken, values, own, slots)
 
-    def _agree(self, step: int, mine: _Mine, digests: Sequence[int]) -> None:
+    def _agree(self, mine: _Mine, digests: Sequence[int]) -> None:
         """A new plan, from all ranks' layouts; alike ones are sent once."""
         rank, _ = rank_and_world()
         layout = mine.taken.layout
@@ -144,7 +150,7 @@ class Preparer:
         except Exception as failure:  # noqa: BLE001  # the other ranks must hear of any
             error = failure
         failed = [row[0] for row in self._control.numbers([error is not None])]
-        self._fail_together(step, failed, error)
+        self._fail_together(failed, error)
 
     def _fit(self, mine: _Mine, rank: int) -> None:
         """Gives the pieces of the plan and of per_rank their places, and the arena the room for them."""
@@ -185,10 +191,11 @@ class Preparer:
             locals=mine.taken.locals + (own.locals if own is not None else []),
             values=[mine.values[index] for index in self._plan.values[rank]],
             own=mine.own_slots,
+            metrics=mine.metrics,
             rejoin=rejoin,
         )
 
-    def _fail_together(self, step: int, failed: Sequence[int], error: Exception | None) -> None:
+    def _fail_together(self, failed: Sequence[int], error: Exception | None) -> None:
         """
         Raises:
             Exception: this rank's own error; a CheckpointError that tells another rank's.
@@ -199,4 +206,39 @@ class Preparer:
         if error is not None:
             raise error
         rank = failed.index(1)
-        raise CheckpointError(f"rank {rank} could not save step {step}: {reasons[rank].decode()}")
+        raise CheckpointError(f"rank {rank} could not save: {reasons[rank].decode()}")
+
+
+def whole_number(step: SupportsIndex) -> int:
+    """A step as an int; also numpy's and torch's whole numbers are steps.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    with contextlib.suppress(TypeError):  # its message does not say what
+        if not isinstance(step, bool):
+            return operator.index(step)
+    raise TypeError(f"the step {step!r} is not a whole number")
+
+
+def _step_to_save(step: SupportsIndex) -> int:
+    number = whole_number(step)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"the step {number} is {'below 0' if number < 0 else 'beyond 63 bits'}")
+    return number
+
+
+def _measured(metrics: Mapping[str, float]) -> Metrics:
+    measured: Metrics = {}
+    for name, value in metrics.items():
+        try:
+            measured[name] = _as_json(float(value))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"the metric {name} is {value!r}, which is not a number") from error
+    return measured
+
+
+def _as_json(value: float) -> float | Literal["nan", "inf", "-inf"]:
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -66,6 +66,27 @@ class Table:
         return found
 
 
+class Source(NamedTuple):
+    """What must stay as it is while it is copied."""
+
+    name: str
+    tensor: torch.Tensor
+    version: int
+    local: torch.Tensor
+    """Where its bytes are: the tensor itself, or the DTensor's part."""
+    place: tuple[int, int]
+    storage: torch.UntypedStorage
+    """Held: `tensor.data = ...` and `tensor.set_(...)` would free it under the copy."""
+
+    @property
+    def changed(self) -> bool:
+        return self.tensor._version != self.version or _place(self.local) != self.place
+
+
+def _place(local: torch.Tensor) -> tuple[int, int]:
+    return local.data_ptr(), local.untyped_storage().nbytes()
+
+
 class Staged:
     """A copy on its way, and the check that its sources stood still meanwhile. For any thread."""
 
@@ -76,7 +97,7 @@ class Staged:
         self.changed: np.ndarray[Any, Any] = np.ones(count, np.bool_)
         """bool [sections], after `wait`: which differ from what the arena held; all if not asked for."""
         self._copies: list[tuple[Copy, np.ndarray[Any, Any] | None]] = []
-        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._watched: list[Source] = []
         self._keep: Sequence[Local] = ()
         self._lock = threading.Lock()
         self._still = threading.Event()
@@ -87,8 +108,8 @@ class Staged:
         self._copies.append((copy, compared))
         self._keep = keep
 
-    def watch(self, watched: list[tuple[str, torch.Tensor, int]]) -> None:
-        """Name, tensor and version of what must not change before `release`."""
+    def watch(self, watched: list[Source]) -> None:
+        """What must not change before `release`."""
         self._watched = watched
 
     def wait(self, upto: int | None = None, help: bool = False) -> None:
@@ -128,8 +149,7 @@ class Staged:
     def _look(self) -> None:
         with self._lock:
             if not self._still.is_set():
-                moved = (name for name, one, version in self._watched if one._version != version)
-                self._moved = next(moved, None)
+                self._moved = next((one.name for one in self._watched if one.changed), None)
                 self._watched, self._keep = [], ()
                 self._still.set()
 
@@ -206,14 +226,18 @@ def _watched(
     leaves: Sequence[Leaf],
     locals_: Sequence[Local],
     names: Sequence[str],
-) -> list[tuple[str, torch.Tensor, int]]:
-    """Name, tensor and version of the chosen leaves. A DTensor counts apart from its local part."""
-    return [
-        (names[index], one, one._version)
-        for index in np.unique(chosen)
-        for one in {id(one): one for one in (leaves[index], locals_[index])}.values()
-        if isinstance(one, torch.Tensor)
-    ]
+) -> list[Source]:
+    """The chosen leaves. A DTensor's version counts apart from its local part's."""
+    found = []
+    for index in np.unique(chosen):
+        local = locals_[index]
+        assert isinstance(local, torch.Tensor)  # it is watchable
+        for one in {id(one): one for one in (leaves[index], local)}.values():
+            if isinstance(one, torch.Tensor):
+                storage = local.untyped_storage()
+                place = _place(local)
+                found.append(Source(names[index], one, one._version, local, place, storage))
+    return found
 
 
 def _copy_odd(data: memoryview, section: Section, local: Local, compare: bool) -> bool:

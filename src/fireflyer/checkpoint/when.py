@@ -17,7 +17,7 @@ from fireflyer.checkpoint.schedule import (
     parse_duration,
 )
 from fireflyer.clock import Clock
-from fireflyer.errors import CheckpointError
+from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.log import get_logger
 
 SUSPEND_LOOK_S = 1.0
@@ -67,6 +67,10 @@ class When:
         self._clock, self._control = clock, control
         self._should_suspend = should_suspend
         self._history, self._leave = history, leave
+        if isinstance(every, bool) or not isinstance(every, str | int | None):
+            raise ConfigError(
+                f'every={every!r}: write a duration like "5min", "auto", a number of steps, or None'
+            )
         self._steps = check_steps(every) if isinstance(every, int) else None
         self._cost = SaveCost() if every == AUTO else None
         interval_s = math.inf
