@@ -236,3 +236,40 @@ def test_pruning_beside_a_run_that_saves(
     assert [one.step for one in plain.generations()] == [3]
     assert Verifier(plain).verify(Generation(1, 3, 3)) == []
     assert manager.load()["step"] == 3
+
+
+def test_what_a_run_retires_meanwhile_is_no_damage(tmp_path: Path) -> None:
+    catalog = saved(tmp_path, 3)
+    for file in ("manifest", "data"):
+        chosen = catalog.generations()
+
+        class Beside(Verifier):
+            """Another process removes the oldest just when it is looked at."""
+
+            def _damages(self, generation: Generation) -> Any:
+                if generation == chosen[-1]:
+                    next(tmp_path.glob(f"step-{generation.step:012d}/{file}*")).unlink()
+                return super()._damages(generation)
+
+        verifier = Beside(catalog)
+        found = [verifier.verify(generation) for generation in chosen]
+        if file == "manifest":
+            assert found == [[], [], None]
+            assert verifier.found.checkpoints == 2
+            assert verifier.found.damages == []
+        else:  # only data that is gone beside its manifest is a damage
+            assert found[-1]
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    catalog = saved(tmp_path, 3)
+    manifest = next(tmp_path.glob("step-*3/manifest*"))
+    manifest.unlink()
+    manifest.mkdir()
+    data = next(tmp_path.glob("step-*2/data*"))
+    data.unlink()
+    data.symlink_to(data)
+    assert [one.state for one in summaries(catalog)] == ["unreadable", "unreadable", "whole"]
+    verifier = Verifier(catalog)
+    found = [verifier.verify(generation) for generation in catalog.generations()]
+    assert [bool(damages) for damages in found] == [True, True, False]

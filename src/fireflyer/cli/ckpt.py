@@ -35,8 +35,8 @@ def ls(directory: Directory, json: Json = False) -> None:
     \b
       fireflyer ckpt ls runs/gpt
 
-    States: whole (the manifest and the sizes of the files; `verify` reads the bytes), damaged, unknown
-    version, set aside (in damaged/).
+    States: whole (the manifest and the sizes of the files; `verify` reads the bytes), damaged, unreadable,
+    unknown version, set aside (in damaged/).
     """
     from fireflyer.cli import ckpting
 

@@ -323,6 +323,8 @@ def _whole(catalog: Catalog, check: bool) -> Iterator[tuple[Generation, Any]]:
         verifier = survey.Verifier(catalog, advance)
         for generation, manifest in found:
             damages = verifier.verify(generation)
+            if damages is None:
+                continue
             if not damages:
                 yield generation, manifest
                 continue
