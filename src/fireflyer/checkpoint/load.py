@@ -152,7 +152,7 @@ def _pick(
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
         storage = sources[-1].storage
         damaged = (
-            f"; {len(skipped)} skipped: see the warnings and {storage}/damaged" if skipped else ""
+            f"; {len(skipped)} damaged: see the warnings and {storage}/damaged" if skipped else ""
         )
         raise CheckpointError(f"there is no good {what} in {storage}{damaged}")
     return _Choice(source, Generation(epoch, number, of_step))
