@@ -54,3 +54,25 @@ def test_load_raises_when_nothing_can_be_read(tmp_path: Path) -> None:
         manager.load()
     with pytest.raises(StorageError, match=r"step-000000000003/data"):
         manager.load_tensors("w")
+
+
+@pytest.mark.parametrize("lie", ["../victim/data.bin", "/etc/passwd", "claims/000001.json", "x"])
+def test_a_manifest_that_names_a_foreign_file_is_damaged(tmp_path: Path, lie: str) -> None:
+    (tmp_path / "victim").mkdir()
+    victim = tmp_path / "victim" / "data.bin"
+    run = tmp_path / "run"
+    saved(run)
+    data = next(run.glob("step-*3/data*"))
+    victim.write_bytes(data.read_bytes())
+    path = next(run.glob("step-*3/manifest*"))
+    text = json.dumps(json.loads(path.read_bytes())["body"], separators=(",", ":"))
+    body = text.replace(str(data.relative_to(run)), lie).encode()
+    path.write_bytes(b'{"crc32":%d,"body":%s}' % (crc32(body), body))
+    manager = CheckpointManager(run, keep=2)
+    assert manager.steps() == [1, 2]
+    manager.save(4, {"n": 4}).wait()
+    assert manager.steps() == [2, 4]
+    with pytest.raises(CheckpointError, match="no good checkpoint of step 3"):
+        manager.load(3)
+    assert manager.load(2)["n"] == 2
+    assert victim.exists()
