@@ -28,8 +28,8 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
     for the storage.
 
     Saves come after an optimizer step; one that is due at an epoch's last batch comes after its
-    validation. The last step of a fit is always saved. On all ranks, as Lightning's hooks do. With `should_suspend`, training stops after
-    the save, once it is durable.
+    validation. The last step of a fit is always saved. On all ranks, as Lightning's hooks do. With
+    `should_suspend`, training stops after the save, once it is durable.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
             return  # gradients are being accumulated, which no checkpoint holds
         self._looked_at = trainer.global_step
         # The epoch that a fit breaks off counts as over for Lightning afterwards: so save within it.
-        stops = trainer.global_step == trainer.max_steps or (trainer.should_stop and not self._stops)
+        stops = trainer.global_step == trainer.max_steps or (
+            trainer.should_stop and not self._stops
+        )
         self._stops = trainer.should_stop
         self._due = self.manager.should_save(trainer.global_step) or stops
         if self._due and not trainer.is_last_batch:

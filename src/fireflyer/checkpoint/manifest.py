@@ -147,7 +147,7 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     """Inverse of `encode`.
 
     Raises:
-        Corrupted: naming the file, if a byte of it is not as written, or a manifest names what no save writes.
+        Corrupted: naming the file, if a byte of it is not as written, or it names what no save writes.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
@@ -164,7 +164,7 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
 def _check_places(manifest: Manifest, name: str) -> None:
     """
     Raises:
-        Corrupted: if it names anything but data files in directories of saves, or bytes that they cannot have.
+        Corrupted: if it names anything but data files of saves, or bytes that they cannot have.
     """
     for file, size in manifest.files.items():
         directory, _, rest = file.partition("/")
