@@ -202,6 +202,9 @@ def _read(catalog: Catalog, generation: Generation, into: Any | None, rest: bool
     _check_fit(manifest, targets)
     nodes: Sequence[Node] = manifest.state
     if into is not None and not rest:
+        if lacking := paths - {node.path for node in nodes}:
+            name = path_name(min(lacking, key=path_name))
+            raise CheckpointError(f"the checkpoint has no {name}, which the given state has")
         nodes = [node for node in nodes if node.path in paths]
     rank, _ = rank_and_world()
     own = manifest.per_rank.get(str(rank), ())
