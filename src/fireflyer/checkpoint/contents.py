@@ -163,4 +163,5 @@ class InMemory(Contents):
 
     def read(self, node: Tensor, box: Box) -> Iterator[memoryview]:
         # With the ellipsis an array without dimensions stays an array.
-        yield from pieces_of_bytes(self._locals[node.path][(*box.slices, ...)])
+        within: Any = (*box.slices, ...)
+        yield from pieces_of_bytes(self._locals[node.path][within])

@@ -91,7 +91,7 @@ def export(
     partial = f".{path.name}.tmp"
     try:
         with (storage.root / partial).open("wb") as opened:
-            file = _Heard(opened)
+            file: Any = _Heard(opened)
             try:
                 torch.save(state, file)
             except RuntimeError as error:  # what torch makes of a failed write

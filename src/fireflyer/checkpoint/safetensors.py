@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
@@ -365,8 +366,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"it has {twice!r} twice")
     return found
 
