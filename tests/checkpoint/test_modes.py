@@ -18,6 +18,7 @@ from torch.distributed.tensor import Shard as ShardOn
 from torch.distributed.tensor import distribute_tensor
 
 from fireflyer.checkpoint import CheckpointManager
+from fireflyer.checkpoint.datafile import SERIES_SAVES
 from fireflyer.errors import CheckpointError, NoSpace
 from fireflyer.storage import DirectoryStorage, Storage
 
@@ -311,3 +312,32 @@ def test_killed_at_any_point_of_an_incremental_save(
         shutil.rmtree(place)
     assert call > 60
     assert seen == {1, 2, 3, 4}
+
+
+def test_a_series_writes_everything_now_and_then(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, incremental=True)
+    state = {"fixed": torch.ones(1000), "n": torch.zeros(10)}
+    sizes = []
+    for step in range(2 * SERIES_SAVES + 1):
+        state["n"].fill_(step)
+        manager.save(step, state).wait()
+        sizes.append(max(data_files(tmp_path / f"step-{step:012d}").values()))
+    assert [step for step, size in enumerate(sizes) if size > 4000] == [
+        0, SERIES_SAVES, 2 * SERIES_SAVES
+    ]  # fmt: skip
+    newest = next(tmp_path.glob("step-000000000000/data*"))
+    newest.write_bytes(bytes(newest.stat().st_size))  # what the first series shares
+    assert manager.load()["n"][0] == 2 * SERIES_SAVES
+    assert manager.load(SERIES_SAVES)["fixed"].eq(1).all()
+
+
+def test_one_unchanged_piece_does_not_keep_large_files(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, incremental=True, keep=1)
+    count, size = 12, 10_000
+    state = {f"t{index}": torch.zeros(size) for index in range(count)}
+    for step in range(count):
+        for index in range(step, count):
+            state[f"t{index}"].fill_(step + 1)
+        manager.save(step, state).wait()
+        assert sum(data_files(tmp_path).values()) <= 3.1 * count * size * 4
+    assert all(state[name].equal(tensor) for name, tensor in manager.load().items())

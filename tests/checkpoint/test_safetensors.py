@@ -17,8 +17,8 @@ from fireflyer.checkpoint.direct import save_contents
 from fireflyer.checkpoint.interchange import Part
 from fireflyer.checkpoint.safetensors import SafetensorsFiles
 from fireflyer.checkpoint.snapshot import Snapshot
-from fireflyer.errors import CheckpointError, ConfigError, Corrupted, StorageError
-from fireflyer.storage import open_storage
+from fireflyer.errors import CheckpointError, ConfigError, Corrupted, NoSpace, StorageError
+from fireflyer.storage import DirectoryStorage, open_storage
 
 Differences = Callable[[Any, Any], list[str]]
 
@@ -315,3 +315,65 @@ def test_memory_is_bounded(tmp_path: Path, forked: Callable[..., list[int]]) -> 
         assert peak() - before <= 64 << 20, (before >> 20, peak() >> 20)
 
     assert forked(body) == [0]
+
+
+def test_arrays_without_dimensions(tmp_path: Path, differences: Differences) -> None:
+    state = {"a": np.array(3.5), "b": np.array(7, ">i2"), "t": torch.tensor(2.0)}
+    safetensors.save(state, tmp_path / "x.safetensors")
+    assert differences(safetensors.load(tmp_path / "x.safetensors"), state) == []
+
+
+def _rewritten(path: Path, old: bytes, new: bytes) -> None:
+    """The header with a text replaced, of the same length."""
+    assert len(old) == len(new)
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+
+
+def test_keys_that_stand_twice_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(1), "b": torch.ones(1)}, path)
+    _rewritten(path, b'"b":', b'"a":')
+    with pytest.raises(Corrupted, match="'a' twice"):
+        safetensors.load(path)
+    folder = tmp_path / "f"
+    safetensors.save({"a": torch.ones(9), "b": torch.ones(9)}, folder, shard_bytes=36)
+    index = folder / safetensors.INDEX
+    whole = index.read_bytes()
+    _rewritten(index, b'    "b":', b'    "a":')
+    with pytest.raises(Corrupted, match="'a' twice"):
+        safetensors.load(folder)
+    document = json.loads(whole) | {"weight_map": []}
+    index.write_text(json.dumps(document))
+    with pytest.raises(Corrupted, match="weight_map"):
+        safetensors.load(folder)
+
+
+@pytest.mark.parametrize("text", [b"(,", b"f,", b"{}"])
+def test_a_text_that_is_no_numpy_dtype(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    safetensors.save({"n": np.ones(2, "f8"), "m": np.ones(2, "g")}, path)
+    dtype = np.dtype("g").str.encode()
+    _rewritten(path, b'\\"' + dtype + b'\\"', b'\\"' + text.ljust(len(dtype), b",") + b'\\"')
+    with pytest.raises((CheckpointError, Corrupted)):
+        safetensors.load(path)
+
+
+def test_a_failed_export_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: DirectoryStorage, name: str, chunks: Any) -> None:
+        if "00002" in name:
+            raise NoSpace("the disk is full")
+        write(self, name, chunks)
+
+    write = DirectoryStorage.write
+    monkeypatch.setattr(DirectoryStorage, "write", full)
+    state = {"a": torch.ones(9), "b": torch.ones(9)}
+    with pytest.raises(NoSpace):
+        safetensors.save(state, tmp_path / "new" / "deep", shard_bytes=36)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "mine.safetensors").touch()
+    with pytest.raises(NoSpace):
+        safetensors.save(state, tmp_path / "old", shard_bytes=36)
+    assert (tmp_path / "old" / "mine.safetensors").exists()

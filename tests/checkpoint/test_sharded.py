@@ -388,3 +388,13 @@ def test_load_needs_little_memory_beyond_the_targets(
 
     assert forked(save) == [0]
     assert forked(load) == [0]
+
+
+def test_without_the_rest_every_key_must_be_there(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"w": torch.ones(2), "n": 1}).wait()
+    given = {"w": torch.zeros(2), "n": 0, "more": {"m": 0}}
+    with pytest.raises(CheckpointError, match="has no more"):
+        manager.load(into=given, rest=False)
+    assert "more" not in manager.load(into=given)
+    assert manager.load(into={"n": 0}, rest=False) == {"n": 1}

@@ -92,7 +92,7 @@ def test_all_damages_are_found_and_named(tmp_path: Path) -> None:
     flip(first, 8 * MIB + 10)
     flip(second, 79)
     verifier = Verifier(catalog)
-    found = {one.step: verifier.verify(one) for one in generations}
+    found = {one.step: (verifier.verify(one) or []) for one in generations}
     assert {one.tensors[0] for one in found[2]} == {"large", "small"}
     assert [one.tensors for one in found[1]] == [["large"], ["large"]]
     assert all("CRC32" in one.message for one in verifier.found.damages)
@@ -106,14 +106,16 @@ def test_lost_files_and_manifests(tmp_path: Path) -> None:
     second.write_bytes(second.read_bytes()[:-1])
     flip(next(tmp_path.glob("step-*1/manifest*")), 40)
     verifier = Verifier(catalog)
-    newest, oldest = (verifier.verify(one) for one in catalog.generations())
+    newest, oldest = ((verifier.verify(one) or []) for one in catalog.generations())
     assert [(one.file, one.tensors) for one in newest] == [
         (str(second.relative_to(tmp_path)), ["small"])
     ]
     assert [one.file for one in oldest] == ["step-000000000001/manifest-000001-000001.json"]
     first.unlink()
     names = next(
-        one.tensors for one in verifier.verify(Generation(1, 2, 2)) if "missing" in one.message
+        one.tensors
+        for one in (verifier.verify(Generation(1, 2, 2)) or [])
+        if "missing" in one.message
     )
     assert names == ["large", "n", "per_rank[0] rng"]
 
@@ -236,3 +238,35 @@ def test_pruning_beside_a_run_that_saves(
     assert [one.step for one in plain.generations()] == [3]
     assert Verifier(plain).verify(Generation(1, 3, 3)) == []
     assert manager.load()["step"] == 3
+
+
+def test_what_a_run_retires_meanwhile_is_no_damage(tmp_path: Path) -> None:
+    catalog = saved(tmp_path, 3)
+    chosen = catalog.generations()
+
+    class Beside(Verifier):
+        """Another process removes the oldest just when it is looked at."""
+
+        def _damages(self, generation: Generation) -> Any:
+            if generation == chosen[-1]:
+                next(tmp_path.glob("step-000000000001/manifest*")).unlink()
+            return super()._damages(generation)
+
+    verifier = Beside(catalog)
+    assert [verifier.verify(generation) for generation in chosen] == [[], [], None]
+    assert verifier.found.checkpoints == 2
+    assert verifier.found.damages == []
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    catalog = saved(tmp_path, 3)
+    manifest = next(tmp_path.glob("step-*3/manifest*"))
+    manifest.unlink()
+    manifest.mkdir()
+    data = next(tmp_path.glob("step-*2/data*"))
+    data.unlink()
+    data.symlink_to(data)
+    assert [one.state for one in summaries(catalog)] == ["unreadable", "unreadable", "whole"]
+    verifier = Verifier(catalog)
+    found = [verifier.verify(generation) for generation in catalog.generations()]
+    assert [bool(damages) for damages in found] == [True, True, False]

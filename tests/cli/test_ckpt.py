@@ -1,16 +1,23 @@
 """`fireflyer ckpt` as a command: what it prints, its exit codes, and what it leaves alone."""
 
 import json
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from fireflyer.checkpoint import CheckpointManager, safetensors
+from fireflyer.checkpoint.contents import InMemory
+from fireflyer.checkpoint.interchange import export
 from fireflyer.cli.app import run_line
+from fireflyer.errors import NoSpace
+from fireflyer.storage import DirectoryStorage
 
 VERBS = ["ls", "inspect", "verify", "diff", "export", "import", "prune"]
 HEAVY = ["torch", "numpy", "rich", "msgspec", "fireflyer.checkpoint", "fireflyer.ffrecord"]
@@ -186,13 +193,14 @@ def test_prune_counts_what_is_whole(run: Path, capsys: Any) -> None:
         ("inspect run 7", 1, "there is no checkpoint of step 7"),
         ("inspect run --tensors nothing*", 1, "matches nothing*"),
         ("diff run 100", 2, "Missing argument 'B'"),
-        ("export run out --to zip", 1, "--to 'zip' is none of safetensors, dcp, torch"),
+        ("export run out --to zip", 2, "--to 'zip' is none of safetensors, dcp, torch"),
         ("export run out", 2, "Missing option '--to'"),
-        ("export run out --to safetensors --shard-size 5X", 1, "'5X' is no size"),
+        ("export run out --to safetensors --shard-size 5X", 2, "'5X' is no size"),
         ("export run out --to dcp --root step", 1, "no dict or list 'step'"),
         ("export run absent/out --to dcp", 1, "the folder around it does not exist"),
         ("import absent again", 1, "there is no absent"),
         ("import run again", 1, "has neither .metadata nor a .safetensors file"),
+        ("export run out --to safetensors --shard-size 0", 2, "'0' is no size"),
         ("prune run --keep 0", 2, "Invalid value for '--keep'"),
         ("prune run --keep 1 --best 2", 1, "give both"),
         ("prune run --keep 1 --best 2 --metric loss --mode big", 1, 'write "min" or "max"'),
@@ -203,3 +211,46 @@ def test_errors_are_one_line(run: Path, capsys: Any, line: str, code: int, messa
     assert message in text
     assert text.count("\n") == 1
     assert sorted(path.name for path in run.iterdir()) == ["run"]
+
+
+def test_alone_it_shows_its_verbs(capsys: Any) -> None:
+    out = ran(capsys, "", 2)
+    assert out.startswith("Usage: fireflyer ckpt ")
+    assert all(f"  {verb} " in out for verb in VERBS)
+
+
+def test_an_empty_directory_is_refused(run: Path, capsys: Any) -> None:
+    for line in (["ls", ""], ["import", "run", ""]):
+        assert run_line(["ckpt", *line]) == 2
+        assert "DIR is empty" in capsys.readouterr().err
+
+
+class Code:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (os.system, ("touch ran",))
+
+
+def test_code_in_a_file_is_refused_in_our_words(run: Path, capsys: Any) -> None:
+    torch.save({"a": Code()}, "code.pt")
+    warnings.simplefilter("ignore", UserWarning)  # that there is one process
+    dcp.save({"a": torch.ones(3)}, checkpoint_id="dcp", no_dist=True)
+    [data] = Path("dcp").glob("*.distcp")
+    data.write_bytes(data.read_bytes().replace(b"torch", b"tarch"))
+    for source, reason in (
+        ("code.pt", "it names posix.system, which is no data"),
+        ("dcp", "tarch"),
+    ):
+        text = ran(capsys, f"import {source} new-{source}", 1)
+        assert text.count("\n") == 1
+        assert reason in text
+        assert "weights_only" not in text
+        assert "\x1b" not in text
+    assert not Path("ran").exists()
+
+
+def test_a_full_disk_under_export_to_torch(run: Path) -> None:
+    storage = DirectoryStorage(run / "full")
+    (run / "full" / ".x.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(NoSpace, match=r"cannot write .*x\.pt: No space left"):
+        export(InMemory({"a": torch.ones(1000)}), run / "full" / "x.pt", "torch")
+    assert storage.list() == []

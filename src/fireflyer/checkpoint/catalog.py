@@ -45,7 +45,9 @@ class Catalog:
         for generation in self.generations():
             try:
                 yield generation, self.manifest(generation)
-            except (Corrupted, CheckpointError) as error:
+            except (CheckpointError, StorageError) as error:
+                if isinstance(error, StorageError) and error.retryable:
+                    raise  # the place does not answer, which says nothing about one checkpoint
                 _log.debug("not counted: %s", error)
 
     def manifest(self, generation: Generation) -> Manifest:

@@ -101,6 +101,9 @@ def _new(node: Tensor, shape: tuple[int, ...]) -> Local:
         return new_local(node.kind, node.dtype, shape)
     except CheckpointError as error:
         raise CheckpointError(f"{path_name(node.path)}: {error}") from error
+    except (ValueError, SyntaxError, RuntimeError) as error:  # numpy reads dtypes by a parser
+        name = path_name(node.path)
+        raise CheckpointError(f"{name}: unknown {node.kind} dtype {node.dtype!r}") from error
 
 
 def load(contents: Contents, node: Tensor) -> Local:
@@ -159,4 +162,6 @@ class InMemory(Contents):
         return Tensor(path=path, kind=found.kind, dtype=found.dtype, shape=found.shape, pieces=())
 
     def read(self, node: Tensor, box: Box) -> Iterator[memoryview]:
-        yield from pieces_of_bytes(self._locals[node.path][box.slices])
+        # With the ellipsis an array without dimensions stays an array.
+        within: Any = (*box.slices, ...)
+        yield from pieces_of_bytes(self._locals[node.path][within])

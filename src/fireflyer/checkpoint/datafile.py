@@ -14,6 +14,12 @@ _PAGE_BYTES = 4096
 """Chunks end at multiples of it in the arena, so that where places are the same in the file the storage can
 write from there."""
 
+SERIES_SAVES = 16
+"""Of so many incremental saves one writes everything: no byte on storage is needed for longer."""
+
+_OLDER_PER_KEPT, _OLDER_PER_ALL = 4, 2
+"""Older files may be so many times as large as the pieces in them that are still named, and as all pieces."""
+
 
 class Written(NamedTuple):
     """Where the pieces of a table are, by section."""
@@ -24,25 +30,26 @@ class Written(NamedTuple):
     table: Table
     filling: int
     """Of the arena; see Stager."""
+    since_whole: int = 0
+    """Saves since the last that wrote everything; that one has 0."""
 
 
 class Image:
     """A data file that is written while the copy runs.
 
     With what the last save wrote, it holds only the sections that have changed since; which these are
-    is known only when the whole copy is over.
+    is known only when the whole copy is over. It holds all of them once in SERIES_SAVES saves, and when too
+    little of the older files would still be named.
     """
 
     def __init__(self, table: Table, staged: Staged, file: str, before: Written | None) -> None:
         self.file = file
         self._table = table
         self._staged = staged
-        self._before = before
+        self._before = before if before is not None and _may_extend(before, staged) else None
         self._places: dict[int, int] = {}
         """In the file, by section."""
         self._crcs: dict[int, tuple[int, ...]] = {}
-        if before is not None:
-            staged.wait()
         self._spans = self._find_spans()
         self.size = self._place()
         """Bytes of the file; 0: there is none."""
@@ -117,4 +124,21 @@ class Image:
         if self._before is not None:
             files |= self._before.files
         named = {piece.file: files[piece.file] for piece in pieces if piece.length}
-        return Written(pieces, named, self._table, self._staged.filling)
+        since_whole = 0 if self._before is None else self._before.since_whole + 1
+        return Written(pieces, named, self._table, self._staged.filling, since_whole)
+
+
+def _may_extend(before: Written, staged: Staged) -> bool:
+    """Whether only what has changed needs to be written. Waits for the copy."""
+    staged.wait()
+    if before.since_whole + 1 >= SERIES_SAVES:
+        return False
+    kept = [
+        piece
+        for piece, changed in zip(before.pieces, staged.changed, strict=True)
+        if not changed and piece.length
+    ]
+    older = sum(before.files[file] for file in {piece.file for piece in kept})
+    kept_bytes = sum(piece.length for piece in kept)
+    all_bytes = sum(piece.length for piece in before.pieces)
+    return older <= min(_OLDER_PER_KEPT * kept_bytes, _OLDER_PER_ALL * all_bytes)

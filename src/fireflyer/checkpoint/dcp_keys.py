@@ -5,6 +5,7 @@ without tensors or dicts, and whatever else is no tensor or dict, is one object 
 """
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -53,10 +54,20 @@ def safely_loaded(key: str, data: bytes) -> Any:
         with safe_classes():
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a pickle of other things may raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{key} cannot be read as data alone, without running code: {reason}"
+            f"{key} cannot be read as data alone, without running code: {reason_of(error)}"
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Why torch did not load a file as data alone, in one line; its own text advises to load it as code."""
+    text = str(error)
+    named = re.search(r"GLOBAL (\S+)", text)
+    if named is not None:
+        return f"it names {named[1]}, which is no data"
+    if "weights_only" in text:
+        return "it is damaged, or holds more than data"
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 Items = Mapping[str, Sequence[Node]]

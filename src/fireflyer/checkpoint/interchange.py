@@ -1,19 +1,20 @@
 """From other formats and into them: which one a path holds, and a part of a state as a state of its own."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 
 from fireflyer.checkpoint import dcp_directory, safetensors
 from fireflyer.checkpoint.boxes import Box
 from fireflyer.checkpoint.contents import Contents, InMemory, at
-from fireflyer.checkpoint.dcp_keys import safe_classes
+from fireflyer.checkpoint.dcp_keys import reason_of, safe_classes
 from fireflyer.checkpoint.tree import Container, Node, Path, Tensor, path_name
-from fireflyer.errors import CheckpointError, ConfigError, StorageError
+from fireflyer.errors import CheckpointError, ConfigError, NoSpace, StorageError
 from fireflyer.storage import DirectoryStorage
 
 Kind = Literal["safetensors", "dcp", "torch"]
@@ -51,9 +52,8 @@ def _torch_file(path: FilePath) -> Contents:
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # whatever a pickle may raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{path} is not what torch.save makes of data alone: {reason}"
+            f"{path} is not what torch.save makes of data alone: {reason_of(error)}"
         ) from error
     return InMemory(state, str(path))
 
@@ -90,10 +90,21 @@ def export(
     storage = DirectoryStorage(path.parent)
     partial = f".{path.name}.tmp"
     try:
-        torch.save(state, storage.root / partial)
-        _sync(storage.root / partial)
+        with (storage.root / partial).open("wb") as opened:
+            file: Any = _Heard(opened)
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:  # what torch makes of a failed write
+                raise file.failure or error from error
+            opened.flush()
+            os.fsync(opened.fileno())
         storage.rename(partial, path.name)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
+    except OSError as error:
+        reason = f"cannot write {path}: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"{reason}; free some space and try again") from error
+        raise StorageError(reason) from error
+    except RuntimeError as error:
         raise StorageError(f"cannot write {path}: {error}") from error
     finally:
         with contextlib.suppress(StorageError):
@@ -101,12 +112,22 @@ def export(
     return [str(path)]
 
 
-def _sync(path: FilePath) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class _Heard:
+    """A file for torch.save that remembers why a write failed: torch tells only that it did."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 class Part(Contents):

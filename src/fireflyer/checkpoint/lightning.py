@@ -28,8 +28,8 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
     for the storage.
 
     Saves come after an optimizer step; one that is due at an epoch's last batch comes after its
-    validation. On all ranks, as Lightning's hooks do. With `should_suspend`, training stops after
-    the save, once it is durable.
+    validation. The last step of a fit is always saved. On all ranks, as Lightning's hooks do. With
+    `should_suspend`, training stops after the save, once it is durable.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
             directory, every=every, keep=keep, should_suspend=should_suspend
         )
         self._on_suspend = on_suspend
-        self._looked_at = -1
-        self._due = False
+        self._looked_at = self._held = -1
+        self._due = self._stops = False
         self._mid_epoch = False
         self._rng: dict[str, Any] | None = None
 
@@ -78,7 +78,8 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
         if self._rng is not None and self._mid_epoch:
             rng.restore(self._rng)
         self._rng = None
-        self._looked_at = trainer.global_step
+        self._stops = False
+        self._looked_at = self._held = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -86,7 +87,12 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
         if trainer.global_step == self._looked_at:
             return  # gradients are being accumulated, which no checkpoint holds
         self._looked_at = trainer.global_step
-        self._due = self.manager.should_save(trainer.global_step)
+        # The epoch that a fit breaks off counts as over for Lightning afterwards: so save within it.
+        stops = trainer.global_step == trainer.max_steps or (
+            trainer.should_stop and not self._stops
+        )
+        self._stops = trainer.should_stop
+        self._due = self.manager.should_save(trainer.global_step) or stops
         if self._due and not trainer.is_last_batch:
             self._save(trainer, mid_epoch=True)
 
@@ -95,10 +101,12 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
             self._save(trainer, mid_epoch=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step != self._held:
+            self._save(trainer, mid_epoch=False)
         self.manager.wait()
 
     def _save(self, trainer: Trainer, mid_epoch: bool) -> None:
-        self._due = False
+        self._due, self._held = False, trainer.global_step
         # Lightning has no public way to a checkpoint on every rank: save_checkpoint hands it to rank 0.
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state = {"lightning": plain(checkpoint), "mid_epoch": mid_epoch}

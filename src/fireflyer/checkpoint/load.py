@@ -40,7 +40,7 @@ from fireflyer.log import get_logger
 _log = get_logger("checkpoint")
 _HUGE_BYTES = 4 << 20
 """A new tensor of at least so many bytes is to lie in huge pages."""
-_GOOD, _GONE, _DAMAGED, _FAILED = range(4)
+_GOOD, _GONE, _UNREADABLE, _DAMAGED, _FAILED = range(5)
 
 
 class Loaded(NamedTuple):
@@ -67,13 +67,17 @@ def load_newest(
     Args:
         sources: where checkpoints are; of one that several have, the first source's is taken.
 
+    One that cannot be read stays where it is; the next older one is tried.
+
     Raises:
         CheckpointError: if none is good, or `into` does not fit, on every rank.
-        StorageError: if this rank cannot read the directory; the other ranks get a CheckpointError.
+        StorageError: if this rank cannot read the directory, or could not read a checkpoint and no older one
+            is good; the other ranks get a CheckpointError.
     """
     skipped: set[_Choice] = set()
+    unread: Exception | None = None
     while True:
-        choice = _pick(sources, step, skipped, control)
+        choice = _pick(sources, step, skipped, unread, control)
         catalog, generation = sources[choice.source], choice.generation
         finding, loaded = _GOOD, None
         error: Exception | None = None
@@ -93,26 +97,40 @@ def load_newest(
         if loaded is not None and max(findings) == _GOOD:
             return loaded
         skipped.add(choice)
-        if _DAMAGED in findings:
-            _skip(catalog, generation, findings.index(_DAMAGED), error)
+        if finding == _UNREADABLE:
+            unread = unread or error
+        if max(findings) > _GONE:
+            _skip(catalog, generation, findings, error)
 
 
 def _judge(catalog: Catalog, generation: Generation, failure: Exception) -> int:
     """What a failure to read a checkpoint says about it. A run that saves may have retired it meanwhile."""
     if not isinstance(failure, CheckpointError | StorageError):
         return _FAILED
+    # A place that does not answer, or has no memory, says nothing about one checkpoint.
+    unreadable = isinstance(failure, StorageError) and not failure.retryable
     try:
         if catalog.storage.size(generation.manifest) is None:
             return _GONE
     except StorageError:
-        return _FAILED
-    return _DAMAGED if isinstance(failure, Corrupted) else _FAILED
+        return _UNREADABLE if unreadable else _FAILED
+    if isinstance(failure, Corrupted):
+        return _DAMAGED
+    return _UNREADABLE if unreadable else _FAILED
 
 
 def _pick(
-    sources: Sequence[Catalog], step: int | None, skipped: set[_Choice], control: Control
+    sources: Sequence[Catalog],
+    step: int | None,
+    skipped: set[_Choice],
+    unread: Exception | None,
+    control: Control,
 ) -> _Choice:
-    """Rank 0's choice on every rank."""
+    """Rank 0's choice on every rank.
+
+    Args:
+        unread: why this rank could not read the newest of the skipped that it could not.
+    """
     rank, _ = rank_and_world()
     mine = [0, 0, 0, 0]
     failure: StorageError | None = None
@@ -129,6 +147,8 @@ def _pick(
         raise failure
     if source < 0:
         raise CheckpointError("rank 0 could not list the checkpoints; its own error says why")
+    if epoch == 0 and unread is not None:
+        raise unread
     if epoch == 0:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
         storage = sources[-1].storage
@@ -149,17 +169,26 @@ def _newest(sources: Sequence[Catalog], step: int | None, skipped: set[_Choice])
     return max(left, key=lambda choice: (choice.generation, -choice.source), default=None)
 
 
-def _skip(catalog: Catalog, generation: Generation, finder: int, damage: Exception | None) -> None:
+def _skip(
+    catalog: Catalog, generation: Generation, findings: Sequence[int], reason: Exception | None
+) -> None:
+    """Tells why a checkpoint is not used, by the rank that found out; sets it aside if it is damaged."""
     rank, _ = rank_and_world()
-    if rank == finder:
-        _log.warning(
-            "the checkpoint of step %d is damaged: %s; %s, trying the next older one",
-            generation.step,
-            damage,
-            catalog.fate,
-        )
-    if rank == 0:
+    worst = max(findings)
+    if rank == findings.index(worst):
+        _warn(generation, worst, reason, f"{catalog.fate}, " if worst == _DAMAGED else "")
+    if rank == 0 and worst == _DAMAGED:
         catalog.set_aside(generation)
+
+
+def _warn(generation: Generation, finding: int, reason: Exception | None, fate: str) -> None:
+    _log.warning(
+        "the checkpoint of step %d %s: %s; %strying the next older one",
+        generation.step,
+        "is damaged" if finding == _DAMAGED else "cannot be read",
+        reason,
+        fate,
+    )
 
 
 class _Target(NamedTuple):
@@ -174,6 +203,9 @@ def _read(catalog: Catalog, generation: Generation, into: Any | None, rest: bool
     _check_fit(manifest, targets)
     nodes: Sequence[Node] = manifest.state
     if into is not None and not rest:
+        if lacking := paths - {node.path for node in nodes}:
+            name = path_name(min(lacking, key=path_name))
+            raise CheckpointError(f"the checkpoint has no {name}, which the given state has")
         nodes = [node for node in nodes if node.path in paths]
     rank, _ = rank_and_world()
     own = manifest.per_rank.get(str(rank), ())
@@ -269,18 +301,22 @@ def read_tensors(
 ) -> dict[str, Local]:
     """The tensors of the newest good checkpoint whose names match a pattern, whole; this rank alone."""
     skipped: set[_Choice] = set()
+    unread: StorageError | None = None
     while (choice := _newest(sources, step, skipped)) is not None:
         catalog, generation = sources[choice.source], choice.generation
         try:
             return _read_matching(catalog, generation, patterns)
-        except Corrupted as damage:
-            if _judge(catalog, generation, damage) == _DAMAGED:
-                _log.warning(
-                    "the checkpoint of step %d is damaged: %s; trying the next older one",
-                    generation.step,
-                    damage,
-                )
+        except StorageError as error:
+            finding = _judge(catalog, generation, error)
+            if finding == _FAILED:
+                raise
+            if finding == _UNREADABLE:
+                unread = unread or error
+            if finding != _GONE:
+                _warn(generation, finding, error, "")
         skipped.add(choice)
+    if unread is not None:
+        raise unread
     what = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise CheckpointError(f"there is no good {what} in {sources[-1].storage}")
 

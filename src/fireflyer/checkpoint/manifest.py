@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from fireflyer._native import crc32
-from fireflyer.checkpoint.tree import Node, Piece, Value
+from fireflyer.checkpoint.tree import Node, Piece, Tensor, Value, path_name
 from fireflyer.errors import Corrupted
 
 VERSION = 2
@@ -147,12 +147,37 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     """Inverse of `encode`.
 
     Raises:
-        Corrupted: naming the file, if a byte of it is not as written.
+        Corrupted: naming the file, if a byte of it is not as written, or it names what no save writes.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         if crc32(bytes(envelope.body)) != envelope.crc32:
             raise Corrupted(f"{name}: its CRC32 does not hold")
-        return msgspec.json.decode(envelope.body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        body = msgspec.json.decode(envelope.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupted(f"{name}: {error}") from error
+    if isinstance(body, Manifest):
+        _check_places(body, name)
+    return body
+
+
+def _check_places(manifest: Manifest, name: str) -> None:
+    """
+    Raises:
+        Corrupted: if it names anything but data files of saves, or bytes that they cannot have.
+    """
+    for file, size in manifest.files.items():
+        directory, _, rest = file.partition("/")
+        step = parse_directory(directory)
+        parsed = parse_file(step, rest) if step is not None else None
+        if parsed is None or parsed[0] != "data" or not 0 <= size < 1 << 63:
+            raise Corrupted(f"{name}: {file!r} of {size} bytes is no data file of a checkpoint")
+    for nodes in (manifest.state, *manifest.per_rank.values()):
+        for node in nodes:
+            for piece in node.pieces if isinstance(node, Tensor) else ():
+                size = manifest.files.get(piece.file, 0)
+                if piece.length and not 0 <= piece.offset <= piece.offset + piece.length <= size:
+                    raise Corrupted(
+                        f"{name}: {piece.file!r} has no bytes {piece.offset} to "
+                        f"{piece.offset + piece.length} (tensor {path_name(node.path)})"
+                    )

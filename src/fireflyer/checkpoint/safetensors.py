@@ -9,9 +9,11 @@ that the format lacks is stored as U8 with one more dimension, the element's byt
 the state read is a dict of tensors by name.
 """
 
+import contextlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
@@ -109,9 +111,25 @@ def write(
 
     Raises:
         CheckpointError: if two tensors have one name, or the header becomes too large.
-        StorageError: if they cannot be read or written.
+        StorageError: if they cannot be read or written; a folder that was not there is gone again.
     """
     path = FilePath(out)
+    folder = path.parent if path.suffix == ".safetensors" else path
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        return _write(contents, path, shard_bytes, advance)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for file in folder.glob("*.safetensors") if new else ():
+                file.unlink()
+            for one in new:
+                one.rmdir()
+        raise
+
+
+def _write(
+    contents: Contents, path: FilePath, shard_bytes: int, advance: Callable[[int], None]
+) -> list[str]:
     names = _names(contents)
     text = _text(contents)
     if path.suffix == ".safetensors":
@@ -257,9 +275,11 @@ class SafetensorsFiles(Contents):
     def _indexed(self) -> tuple[str | None, dict[str, _Place]]:
         where = f"{self._source}/{INDEX}"
         try:
-            index = json.loads(self._storage.read(INDEX))
+            index = json.loads(self._storage.read(INDEX), object_pairs_hook=_unique)
             text = index.get("metadata", {}).get(KEY)
-            wanted = dict(index["weight_map"])
+            wanted = index["weight_map"]
+            if not isinstance(wanted, dict):
+                raise TypeError("its weight_map is no object")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Corrupted(f"{where}: it is no index: {error}") from error
         headers: dict[str, dict[str, _Place]] = {}
@@ -284,12 +304,12 @@ class SafetensorsFiles(Contents):
         if len(head) < 8 or length > min(MOST_HEADER_BYTES, size - 8):
             raise Corrupted(f"{where}: a header of {length} bytes in a file of {size}")
         try:
-            raw = msgspec.json.decode(
-                self._storage.read(file, 8, length), type=dict[str, msgspec.Raw]
-            )
+            data = self._storage.read(file, 8, length)
+            raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+            json.loads(data, object_pairs_hook=_unique)
             metadata = msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
             entries = {name: msgspec.json.decode(text, type=_Entry) for name, text in raw.items()}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # msgspec's, too
             raise Corrupted(f"{where}: its header: {error}") from error
         _check_entries(where, entries, size - 8 - length)
         places = {name: _Place(file, 8 + length, entry) for name, entry in entries.items()}
@@ -336,6 +356,19 @@ class SafetensorsFiles(Contents):
             data = np.empty(min(STREAM_BYTES, stop - first), np.uint8).data
             self._storage.read_into(place.file, first, data)
             yield data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ValueError: if a key stands in it twice, of which parsers take one or the other.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"it has {twice!r} twice")
+    return found
 
 
 def _check_entries(where: str, entries: Mapping[str, _Entry], data_bytes: int) -> None:

@@ -31,7 +31,7 @@ class Summary(msgspec.Struct, kw_only=True):
     epoch: int
     number: int
     """Of the save in its run; epoch and number are its age."""
-    state: Literal["whole", "damaged", "unknown version", "set aside"]
+    state: Literal["whole", "damaged", "unreadable", "unknown version", "set aside"]
     """By the manifest and the sizes of the files. Set aside: in damaged/."""
     reason: str = ""
     created: float | None = None
@@ -50,10 +50,27 @@ class Summary(msgspec.Struct, kw_only=True):
 
 def summaries(catalog: Catalog) -> list[Summary]:
     """All checkpoints, the newest first; then those in damaged/."""
-    return [_summary(catalog, one) for one in catalog.generations()] + _set_aside(catalog)
+    found = [_summary(catalog, one) for one in catalog.generations()]
+    return [one for one in found if one is not None] + _set_aside(catalog)
 
 
-def _summary(catalog: Catalog, generation: Generation) -> Summary:
+def _is_gone(catalog: Catalog, generation: Generation) -> bool:
+    """Whether a run that saves, or `prune`, has retired the checkpoint: its manifest goes first."""
+    try:
+        return catalog.storage.size(generation.manifest) is None
+    except Unavailable:
+        raise
+    except StorageError:
+        return False
+
+
+def _summary(catalog: Catalog, generation: Generation) -> Summary | None:
+    """None where it is gone meanwhile."""
+    found = _looked_at(catalog, generation)
+    return None if found.state != "whole" and _is_gone(catalog, generation) else found
+
+
+def _looked_at(catalog: Catalog, generation: Generation) -> Summary:
     found = Summary(
         step=generation.step, epoch=generation.epoch, number=generation.number, state="whole"
     )
@@ -65,11 +82,20 @@ def _summary(catalog: Catalog, generation: Generation) -> Summary:
     except CheckpointError as error:
         found.state, found.reason = "unknown version", str(error)
         return found
+    except Unavailable:
+        raise
+    except StorageError as error:
+        found.state, found.reason = "unreadable", str(error)
+        return found
     _describe(found, generation, manifest)
     try:
         catalog.check_files(manifest.files)
     except Corrupted as error:
         found.state, found.reason = "damaged", str(error)
+    except Unavailable:
+        raise
+    except StorageError as error:
+        found.state, found.reason = "unreadable", str(error)
     return found
 
 
@@ -162,15 +188,17 @@ class Verifier:
         """What is wrong with pieces that have been read."""
         self.found = Verified()
 
-    def verify(self, generation: Generation) -> list[Damage]:
-        """What is damaged in one checkpoint; added to `found`, too.
+    def verify(self, generation: Generation) -> list[Damage] | None:
+        """What is damaged in one checkpoint; added to `found`, too. None, and not counted, if it is gone.
 
         Raises:
             CheckpointError: if a later version of the format wrote it.
             Unavailable: if the storage does not answer.
         """
-        self.found.checkpoints += 1
         damages = list(self._damages(generation))
+        if damages and _is_gone(self._catalog, generation):
+            return None
+        self.found.checkpoints += 1
         self.found.damages += damages
         return damages
 
@@ -178,14 +206,18 @@ class Verifier:
         step = generation.step
         try:
             manifest = self._catalog.decoded(generation)
-        except Corrupted as error:
+        except Unavailable:
+            raise
+        except StorageError as error:
             yield Damage(step, generation.manifest, [], str(error))
             return
         lost = {}
         for file, size in manifest.files.items():
             try:
                 self._catalog.check_files({file: size})
-            except Corrupted as error:
+            except Unavailable:
+                raise
+            except StorageError as error:
                 lost[file] = str(error)
         blocks: list[_Block] = []
         for label, nodes in _states(manifest):
@@ -296,7 +328,9 @@ def bytes_to_verify(catalog: Catalog, generations: Sequence[Generation]) -> int:
     for generation in generations:
         try:
             manifest = catalog.decoded(generation)
-        except (Corrupted, CheckpointError):
+        except Unavailable:
+            raise
+        except (StorageError, CheckpointError):
             continue
         for node in _tensors(manifest):
             pieces.update((piece, piece.length) for piece in node.pieces)

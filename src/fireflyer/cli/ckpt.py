@@ -28,6 +28,13 @@ StepOption = Annotated[
 ]
 
 
+@ckpt.callback(invoke_without_command=True)
+def show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
 @ckpt.command()
 def ls(directory: Directory, json: Json = False) -> None:
     """List checkpoints, the newest first: step, age, size, ranks, tensors, attempt, state, metrics.
@@ -35,8 +42,8 @@ def ls(directory: Directory, json: Json = False) -> None:
     \b
       fireflyer ckpt ls runs/gpt
 
-    States: whole (the manifest and the sizes of the files; `verify` reads the bytes), damaged, unknown
-    version, set aside (in damaged/).
+    States: whole (the manifest and the sizes of the files; `verify` reads the bytes), damaged, unreadable,
+    unknown version, set aside (in damaged/).
     """
     from fireflyer.cli import ckpting
 

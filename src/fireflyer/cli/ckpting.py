@@ -8,6 +8,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from fireflyer.checkpoint import compare, survey
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
@@ -240,7 +242,7 @@ def export(
 ) -> None:
     kind = next((one for one in KINDS if one == to), None)
     if kind is None:
-        raise ConfigError(f"--to {to!r} is none of {', '.join(KINDS)}")
+        raise typer.BadParameter(f"--to {to!r} is none of {', '.join(KINDS)}")
     shard_bytes = _size(shard)
     contents: Contents = Snapshot.open(_catalog(directory), step)
     if root is not None:
@@ -262,6 +264,8 @@ def export(
 
 
 def take_in(source: Path, directory: str, step: int, *, force: bool, json: bool) -> None:
+    if not directory:
+        raise typer.BadParameter("DIR is empty; the current directory is .")
     contents = open_foreign(source)
     storage = open_storage(directory)
     if Claims(storage, identity()).newest() and not force:
@@ -323,6 +327,8 @@ def _whole(catalog: Catalog, check: bool) -> Iterator[tuple[Generation, Any]]:
         verifier = survey.Verifier(catalog, advance)
         for generation, manifest in found:
             damages = verifier.verify(generation)
+            if damages is None:
+                continue
             if not damages:
                 yield generation, manifest
                 continue
@@ -335,17 +341,23 @@ def _catalog(directory: str) -> Catalog:
     Raises:
         ConfigError: if there is no such directory.
     """
+    if not directory:
+        raise typer.BadParameter("DIR is empty; the current directory is .")
     if "://" not in directory and not Path(directory).is_dir():
         raise ConfigError(f"there is no directory {directory}")
     return Catalog(open_storage(directory))
 
 
 def _size(text: str) -> int:
-    """Bytes of "5G" (10**9 each), "500M" or "1000"."""
+    """Bytes of "5G" (10**9 each), "500M" or "1000".
+
+    Raises:
+        BadParameter: not a size.
+    """
     unit = _UNITS.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
     if not (digits.isascii() and digits.isdigit()) or int(digits) == 0:
-        raise ConfigError(f"--shard-size: {text!r} is no size (use 500M, 5G or bytes)")
+        raise typer.BadParameter(f"--shard-size: {text!r} is no size (use 500M, 5G or bytes)")
     return int(digits) * unit
 
 

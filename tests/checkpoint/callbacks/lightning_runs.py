@@ -99,14 +99,13 @@ def fit(
     torch.manual_seed(seed)
     model = Model(stop_at)
     trainer = Trainer(
-        max_epochs=3,
         accelerator="cpu",
         callbacks=[] if checkpoints is None else [checkpoints],
         enable_checkpointing=checkpoints is not None,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **options,
+        **{"max_epochs": 3, **options},
     )
     path = None if checkpoints is None else checkpoints.newest
     try:
@@ -160,6 +159,16 @@ def suspended(directory: Path) -> None:
     assert not called
 
 
+def ended(directory: Path, loader: Callable[[], Any], **limits: int) -> None:
+    """A fit that is over before a save is due leaves its last step, and goes on from there."""
+    expected = fit(1, loader(), None)
+    first = fit(1, loader(), FireflyerCheckpoint(directory, every="1h"), **limits)
+    again = FireflyerCheckpoint(directory, every="1h")
+    assert again.manager.latest() == len(first.seen) < len(expected.seen)
+    assert_same(fit(2, loader(), again), expected, len(expected.seen) - len(first.seen))
+    assert again.manager.steps() == [len(first.seen), len(expected.seen)]
+
+
 def example() -> None:
     expected = fit(1, shuffled(), None)
     torch.manual_seed(1)
@@ -174,6 +183,8 @@ def main(directory: Path) -> None:
     interrupted(directory / "middle", resumable, every=4, stop_at=9, resumes_at=8)
     interrupted(directory / "few", resumable, every=2, stop_at=5, resumes_at=4, accumulate=2)
     suspended(directory / "suspended")
+    ended(directory / "short", shuffled, max_epochs=2)
+    ended(directory / "steps", resumable, max_steps=9)
     example()
     print("lightning: ok")
 
