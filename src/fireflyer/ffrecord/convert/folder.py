@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -29,9 +28,8 @@ class FolderSource:
         """
         self.name = os.fspath(folder)
         self.paths: tuple[str, ...] = (self.name,)
-        self._root = Path(folder)
         try:
-            self._files = list(_walk(self._root))
+            self._files = list(_walk(self.name))
         except OSError as error:
             raise reading(error.filename or folder, error) from error
         if not self._files:
@@ -58,7 +56,7 @@ class FolderSource:
 
     def _load(self, index: int) -> Row:
         name = self._files[index]
-        row: Row = {self._data: read_file(self._root / name)}
+        row: Row = {self._data: read_file(os.path.join(self.name, name))}
         if self._labels:
             top = name.partition("/")[0]
             row |= {"label": np.array(self._labels[top], np.int64), "class": top}
@@ -66,25 +64,27 @@ class FolderSource:
 
 
 def _walk(
-    folder: Path, before: str = "", around: frozenset[tuple[int, int]] = frozenset()
+    folder: str, before: str = "", around: frozenset[tuple[int, int]] = frozenset()
 ) -> Iterator[str]:
     """Names of files relative to the root, links followed: those of a folder, then those below it."""
-    status = folder.stat()
+    status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in around:
         raise ConfigError(f"cannot pack '{folder}': it is a link to a directory around it")
     below = []
-    for name in sorted(os.listdir(folder)):
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        name = entry.name
         if name.startswith("."):
             continue
         if name != name.encode(errors="replace").decode():
             raise ConfigError(f"{folder}: the name {name!r} is not UTF-8: rename it")
-        path = folder / name
-        if path.is_dir():
+        if entry.is_dir():
             below.append(name)
             continue
-        if not path.is_file():
-            raise ConfigError(f"cannot pack '{path}': it is neither a file nor a directory")
+        if not entry.is_file():
+            raise ConfigError(f"cannot pack '{entry.path}': it is neither a file nor a directory")
         yield before + name
     for name in below:
-        yield from _walk(folder / name, f"{before}{name}/", around | {identity})
+        yield from _walk(os.path.join(folder, name), f"{before}{name}/", around | {identity})
