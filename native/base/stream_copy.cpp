@@ -29,7 +29,7 @@ inline void stream_line(char* to, const char* from) {
 
 void stream_copy(char* to, const char* from, std::size_t bytes) {
   if (bytes < kPage) {
-    std::memcpy(to, from, bytes);
+    if (bytes != 0) std::memcpy(to, from, bytes);  // an empty piece has no address
     return;
   }
   const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
