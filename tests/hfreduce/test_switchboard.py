@@ -234,6 +234,24 @@ def test_listeners_and_thread_go_with_the_last_user() -> None:
         socket.create_connection((card.address, card.port))
 
 
+class _Hasty(Switchboard):
+    """Its thread has ended, by a caller that woke it, before `release` goes on."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_closing" and value:
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect("\0" + self.unix)
+                self._thread.join()
+
+
+def test_a_thread_that_ends_early_is_no_trouble_to_the_last_user() -> None:
+    board = _Hasty()
+    board.users += 1
+    board.release()
+    assert board._button.fileno() == -1
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_forked_child_holds_no_connection_and_disturbs_none(
     board: Switchboard, lines: tuple[Line, Line], remote: bool

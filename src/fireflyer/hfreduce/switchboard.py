@@ -368,8 +368,8 @@ class Switchboard:
                 return
             if _board is self:
                 _board = None
-        self._closing = True
-        self._ring()
+        self._closing = True  # the thread may see it at once and close all that is its own
+        discard(self._button)  # which wakes it
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -472,7 +472,7 @@ class Switchboard:
     def _close(self) -> None:
         while self._turn_away_oldest():
             pass
-        for sock in (*self._listeners.values(), self._bell, self._button):
+        for sock in (*self._listeners.values(), self._bell):
             discard(sock)
         native.unguard_descriptor(self._selector.fileno())
         self._selector.close()
