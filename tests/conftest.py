@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,26 @@ def fork_child(body: Callable[[], None]) -> int:
             sys.stderr.flush()
             os._exit(status)
     return pid
+
+
+def die_at_call(names: Sequence[str], call: int) -> None:
+    """From now on this process kills itself at its `call`-th call of these (in `os`); a write is halved."""
+    count = 0
+
+    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == call:
+                if name in ("write", "pwrite"):
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return called
+
+    for name in names:
+        setattr(os, name, wrap(name, getattr(os, name)))
 
 
 class Gang:

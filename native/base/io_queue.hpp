@@ -10,6 +10,16 @@
 
 namespace ff {
 
+// For queues that keep what was added.
+struct IoRequest {
+  bool writes;
+  int fd;
+  char* memory;  // only read from where it writes
+  std::size_t bytes;
+  std::int64_t offset;
+  std::uint64_t tag;
+};
+
 struct IoResult {
   std::uint64_t tag;
   std::int64_t bytes;  // what was read or written, or a negative error number

@@ -17,15 +17,6 @@
 namespace ff::thread_queue {
 namespace {
 
-struct Request {
-  bool writes;
-  int fd;
-  char* memory;
-  std::size_t bytes;
-  std::int64_t offset;
-  std::uint64_t tag;
-};
-
 class Threads final : public IoQueue {
  public:
   Threads(unsigned entries, unsigned threads)
@@ -85,7 +76,7 @@ class Threads final : public IoQueue {
     for (;;) {
       wake_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
       if (waiting_.empty()) return;  // what was begun is brought to its end: its memory is the caller's
-      const Request request = waiting_.front();
+      const IoRequest request = waiting_.front();
       waiting_.pop_front();
       lock.unlock();
       const ssize_t done = request.writes ? ::pwrite(request.fd, request.memory, request.bytes, request.offset)
@@ -99,10 +90,10 @@ class Threads final : public IoQueue {
 
   const unsigned generation_;
   const unsigned capacity_;
-  std::vector<Request> added_;  // of the caller's thread, as is nothing else below
+  std::vector<IoRequest> added_;  // of the caller's thread, as is nothing else below
   std::mutex mutex_;
   std::condition_variable wake_, arrived_;
-  std::deque<Request> waiting_;
+  std::deque<IoRequest> waiting_;
   std::deque<IoResult> results_;
   bool ended_ = false;
   std::vector<std::thread> threads_;

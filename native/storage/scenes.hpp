@@ -67,7 +67,7 @@ class RoughQueue final : public IoQueue {
   bool take(IoResult& result) override {
     if (waiting_.empty() || random_() % 3 == 0) return false;
     const auto which = static_cast<std::ptrdiff_t>(random_() % waiting_.size());
-    const Request request = waiting_[static_cast<std::size_t>(which)];
+    const IoRequest request = waiting_[static_cast<std::size_t>(which)];
     waiting_.erase(waiting_.begin() + which);
     result = {request.tag, perform(request)};
     return true;
@@ -76,21 +76,12 @@ class RoughQueue final : public IoQueue {
   bool own() const override { return true; }
 
  private:
-  struct Request {
-    bool writes;
-    int fd;
-    char* memory;
-    std::size_t bytes;
-    std::int64_t offset;
-    std::uint64_t tag;
-  };
-
-  void add(const Request& request) {
+  void add(const IoRequest& request) {
     CHECK(waiting_.size() < entries_);
     waiting_.push_back(request);
   }
 
-  std::int64_t perform(const Request& request) {
+  std::int64_t perform(const IoRequest& request) {
     if (error_ != 0 && left_-- <= 0) return -error_;
     const auto mood = random_() % 6;
     if (mood == 0) return -EINTR;
@@ -102,7 +93,7 @@ class RoughQueue final : public IoQueue {
     return done < 0 ? -errno : done;
   }
 
-  std::vector<Request> waiting_;
+  std::vector<IoRequest> waiting_;
   std::mt19937 random_{1};
   const unsigned entries_;
   int left_;

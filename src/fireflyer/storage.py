@@ -139,6 +139,17 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
     return FsspecStorage(text) if "://" in text else DirectoryStorage(Path(text))
 
 
+def read_each(storage: Storage, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+    """`read_many` for a place that knows no request for several ranges."""
+    answers: list[bytes | StorageError] = []
+    for name, start, end in ranges:
+        try:
+            answers.append(storage.read(name, start, end - start))
+        except StorageError as error:
+            answers.append(error)
+    return answers
+
+
 def _checked(name: str) -> str:
     parts = name.split("/")
     if name and (name.startswith("/") or any(part in ("", ".", "..") for part in parts)):
@@ -297,13 +308,7 @@ class DirectoryStorage:
             raise _error("read", path, error) from error
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        answers: list[bytes | StorageError] = []
-        for name, start, end in ranges:
-            try:
-                answers.append(self.read(name, start, end - start))
-            except StorageError as error:
-                answers.append(error)
-        return answers
+        return read_each(self, ranges)
 
     def read_checked(
         self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"

@@ -1,6 +1,7 @@
 """What the checkpoint tests share: exact comparison, a storage that tells and obeys, forked children."""
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
-from tests.conftest import fork_child
+from tests.conftest import die_at_call, fork_child
 
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.errors import StorageError
@@ -194,6 +196,29 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         machine.kill_keeper(next(iter(keepers)))
 
 
+@pytest.fixture
+def job(
+    tmp_path: Path, forked: Callable[..., list[int]]
+) -> Callable[[int, Callable[[int], None]], None]:
+    """job(world, body): runs `body(rank)` on so many ranks; all must return."""
+    numbers = itertools.count()
+
+    def rank_body(rank: int, world: int, number: int, body: Callable[[int], None]) -> None:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/meet-{number}", rank=rank, world_size=world
+        )
+        body(rank)
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def run(world: int, body: Callable[[int], None]) -> None:
+        number = next(numbers)
+        ranks = [lambda rank=rank: rank_body(rank, world, number, body) for rank in range(world)]
+        assert forked(*ranks) == [0] * world
+
+    return run
+
+
 def untidy(place: Path) -> list[str]:
     """Files that no checkpoint of a directory needs, after a save that has succeeded."""
     catalog = Catalog(DirectoryStorage(place))
@@ -209,27 +234,7 @@ FILE_CALLS = (
 )
 
 
-def _die_at(call: int) -> None:
-    """From now on the process kills itself at its `call`-th system call on files; a write is cut in half."""
-    count = 0
-
-    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == call:
-                if name == "write":
-                    real(args[0], args[1][: len(args[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return called
-
-    for name in FILE_CALLS:
-        setattr(os, name, wrap(name, getattr(os, name)))
-
-
 @pytest.fixture(scope="session")
 def die_at() -> Callable[[int], None]:
     """For forked children only."""
-    return _die_at
+    return lambda call: die_at_call(FILE_CALLS, call)

@@ -1,6 +1,5 @@
 """torch.distributed.checkpoint over our format, and its own directories read and written."""
 
-import itertools
 import os
 import pickle
 import struct
@@ -38,26 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
-
-
-@pytest.fixture
-def job(tmp_path: Path, forked: Callable[..., list[int]]) -> Job:
-    """job(world, body): runs `body(rank)` on so many ranks; all must return."""
-    numbers = itertools.count()
-
-    def rank_body(rank: int, world: int, number: int, body: Callable[[int], None]) -> None:
-        meet = f"file://{tmp_path}/meet-{number}"
-        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
-        body(rank)
-        dist.barrier()
-        dist.destroy_process_group()
-
-    def run(world: int, body: Callable[[int], None]) -> None:
-        number = next(numbers)
-        ranks = [lambda rank=rank: rank_body(rank, world, number, body) for rank in range(world)]
-        assert forked(*ranks) == [0] * world
-
-    return run
 
 
 def whole_state() -> dict[str, Any]:

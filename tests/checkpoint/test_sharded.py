@@ -1,7 +1,6 @@
 """Tensors that lie over ranks: saved by any layout, loaded into any other, to the bit."""
 
 import functools
-import itertools
 import json
 import os
 import re
@@ -33,27 +32,6 @@ from fireflyer.errors import CheckpointError, NoSpace
 Differences = Callable[[Any, Any], list[str]]
 Job = Callable[[int, Callable[[int], None]], None]
 WORLDS = (1, 2, 3, 4)
-
-
-@pytest.fixture
-def job(tmp_path: Path, forked: Callable[..., list[int]]) -> Job:
-    """job(world, body): runs `body(rank)` on so many ranks; all must return."""
-    numbers = itertools.count()
-
-    def rank_body(rank: int, world: int, number: int, body: Callable[[int], None]) -> None:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{tmp_path}/meet-{number}", rank=rank, world_size=world
-        )
-        body(rank)
-        dist.barrier()
-        dist.destroy_process_group()
-
-    def run(world: int, body: Callable[[int], None]) -> None:
-        number = next(numbers)
-        ranks = [lambda rank=rank: rank_body(rank, world, number, body) for rank in range(world)]
-        assert forked(*ranks) == [0] * world
-
-    return run
 
 
 def wholes() -> dict[str, torch.Tensor]:

@@ -1,14 +1,13 @@
 """What the dataset tests share: record files whose samples tell their number, children that die."""
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import fork_child
+from tests.conftest import die_at_call, fork_child
 
 from fireflyer.ffrecord import FileWriter
 
@@ -77,24 +76,5 @@ CALLS = (
 
 @pytest.fixture(scope="session")
 def die_at() -> DieAt:
-    """(call): the forked child kills itself at that call of the system on files; a write is cut in half."""
-
-    def arm(call: int) -> None:
-        count = 0
-
-        def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*args: Any, **kwargs: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == call:
-                    if name in ("write", "pwrite"):
-                        real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **kwargs)
-
-            return called
-
-        for name in CALLS:
-            setattr(os, name, wrap(name, getattr(os, name)))
-
-    return arm
+    """For forked children only."""
+    return lambda call: die_at_call(CALLS, call)

@@ -54,10 +54,6 @@ from fireflyer.storage import Storage, open_storage
 Place = str | os.PathLike[str] | Storage
 
 
-def _opened(place: Place) -> Storage:
-    return open_storage(place) if isinstance(place, str | os.PathLike) else place
-
-
 def _step_in(checkpoint_id: str | os.PathLike[str]) -> int | None:
     """The number at the end of what a user gave as checkpoint_id: 500 of "step-500"."""
     match = re.search(r"(\d+)/?$", os.fspath(checkpoint_id))
@@ -78,7 +74,31 @@ class _Saved(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-class Writer(StorageWriter):
+class _Placed:
+    """What DCP asks of both sides about where they are."""
+
+    def __init__(self, directory: Place, step: int | None) -> None:
+        self._catalog = Catalog(
+            open_storage(directory) if isinstance(directory, str | os.PathLike) else directory
+        )
+        self.step = step
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The directory; DCP logs it."""
+        return str(self._catalog.storage)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        found = _step_in(checkpoint_id) if checkpoint_id is not None else None
+        if found is not None:
+            self.step = found
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return _step_in(checkpoint_id) is not None
+
+
+class Writer(_Placed, StorageWriter):
     """Saves for `dcp.save` and `dcp.async_save`. Keep one for a run: the first save claims the directory, as
     that of a CheckpointManager does, and an older run's writers and managers cannot commit after it.
 
@@ -96,25 +116,10 @@ class Writer(StorageWriter):
             ConfigError: for a FIREFLYER_ATTEMPT that cannot work.
             StorageError: if the directory cannot be used.
         """
-        self._catalog = Catalog(_opened(directory))
+        super().__init__(directory, step)
         self._claims = Claims(self._catalog.storage, identity())
-        self.step = step
         self._number = 0
         self._generation: Generation | None = None
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The directory; DCP logs it."""
-        return str(self._catalog.storage)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        found = _step_in(checkpoint_id) if checkpoint_id is not None else None
-        if found is not None:
-            self.step = found
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return _step_in(checkpoint_id) is not None
 
     def set_up_storage_writer(
         self, is_coordinator: bool, rank: int = 0, use_collectives: bool = True, **kwargs: Any
@@ -299,7 +304,7 @@ def _items(metadata: Metadata, saved: Mapping[str, list[_Saved]]) -> dict[str, t
     return items
 
 
-class Reader(StorageReader):
+class Reader(_Placed, StorageReader):
     """Loads for `dcp.load`: any of our checkpoints, also those of a CheckpointManager, into any layout.
 
     The ranks read what the coordinator finds newest; each byte is verified. Nothing is set aside: damage is
@@ -315,23 +320,8 @@ class Reader(StorageReader):
         Raises:
             StorageError: if the directory cannot be used.
         """
-        self._catalog = Catalog(_opened(directory))
-        self.step = step
+        super().__init__(directory, step)
         self._snapshot: Snapshot | None = None
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The directory; DCP logs it."""
-        return str(self._catalog.storage)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        found = _step_in(checkpoint_id) if checkpoint_id is not None else None
-        if found is not None:
-            self.step = found
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return _step_in(checkpoint_id) is not None
 
     def read_metadata(self) -> Metadata:
         """

@@ -11,7 +11,7 @@ from fireflyer.checkpoint.keeperlink import KeeperLink
 from fireflyer.checkpoint.tiers import Stamp
 from fireflyer.errors import Corrupted, StorageError, WireError
 from fireflyer.log import get_logger
-from fireflyer.storage import Chunk, Range
+from fireflyer.storage import Chunk, Range, read_each
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,13 +141,7 @@ class ReplicaStorage:
         self._fill(name, [(offset, buffer)], None)
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
-        answers: list[bytes | StorageError] = []
-        for name, start, end in ranges:
-            try:
-                answers.append(self.read(name, start, end - start))
-            except StorageError as error:
-                answers.append(error)
-        return answers
+        return read_each(self, ranges)
 
     def read_checked(
         self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
