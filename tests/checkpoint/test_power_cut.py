@@ -71,7 +71,7 @@ def check(place: Path, acknowledged: int, differences: Differences, tidy: bool) 
 @pytest.fixture(autouse=True)
 def _native_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files, too, are written past the page cache."""
-    monkeypatch.setattr("fireflyer.storage._LARGE_CHUNK", 8192)
+    monkeypatch.setattr("fireflyer.storage.directory._LARGE_CHUNK", 8192)
 
 
 def cuts(folder: Path, seed: int, differences: Differences) -> tuple[set[int], Journal]:
@@ -116,7 +116,7 @@ def _forgetful(patch: pytest.MonkeyPatch, what: str) -> Iterator[None]:
         if what == "directories":
             context.setattr(DirectoryStorage, "_sync_directory", staticmethod(lambda _: None))
         else:
-            context.setattr("fireflyer.storage.os", _OnlyDirectories())
+            context.setattr("fireflyer.storage.directory.os", _OnlyDirectories())
         yield
 
 
