@@ -103,7 +103,7 @@ class Committer:
             self._undo(job, promised)
             raise
         if job.rank == 0:
-            self._tidy(job.generation, job.world)
+            self._tidy(job.generation)
         return written
 
     def report_failure(
@@ -133,7 +133,7 @@ class Committer:
             return encode(_part(job, written)), blocks_of(written.pieces)
 
         def merge(parts: list[bytes]) -> bytes:
-            self._claims.check()
+            self._claims.check(job.generation.epoch)
             return encode(self._manifest(job, [decode(part, Part, "a part") for part in parts]))
 
         held = False
@@ -152,10 +152,13 @@ class Committer:
     def _commit(self, job: Job, own: Part) -> None:
         manifest = self._manifest(job, [own, *self._collect(job)])
         self._check_older_files(manifest, job.generation)
-        self._claims.check()
-        self._storage.write(job.generation.manifest, [encode(manifest)])
+        generation = job.generation
+        self._claims.check(generation.epoch)
+        self._storage.write(generation.manifest, [encode(manifest)])
         # A newer run that claimed before the manifest was there may not have seen it.
-        self._claims.check()
+        self._claims.check(generation.epoch)
+        for rank in range(1, job.world):  # which tells that rank
+            self._storage.delete(generation.part(rank))
 
     def _manifest(self, job: Job, parts: Sequence[Part]) -> Manifest:
         pieces: list[list[Piece]] = [[] for _ in job.plan.tensors]
@@ -215,17 +218,25 @@ class Committer:
         return sorted(parts, key=lambda part: part.rank)
 
     def _await_commit(self, job: Job) -> None:
+        """Until rank 0 takes this rank's part away. That the manifest is there does not say that it is durable,
+        nor that rank 0's second look at the claims found none."""
         generation = job.generation
 
         def decided() -> bool:
             if self._storage.size(generation.failed) is not None:
                 failure = decode(self._storage.read(generation.failed), Part, generation.failed)
                 raise CheckpointError(f"step {generation.step} is not saved: {failure.error}")
-            return self._storage.size(generation.manifest) is not None
+            return self._storage.size(generation.part(job.rank)) is None
 
         if not self._wait_until(decided):
             raise CheckpointError(
                 f"step {generation.step} is not saved: rank 0 did not commit it within {self._deadline_s:g} s"
+            )
+        # A newer run takes such parts away, too, but not before it has claimed.
+        self._claims.check(generation.epoch)
+        if self._storage.size(generation.manifest) is None:
+            raise CheckpointError(
+                f"step {generation.step} is not saved: somebody removed its files"
             )
 
     def _wait_until(self, reached: Callable[[], bool]) -> bool:
@@ -253,10 +264,8 @@ class Committer:
         except StorageError as error:
             _log.warning("a failed save keeps its space until a later one succeeds: %s", error)
 
-    def _tidy(self, generation: Generation, world: int) -> None:
+    def _tidy(self, generation: Generation) -> None:
         try:
-            for rank in range(1, world):
-                self._storage.delete(generation.part(rank))
             if not self._swept:
                 self._catalog.sweep(generation)
                 self._swept = True
