@@ -89,7 +89,10 @@ class Catalog:
                 f"{where} has format version {version}, this Fireflyer reads {VERSION}: "
                 "use a version of it that knows both"
             )
-        return decode(data, Manifest, where)
+        manifest = decode(data, Manifest, where)
+        if manifest.step != generation.step:
+            raise Corrupted(f"{where} is of step {manifest.step}")
+        return manifest
 
     def set_aside(self, generation: Generation) -> None:
         """Moves a damaged checkpoint under damaged/, the manifest last, so that the next load ends what was
