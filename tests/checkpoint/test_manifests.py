@@ -177,7 +177,7 @@ def test_a_dtype_of_a_later_torch_is_refused_not_damaged(place: Path) -> None:
     assert not (place / "damaged").exists()
 
 
-ODD = (
+ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 2, 3, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 1.5, -0.0, 1e300),
     *("", "x", "0", "nan", "\u00e9", "a/b", "..", "float16", "<f8", "|O", "dict", "list", "int", "0x1f"),
     *([], [0], [[]], {}, {"path": []}),

@@ -54,8 +54,14 @@ class Generation(msgspec.Struct, frozen=True, order=True):
     def part(self, rank: int) -> str:
         return self._name("part", f"-{rank:05d}.json")
 
+    def done(self, rank: int) -> str:
+        """What rank 0 calls the rank's part when the checkpoint is committed."""
+        return self._name("done", f"-{rank:05d}.json")
 
-_FILE = re.compile(r"(manifest|failed|data|part)-(\d{6,})-(\d{6,})(-\d{5,})?\.(json|bin)(\..*)?")
+
+_FILE = re.compile(
+    r"(manifest|failed|data|part|done)-(\d{6,})-(\d{6,})(-\d{5,})?\.(json|bin)(\..*)?"
+)
 _DIRECTORY = re.compile(r"step-(\d{12,})")
 
 

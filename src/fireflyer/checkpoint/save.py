@@ -157,8 +157,8 @@ class Committer:
         self._storage.write(generation.manifest, [encode(manifest)])
         # A newer run that claimed before the manifest was there may not have seen it.
         self._claims.check(generation.epoch)
-        for rank in range(1, job.world):  # which tells that rank
-            self._storage.delete(generation.part(rank))
+        for rank in range(1, job.world):
+            self._storage.rename(generation.part(rank), generation.done(rank))
 
     def _manifest(self, job: Job, parts: Sequence[Part]) -> Manifest:
         pieces: list[list[Piece]] = [[] for _ in job.plan.tensors]
@@ -218,26 +218,30 @@ class Committer:
         return sorted(parts, key=lambda part: part.rank)
 
     def _await_commit(self, job: Job) -> None:
-        """Until rank 0 takes this rank's part away. That the manifest is there does not say that it is durable,
+        """Until rank 0 has said that it counts. That the manifest is there does not say that it is durable,
         nor that rank 0's second look at the claims found none."""
-        generation = job.generation
+        generation, storage = job.generation, self._storage
+        part, done = generation.part(job.rank), generation.done(job.rank)
 
         def decided() -> bool:
-            if self._storage.size(generation.failed) is not None:
-                failure = decode(self._storage.read(generation.failed), Part, generation.failed)
+            if storage.size(generation.failed) is not None:
+                failure = decode(storage.read(generation.failed), Part, generation.failed)
                 raise CheckpointError(f"step {generation.step} is not saved: {failure.error}")
-            return self._storage.size(generation.part(job.rank)) is None
+            return storage.size(done) is not None or storage.size(part) is None
 
         if not self._wait_until(decided):
             raise CheckpointError(
                 f"step {generation.step} is not saved: rank 0 did not commit it within {self._deadline_s:g} s"
             )
-        # A newer run takes such parts away, too, but not before it has claimed.
+        if storage.size(done) is not None:
+            try:
+                storage.delete(done)
+            except StorageError as error:
+                _log.warning("step %d is saved, but %s is left: %s", generation.step, done, error)
+            return
+        # A newer run has swept it away, whether it was committed or not.
         self._claims.check(generation.epoch)
-        if self._storage.size(generation.manifest) is None:
-            raise CheckpointError(
-                f"step {generation.step} is not saved: somebody removed its files"
-            )
+        raise CheckpointError(f"step {generation.step} is not saved: somebody removed {part}")
 
     def _wait_until(self, reached: Callable[[], bool]) -> bool:
         """Looks ever less often, so that many waiting ranks do not load the storage."""
