@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -49,7 +50,7 @@ struct State {
         if (memory.data()[at] != kUntouched) return false;
       }
       at += pieces[i].bytes;
-      if (std::memcmp(memory.data() + pieces[i].offset, tensors[i].data(), pieces[i].bytes) != 0) return false;
+      if (!std::equal(tensors[i].begin(), tensors[i].end(), memory.data() + pieces[i].offset)) return false;
     }
     return memory.data()[at] == kUntouched;
   }
@@ -115,7 +116,7 @@ void a_prefix_that_is_in_place_is(bool compare) {
     const Piece& piece = state.pieces[i];
     copy.wait(piece.offset + piece.bytes);
     CHECK(copy.staged() >= piece.offset + piece.bytes || piece.bytes == 0);
-    CHECK(std::memcmp(memory->data() + piece.offset, piece.source, piece.bytes) == 0);
+    CHECK(std::equal(piece.source, piece.source + piece.bytes, memory->data() + piece.offset));
   }
   copy.wait(SIZE_MAX);
   CHECK(state.holds(*memory));
@@ -176,7 +177,7 @@ void a_copy_that_is_let_go_waits_for_the_device(bool compare) {
   State state(5);
   { DeviceCopy copy(lane, memory, state.pieces, user, mode(compare, false)); }
   const std::vector<char> before(memory->data(), memory->data() + memory->size());
-  for (auto& tensor : state.tensors) std::memset(tensor.data(), 1, tensor.size());
+  for (auto& tensor : state.tensors) std::fill(tensor.begin(), tensor.end(), 1);
   device.synchronize(lane->stream());
   CHECK(std::memcmp(before.data(), memory->data(), before.size()) == 0);
 }
