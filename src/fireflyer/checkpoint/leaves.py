@@ -164,10 +164,12 @@ def address_of(local: Local) -> int | None:
     """Where the bytes are, if they lie in C order in this process's memory; else None."""
     if isinstance(local, np.ndarray):
         return int(local.__array_interface__["data"][0]) if local.flags.c_contiguous else None
-    plain = local.is_contiguous() and local.device.type == "cpu"
-    if not plain or local.is_conj() or local.is_neg():
-        return None
-    return local.data_ptr()
+    return local.data_ptr() if local.device.type == "cpu" and lies_in_order(local) else None
+
+
+def lies_in_order(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in C order in the memory of its device."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def copy_box(local: Local, box: Box, out: np.ndarray[Any, Any]) -> None:
