@@ -20,6 +20,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint.datafile import SERIES_SAVES
+from fireflyer.checkpoint.staging import Staged, Stager
 from fireflyer.errors import CheckpointError, NoSpace
 from fireflyer.storage import DirectoryStorage, Storage
 
@@ -51,6 +52,31 @@ def test_overlap_saves_what_was_and_small_things_at_once(tmp_path: Path) -> None
         loaded = manager.load()
         for leaf in loaded.values():
             assert (leaf == step).all()
+
+
+def test_nothing_is_written_before_the_copy_is_over(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Any] = []
+    stage = Stager.stage
+
+    def noting(*args: Any, **kwargs: Any) -> Staged:
+        staged = stage(*args, **kwargs)
+        copies[:] = [copy for copy, _ in staged._copies]
+        return staged
+
+    def before(call: str, name: str) -> None:
+        if call == "write" and "data-" in name:
+            done.append([copy.done for copy in copies])
+
+    monkeypatch.setattr(Stager, "stage", noting)
+    done: list[list[bool]] = []
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), before), overlap=True)
+    state = {"w": torch.ones(64 * LARGE), "b": torch.ones(10)}
+    for step in range(5):
+        manager.save(step, state).wait()
+        state["w"] += 1
+    assert done == [[True, True]] * 5
 
 
 def test_a_change_before_before_step_is_found_and_named(tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ class Staged:
             if upto is None and compared is not None:
                 self.changed[compared] = copy.changed()
 
+    def wait_for_cores(self) -> None:
+        """Returns when no copy needs cores any more; what devices copy may go on."""
+        for copy, _ in self._copies:
+            if isinstance(copy, Copy):
+                copy.wait(None, False)
+
     def release(self) -> None:
         """For the thread that trains, before it changes the state: ends the copy and looks at its sources."""
         if not self._still.is_set():
