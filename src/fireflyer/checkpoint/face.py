@@ -247,7 +247,7 @@ class CheckpointManager:
     def _run_in_background(self, job: Job) -> Future[Written]:
         def run() -> Written:
             try:
-                job.staged.wait_for_cores()  # the writer would take them from the copy that training waits for
+                job.staged.wait_for_cores()  # what training waits for comes first
                 return self._committer.run(job)
             finally:
                 job.staged.forget()
