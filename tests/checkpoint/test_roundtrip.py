@@ -196,6 +196,7 @@ def nested(depth: int) -> list[Any]:
         ({"o": np.array([object()])}, "o"),
         ({"s": torch.eye(2).to_sparse()}, "s"),
         ({"m": torch.empty(2, device="meta")}, "m"),
+        ({"a": {"q": torch.zeros(3, dtype=torch.uint8).view(torch.quint8)}}, r"a\.q: .*quint8"),
         ({"c": torch.zeros(1).as_subclass(Subclass)}, "c"),
         ({"u": "\ud800"}, "u"),
         ({"\ud800": 1}, "Unicode"),
@@ -213,6 +214,30 @@ def test_what_cannot_be_saved_is_named(tmp_path: Any, state: Any, name: str) -> 
     assert manager.steps() == []
     manager.save(2, OrderedDict(fine=1)).wait()
     assert manager.load() == {"fine": 1}
+
+
+def freed(kept: int) -> torch.Tensor:
+    """The last 10 of 20 elements, of which the storage holds only as many as `kept` still."""
+    tensor = torch.ones(20)[10:]
+    tensor.untyped_storage().resize_(4 * kept)
+    return tensor
+
+
+@pytest.mark.parametrize("kept", [0, 10, 19])
+def test_a_tensor_whose_memory_was_freed_is_named(tmp_path: Any, kept: int) -> None:
+    manager = CheckpointManager(tmp_path)
+    state = {"a": torch.ones(3), "b": {"c": torch.ones(20)[10:]}}
+    for attempt in range(3):  # the layout is new, then known
+        with pytest.raises(
+            CheckpointError, match=rf"cannot save b\.c: .*freed.*80.* of {4 * kept}$"
+        ):
+            manager.save(9, {"a": state["a"], "b": {"c": freed(kept)}})
+        manager.save(attempt, state).wait()
+    with pytest.raises(CheckpointError, match=r"cannot load into b\.c: .*freed"):
+        manager.load(into={"b": {"c": freed(kept)}})
+    with pytest.raises(CheckpointError, match="cannot save w: .*freed"):
+        manager.save(9, {"w": freed(kept)})
+    assert manager.steps() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ import numpy as np
 import torch
 
 from fireflyer.checkpoint.boxes import Box
-from fireflyer.checkpoint.leaves import Description, Leaf, Local, Shard, describe, local_of
+from fireflyer.checkpoint.leaves import (
+    Description,
+    Leaf,
+    Local,
+    Shard,
+    describe,
+    end_in_storage,
+    local_of,
+)
 from fireflyer.checkpoint.tree import (
     PLAIN_TYPES,
     Container,
@@ -207,7 +215,7 @@ def _test(leaf: Leaf) -> _Test:
     if isinstance(leaf, np.ndarray):
         return _test_array(leaf.dtype, leaf.shape)
     if type(leaf) is torch.Tensor or type(leaf) is torch.nn.Parameter:
-        return _test_tensor(leaf.dtype, leaf.shape)
+        return _test_tensor(leaf)
     return _test_dtensor(leaf)
 
 
@@ -219,23 +227,26 @@ def _test_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Test:
     return test
 
 
-def _test_tensor(dtype: torch.dtype, shape: torch.Size) -> _Test:
+def _test_tensor(like: torch.Tensor) -> _Test:
     plain, parameter, strided = torch.Tensor, torch.nn.Parameter, torch.strided
+    dtype, shape, itemsize = like.dtype, like.shape, like.dtype.itemsize
+    extent = end_in_storage(like) - like.storage_offset() * itemsize
 
     def test(item: Any) -> Local | None:
         kind = type(item)
         if (kind is not plain and kind is not parameter) or item.is_nested or item.is_meta:
             return None
-        same = item.dtype is dtype and item.layout is strided and item.shape == shape
-        return cast(Local, item) if same else None
+        if item.dtype is not dtype or item.layout is not strided or item.shape != shape:
+            return None
+        held = item.untyped_storage().nbytes() - item.storage_offset() * itemsize
+        return cast(Local, item) if held >= extent else None  # else its memory was freed
 
     return test
 
 
 def _test_dtensor(leaf: Any) -> _Test:
     kind, mesh, placements, shape = type(leaf), leaf.device_mesh, leaf.placements, leaf.shape
-    local = local_of(leaf)
-    inner = _test_tensor(cast(torch.Tensor, local).dtype, cast(torch.Tensor, local).shape)
+    inner = _test_tensor(cast(torch.Tensor, local_of(leaf)))
 
     def test(item: Any) -> Local | None:
         if type(item) is not kind or item.shape != shape or item.placements != placements:

@@ -113,6 +113,8 @@ def describe(leaf: Leaf) -> Description:
         _check_tensor(local)
         kind, name = "torch", str(local.dtype).removeprefix("torch.")
         size = local.dtype.itemsize
+    if dtype_size(kind, name) != size:
+        raise CheckpointError(f"{kind} dtype {name}")
     shape = tuple(local.shape) if isinstance(leaf, np.ndarray) else tuple(leaf.shape)
     if len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(f"{len(shape)} dimensions, which is more than {MAX_DIMENSIONS}")
@@ -138,6 +140,20 @@ def _check_tensor(tensor: torch.Tensor) -> None:
         raise CheckpointError(
             f"a {tensor.layout} {type(tensor).__name__} of {tensor.dtype} on {tensor.device}"
         )
+    held = tensor.untyped_storage().nbytes()
+    if held < (used := end_in_storage(tensor)):
+        raise CheckpointError(
+            f"a tensor whose memory was freed: it takes {used} bytes of a storage of {held}"
+        )
+
+
+def end_in_storage(tensor: torch.Tensor) -> int:
+    """Bytes that its storage must have at least."""
+    if 0 in tensor.shape:
+        return 0
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    last = tensor.storage_offset() + sum(stride * (extent - 1) for stride, extent in sizes)
+    return int(last + 1) * tensor.dtype.itemsize
 
 
 def _dtensor_box(leaf: Any, local: Shape) -> Box | None:
