@@ -87,6 +87,16 @@ def test_a_manager_s_checkpoint_is_loaded(tmp_path: Path, differences: Differenc
     assert differences(state, loaded) == []
 
 
+def test_autograd_sees_that_a_tensor_was_loaded(tmp_path: Path) -> None:
+    CheckpointManager(tmp_path / "c").save(5, {"w": torch.ones(2)}).wait()
+    weight, factor = torch.zeros(2), torch.ones(2, requires_grad=True)
+    product = (weight * factor).sum()
+    dcp.load({"w": weight}, storage_reader=Reader(tmp_path / "c"))
+    assert weight.tolist() == [1, 1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
 def test_steps(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "c", step=7)
     for value, name in ((1, None), (2, None), (3, "step-500"), (4, "runs/20")):

@@ -20,6 +20,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint.datafile import SERIES_SAVES
+from fireflyer.checkpoint.handle import SaveHandle
 from fireflyer.checkpoint.staging import Staged, Stager
 from fireflyer.errors import CheckpointError, NoSpace
 from fireflyer.storage import DirectoryStorage, Storage
@@ -107,6 +108,58 @@ def test_a_change_that_the_trainer_never_tells_is_found(tmp_path: Path) -> None:
         threading.Event().wait(0.01)
     with pytest.raises(CheckpointError, match="w changed while it was copied"):
         handle.wait()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_step_of_any_torch_optimizer_waits_for_the_copy(tmp_path: Path, fused: bool) -> None:
+    """Fused ones change parameters without a trace in their version counters."""
+    manager = CheckpointManager(tmp_path, overlap=True)
+    weight = torch.nn.Parameter(torch.zeros(32 * LARGE))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
+    released: list[bool] = []
+    handles: list[SaveHandle] = []
+    optimizer.register_step_pre_hook(  # comes after those of all optimizers
+        lambda *_: released.append(handles[-1]._staged._still.is_set())
+    )
+    for step in range(3):
+        handles.append(manager.save(step, {"w": weight}))
+        optimizer.step()
+        handles[-1].wait()
+        assert (manager.load()["w"] == -step).all()
+    assert released == [True] * 3
+
+
+def test_a_forked_childs_optimizer_waits_for_no_copy_of_its_parent(
+    tmp_path: Path, forked: Callable[..., list[int]]
+) -> None:
+    """No thread copies there."""
+
+    def body() -> None:
+        weight = torch.nn.Parameter(torch.zeros(10))
+        weight.grad = torch.ones(10)
+        torch.optim.SGD([weight], lr=1.0).step()
+        assert (weight == -1).all()
+
+    manager = CheckpointManager(tmp_path, overlap=True)
+    for _ in range(3):
+        handle = manager.save(1, {"w": torch.zeros(64 * LARGE)})
+        assert forked(body) == [0]
+        handle.wait()
+
+
+def test_load_into_waits_for_the_copies_of_other_managers(tmp_path: Path) -> None:
+    weight = torch.full((32 * LARGE,), 7.0)
+    source = CheckpointManager(tmp_path / "source")
+    source.save(1, {"w": weight}).wait()
+    weight.fill_(1.0)
+    manager = CheckpointManager(tmp_path / "other", overlap=True)
+    handle = manager.save(1, {"w": weight})
+    source.load(into={"w": weight})
+    assert handle._staged._still.is_set()
+    handle.wait()
+    assert (weight == 7).all()
+    assert (manager.load()["w"] == 1).all()
 
 
 @pytest.mark.parametrize("how", ["data", "set"])

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fireflyer.checkpoint import CheckpointManager
+from fireflyer.checkpoint import CheckpointManager, Shard
 from fireflyer.errors import CheckpointError
 
 DTYPES = [
@@ -159,6 +159,20 @@ def test_into_fills_what_is_not_contiguous_and_parameters(tmp_path: Any) -> None
     assert array.tolist() == [0, 1, 2, 3]
 
 
+def test_autograd_sees_that_load_has_changed_a_tensor(tmp_path: Any) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"w": torch.full((3,), 7.0), "d": np.zeros(2)}).wait()
+    weight, factor = torch.ones(3), torch.ones(3, requires_grad=True)
+    product = (weight * factor).sum()
+    manager.load(into={"w": Shard(weight, (3,), (0,)), "d": np.ones(2)})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    with torch.inference_mode():
+        fixed = torch.ones(3)
+    manager.load(into={"w": fixed})
+    assert fixed.tolist() == [7.0] * 3
+
+
 class Subclass(torch.Tensor):
     """Not a plain tensor."""
 
@@ -235,7 +249,7 @@ def test_a_tensor_whose_memory_was_freed_is_named(tmp_path: Any, kept: int) -> N
         manager.save(attempt, state).wait()
     with pytest.raises(CheckpointError, match=r"cannot load into b\.c: .*freed"):
         manager.load(into={"b": {"c": freed(kept)}})
-    with pytest.raises(CheckpointError, match="cannot save w: .*freed"):
+    with pytest.raises(CheckpointError, match=r"cannot save w: .*freed"):
         manager.save(9, {"w": freed(kept)})
     assert manager.steps() == [0, 1, 2]
 

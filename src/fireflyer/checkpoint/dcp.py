@@ -47,6 +47,7 @@ from fireflyer.checkpoint.leaves import Local, describe, local_of, writable
 from fireflyer.checkpoint.manifest import Generation
 from fireflyer.checkpoint.reader import Reader as BoxReader
 from fireflyer.checkpoint.snapshot import Snapshot
+from fireflyer.checkpoint.stepping import filled
 from fireflyer.checkpoint.tree import Node, Piece, Tensor
 from fireflyer.errors import CheckpointError, StorageError
 from fireflyer.storage import Storage, open_storage
@@ -376,6 +377,7 @@ class Reader(_Placed, StorageReader):
                     place = torch.empty(box.shape, dtype=dtype)
                 reader.want(node, place, box)
                 done.append((item, target, target if target.dtype == dtype else place))  # type: ignore[arg-type]
+            ends.enter_context(filled([target for _, target, _ in done]))
             reader.run()
         for item, target, place in done:
             if place is not target:

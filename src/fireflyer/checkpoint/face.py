@@ -24,6 +24,7 @@ from fireflyer.checkpoint.prepare import Preparer, whole_number
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.staging import Stager, Table
+from fireflyer.checkpoint.stepping import hook_optimizers
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
 from fireflyer.errors import ConfigError
@@ -61,7 +62,7 @@ class CheckpointManager:
                 what loses least by the measured cost of saves and rate of failures, 1 min to 1 h.
             keep: how many of the newest checkpoints stay, or a `Keep` with more rules; None keeps all.
             overlap: `save` returns while large tensors are still being copied; `before_step` must be called
-                before they change.
+                before they change other than by the step of a torch optimizer, which calls it.
             incremental: tensors whose bytes have not changed since the save before are not written again.
             memory: each save is held in the memory of two nodes, too, before it is on storage, and loaded
                 from there after a restart if it is the newest; an `InMemory` has options. The constructor
@@ -99,6 +100,8 @@ class CheckpointManager:
         self._stager = Stager()
         self._preparer = Preparer(self._control, self._stager)
         self._overlap, self._incremental = overlap, incremental
+        if overlap:
+            hook_optimizers()
         self._number = 0
         self._last: SaveHandle | None = None
         self._pool: ThreadPoolExecutor | None = None
@@ -223,8 +226,8 @@ class CheckpointManager:
         return handle
 
     def before_step(self) -> None:
-        """With `overlap=True`: to be called before the optimizer step, or whatever else changes the state.
-        Waits for what is not yet copied."""
+        """With `overlap=True`: to be called before whatever changes the state, unless it is the step of a
+        torch.optim.Optimizer. Waits for what is not yet copied."""
         with self._alone:
             if self._last is not None and self._last.is_of_this_process():
                 self._last.release()

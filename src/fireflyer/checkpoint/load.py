@@ -1,11 +1,12 @@
 """Loading: one generation read, verified and put together; the ranks agree on which."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fireflyer._native.storage import advise_huge
 from fireflyer.checkpoint.boxes import Box, whole
@@ -24,6 +25,7 @@ from fireflyer.checkpoint.leaves import (
 )
 from fireflyer.checkpoint.manifest import Generation, Manifest
 from fireflyer.checkpoint.reader import Reader
+from fireflyer.checkpoint.stepping import filled
 from fireflyer.checkpoint.tree import (
     Container,
     Node,
@@ -211,6 +213,8 @@ def _read(catalog: Catalog, generation: Generation, into: Any | None, rest: bool
     own = manifest.per_rank.get(str(rank), ())
     reader = Reader(catalog.storage)
     with ExitStack() as finish:
+        if targets:
+            finish.enter_context(filled(_tensors_of(targets)))
         leaves = _want(reader, nodes, targets, finish)
         own_leaves = _want(reader, own, {}, finish)
         reader.run()
@@ -238,6 +242,16 @@ def _want(
         if box is not None:
             reader.want(node, local, box)
     return leaves
+
+
+def _tensors_of(targets: Mapping[Path, _Target]) -> list[torch.Tensor]:
+    """A DTensor's version counts apart from its local part's."""
+    return [
+        one
+        for target in targets.values()
+        for one in {id(one): one for one in (target.leaf, target.local)}.values()
+        if isinstance(one, torch.Tensor)
+    ]
 
 
 def _new(node: Tensor) -> Local:

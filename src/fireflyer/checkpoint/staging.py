@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fireflyer._native.checkpoint import Arena, Copy, DeviceCopy
+from fireflyer.checkpoint import stepping
 from fireflyer.checkpoint.boxes import Box
 from fireflyer.checkpoint.devices import Lanes
 from fireflyer.checkpoint.leaves import Leaf, Local, address_of, copy_box, lies_in_order
@@ -118,8 +119,10 @@ class Staged:
         self._keep = keep
 
     def watch(self, watched: list[Source]) -> None:
-        """What must not change before `release`."""
+        """What must not change before `release`, which torch's optimizers call from now on; all copies have
+        been started."""
         self._watched = watched
+        stepping.begun(self)
 
     def wait(self, upto: int | None = None, help: bool = False) -> None:
         """Returns when the arena's first `upto` bytes (all, if None) are in place; copies, too, if `help`.
@@ -166,6 +169,7 @@ class Staged:
 
     def forget(self) -> None:
         """The save is over: the arena's bytes may go, and what is not copied need not be."""
+        stepping.ended(self)
         self.data = memoryview(b"")
         self._copies = []
 
@@ -175,6 +179,7 @@ class Staged:
                 self._moved = next((one.name for one in self._watched if one.changed), None)
                 self._watched, self._keep = [], ()
                 self._still.set()
+                stepping.ended(self)
 
 
 def _await_device(copy: DeviceCopy, upto: int | None) -> None:
@@ -241,10 +246,11 @@ class Stager:
         copies = table.copies(places.addresses)
         odd = copies[:, 0] < 0
         late = np.zeros(len(copies), np.bool_)
+        watched: list[Source] = []
         if overlap:
             watchable = np.array([_is_watchable(local) for local in locals_], np.bool_)
             late = ~odd & (copies[:, 2] >= OVERLAP_BYTES) & watchable[table.leaf]
-            staged.watch(_watched(table.leaf[late], leaves, locals_, names))
+            watched = _watched(table.leaf[late], leaves, locals_, names)
         seats = places.seats[table.leaf]
         # Devices first: they copy while the host does. The host is waited for first: it can be helped.
         from_devices = [
@@ -264,6 +270,8 @@ class Stager:
                     copy.wait()
         for device_copy, compared in itertools.chain(*from_devices):
             staged.add(device_copy, compared, locals_)
+        if watched:
+            staged.watch(watched)
         return staged
 
     def _start_device(
