@@ -1,5 +1,6 @@
 """What is saved is what is loaded, to the bit; what cannot be saved is named."""
 
+import copy
 import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -293,6 +294,61 @@ def test_into_whose_elements_share_memory_is_refused(tmp_path: Any, target: Any)
     with pytest.raises(CheckpointError, match=r"cannot load w .*share memory"):
         manager.load(into={"w": target})
     assert not target.any()
+
+
+def sharing(memory: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """States of several leaves each in the same memory, 24 floats."""
+    table, fields = memory.reshape(4, 6), memory.view(torch.complex64)
+    return {
+        "tied": {"emb": memory, "head": torch.nn.Parameter(memory)},
+        "turned": {"emb": table, "head": table.t()},
+        "flat": {"all": memory, "low": memory[:10], "high": memory[10:], "odd": table[:, 1::2]},
+        "columns": {"left": table[:, :2], "right": table[:, 2:], "none": memory[:0]},
+        "array": {"t": memory, "n": memory.numpy()[::-1], "z": memory.numpy()[5:9]},
+        "lazy": {"f": fields, "c": fields.conj(), "i": fields.conj().imag[2:5]},
+        "shards": {"a": Shard(memory[:6], (6,), (0,)), "b": Shard(memory[3:9], (6,), (0,))},
+    }
+
+
+@pytest.mark.parametrize("kind", list(sharing(torch.zeros(24))))
+def test_targets_that_share_memory_are_filled_where_the_saved_agree(
+    tmp_path: Any, differences: Differences, kind: str
+) -> None:
+    manager, values = CheckpointManager(tmp_path), torch.arange(24.0)
+    manager.save(1, sharing(values.clone())[kind]).wait()
+    memory = torch.zeros(24)
+    manager.load(into=sharing(memory)[kind])
+    covered = 9 if kind == "shards" else 24
+    assert torch.equal(memory[:covered], values[:covered])
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("tied", "emb and head"),
+        ("turned", "emb and head"),
+        ("flat", "low and all|all and low"),
+        ("array", "n and t|t and n"),
+        ("lazy", "f and c|c and f"),
+        ("shards", "a and b"),
+    ],
+)
+def test_targets_that_share_memory_are_refused_where_the_saved_differ(
+    tmp_path: Any, kind: str, names: str
+) -> None:
+    saved: dict[str, Any] = {}
+    for name, leaf in sharing(torch.arange(24.0))[kind].items():
+        saved[name] = torch.arange(6.0) if isinstance(leaf, Shard) else copy.deepcopy(leaf)
+    with torch.no_grad():
+        next(iter(saved.values()))[0] = 77.0
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {**saved, "first": torch.ones(5)}).wait()
+    memory, first = torch.zeros(24), torch.zeros(5)
+    with pytest.raises(CheckpointError, match=f"cannot load ({names}) .*share memory.*differs"):
+        manager.load(into={"first": first, **sharing(memory)[kind]})
+    assert not memory.any()
+    assert not first.any()
+    assert manager.latest() == 1
 
 
 def test_into_may_be_any_view(tmp_path: Any) -> None:

@@ -1,7 +1,7 @@
 """Loading: one generation read, verified and put together; the ranks agree on which."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fireflyer._native.storage import advise_huge
+from fireflyer.checkpoint.aliases import Place, agreed, fill
 from fireflyer.checkpoint.boxes import Box, whole
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.control import Control, rank_and_world
@@ -212,18 +213,37 @@ def _read(catalog: Catalog, generation: Generation, into: Any | None, rest: bool
     rank, _ = rank_and_world()
     own = manifest.per_rank.get(str(rank), ())
     reader = Reader(catalog.storage)
+    settled = _settled(catalog, nodes, targets)
     with ExitStack() as finish:
         if targets:
             finish.enter_context(filled(_tensors_of(targets)))
-        leaves = _want(reader, nodes, targets, finish)
+        leaves = {path: targets[path].leaf for path in settled}
+        leaves |= _want(
+            reader, (node for node in nodes if node.path not in settled), targets, finish
+        )
         own_leaves = _want(reader, own, {}, finish)
         reader.run()
+        for path, value in settled.items():
+            if value is not None:
+                fill(targets[path].local, value)
     state = unflatten(nodes, leaves)
     return Loaded(generation, state, unflatten(own, own_leaves) if own else None)
 
 
+def _settled(
+    catalog: Catalog, nodes: Sequence[Node], targets: Mapping[Path, _Target]
+) -> dict[Path, Local | None]:
+    """What to fill the targets with that share memory, see `agreed`."""
+    places = []
+    for node in nodes:
+        target = targets.get(node.path)
+        if isinstance(node, Tensor) and target is not None and target.description.box is not None:
+            places.append(Place(node, target.local, target.description.box))
+    return agreed(catalog.storage, places)
+
+
 def _want(
-    reader: Reader, nodes: Sequence[Node], targets: dict[Path, _Target], finish: ExitStack
+    reader: Reader, nodes: Iterable[Node], targets: dict[Path, _Target], finish: ExitStack
 ) -> dict[Path, Leaf]:
     """Where the tensors of the nodes will be."""
     leaves: dict[Path, Leaf] = {}
