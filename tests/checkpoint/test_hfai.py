@@ -13,7 +13,7 @@ from tests.checkpoint.conftest import Machine
 from torch import nn
 
 from fireflyer.checkpoint import CheckpointManager, hfai, rng
-from fireflyer.errors import ConfigError
+from fireflyer.errors import CheckpointError, ConfigError
 
 STEPS, EPOCHS = 4, 3
 
@@ -113,6 +113,26 @@ def test_other_arguments_than_then_are_refused(tmp_path: Path) -> None:
     training.model.try_save(0, 1, force=True)
     with pytest.raises(ConfigError, match="of model, optimizer cannot be loaded into model, optim"):
         hfai.init(training.model, training.optimizer, training.scheduler, ckpt_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "saver"),
+    [
+        ({"x": 1}, "a CheckpointManager of its own"),
+        ([1], "a CheckpointManager of its own"),
+        ({"lightning": {}, "mid_epoch": False}, r"fireflyer\.checkpoint\.lightning;"),
+        (
+            {"model": {}, "optimizer": {}, "scheduler": {}, "trainer_state": "{}"},
+            r"fireflyer\.checkpoint\.transformers;",
+        ),
+    ],
+)
+def test_checkpoints_of_others_are_refused(tmp_path: Path, state: Any, saver: str) -> None:
+    CheckpointManager(tmp_path).save(1, state).wait()
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(CheckpointError, match=f"hfai cannot load .* saved by {saver}"):
+        hfai.init(model, optimizer, ckpt_path=tmp_path)
 
 
 def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 from fireflyer.checkpoint import rng
 from fireflyer.checkpoint.face import CheckpointManager
 from fireflyer.checkpoint.inmemory import InMemory
+from fireflyer.checkpoint.origin import check_origin
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage
@@ -33,8 +34,10 @@ class _Saver:
 
         Raises:
             ConfigError: if it was saved with other parts.
+            CheckpointError: if there is no good one, or something else has saved it.
         """
         state = self._manager.load()
+        check_origin(state, __name__)
         saved = state["parts"]
         if set(saved) != set(self._parts):
             raise ConfigError(
@@ -111,7 +114,7 @@ def init(
         (start_epoch, start_step, others) of the last `try_save`; (0, 0, None) if there is none.
 
     Raises:
-        CheckpointError: if there are checkpoints, and none is good.
+        CheckpointError: if there are checkpoints, and none is good or something else has saved the newest.
         ConfigError: if the newest was saved with other arguments.
     """
     manager = CheckpointManager(ckpt_path, keep=keep, memory=memory, should_suspend=should_suspend)

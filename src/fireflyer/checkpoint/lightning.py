@@ -7,6 +7,7 @@ from typing import Any
 from fireflyer.checkpoint import rng
 from fireflyer.checkpoint.face import CheckpointManager
 from fireflyer.checkpoint.inmemory import InMemory
+from fireflyer.checkpoint.origin import check_origin
 from fireflyer.checkpoint.plain import numbers, plain
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.errors import ConfigError
@@ -126,6 +127,7 @@ class FireflyerCheckpoint(Checkpoint):  # type: ignore[misc]  # untyped here
 
     def _load(self) -> dict[str, Any]:
         state = self.manager.load()
+        check_origin(state, __name__)
         self._rng, self._mid_epoch = self.manager.loaded_per_rank(), state["mid_epoch"]
         checkpoint: dict[str, Any] = state["lightning"]
         return checkpoint

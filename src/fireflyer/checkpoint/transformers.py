@@ -14,6 +14,7 @@ from fireflyer.checkpoint import rng
 from fireflyer.checkpoint.control import rank_and_world
 from fireflyer.checkpoint.face import CheckpointManager
 from fireflyer.checkpoint.inmemory import InMemory
+from fireflyer.checkpoint.origin import check_origin
 from fireflyer.checkpoint.plain import numbers, plain
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.errors import ConfigError
@@ -68,6 +69,7 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
         if self.manager.latest() is None:
             return None
         state = self.manager.load()
+        check_origin(state, __name__)
         self._restored = tempfile.TemporaryDirectory(prefix="fireflyer-resume-")
         directory = Path(self._restored.name)
         torch.save(state["model"], directory / "pytorch_model.bin")

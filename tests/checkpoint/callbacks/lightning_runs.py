@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from tests.checkpoint.callbacks.page import run_example
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint.lightning import FireflyerCheckpoint
+from fireflyer.errors import CheckpointError
 
 BATCHES = 6
 
@@ -182,6 +185,12 @@ def in_memory(directory: Path) -> None:
     assert_same(fit(2, resumable(), again), expected, len(expected.seen) - 9)
 
 
+def of_others(directory: Path) -> None:
+    CheckpointManager(directory).save(1, {"x": 1}).wait()
+    with pytest.raises(CheckpointError, match=r"lightning cannot load .* by a CheckpointManager"):
+        fit(1, shuffled(), FireflyerCheckpoint(directory))
+
+
 def example() -> None:
     expected = fit(1, shuffled(), None)
     torch.manual_seed(1)
@@ -199,6 +208,7 @@ def main(directory: Path) -> None:
     ended(directory / "short", shuffled, max_epochs=2)
     ended(directory / "steps", resumable, max_steps=9)
     in_memory(directory / "memory")
+    of_others(directory / "others")
     example()
     print("lightning: ok")
 

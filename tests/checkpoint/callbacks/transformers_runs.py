@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint.transformers import FireflyerCallback
-from fireflyer.errors import ConfigError
+from fireflyer.errors import CheckpointError, ConfigError
 
 TIMES = {
     "train_runtime",
@@ -161,6 +162,14 @@ def refused(directory: Path) -> None:
         FireflyerCallback(directory / "c").on_train_begin(args, None, None)
 
 
+def of_others(directory: Path) -> None:
+    CheckpointManager(directory).save(1, {"x": 1}).wait()
+    with pytest.raises(
+        CheckpointError, match=r"transformers cannot load .* by a CheckpointManager"
+    ):
+        FireflyerCallback(directory).newest()
+
+
 def example() -> None:
     for steps in (9, 9):  # the second time there is nothing left to train
         names = run_example("Hugging Face Trainer", {"model": Model(), "dataset": Data()})
@@ -181,6 +190,7 @@ def main(directory: Path) -> None:
     suspended(directory / "suspended")
     in_memory(directory / "memory")
     refused(directory / "refused")
+    of_others(directory / "others")
     example()
     print("transformers: ok")
 
