@@ -84,7 +84,9 @@ class CheckpointManager:
         self._copies: Copies | None = None
         if memory:
             options = memory if isinstance(memory, InMemory) else InMemory()
-            self._copies = Copies(options, self._control, self._claims, str(storage))
+            self._copies = Copies(
+                options, self._control, self._claims, str(storage), commit_deadline_s
+            )
         self._committer = Committer(
             self._catalog, self._claims, Keep.of(keep), commit_deadline_s, self._copies
         )
