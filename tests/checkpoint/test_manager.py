@@ -178,6 +178,23 @@ def test_keep_leaves_the_last_ones(tmp_path: Path, keep: int) -> None:
     assert directories == [f"step-{step:012d}" for step in range(7 - keep, 7)]
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("state", [{"a": 1}, {"w": torch.ones(3), "step": 0}])
+def test_nothing_is_left_of_what_is_retired(
+    tmp_path: Path, state: dict[str, Any], incremental: bool
+) -> None:
+    """Also where it had no data file of its own."""
+    (tmp_path / "step-000000000042").mkdir()  # as a kill between two removals leaves it
+    manager = CheckpointManager(tmp_path, keep=1, incremental=incremental)
+    for step in range(20):
+        manager.save(step, state)
+    manager.wait()
+    assert manager.steps() == [19]
+    named = {file for _, one in manager._catalog.whole() for file in one.files}
+    expected = {"step-000000000019", *(file.split("/")[0] for file in named)}
+    assert {path.name for path in tmp_path.glob("step-*")} == expected
+
+
 def test_keep_does_not_count_what_is_not_whole(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=2)
     for step in (1, 2):
