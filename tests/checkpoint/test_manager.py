@@ -1,6 +1,7 @@
 """The manager of one process: asynchronous saves, back-pressure, errors, retention, schedule."""
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fireflyer.checkpoint import CheckpointManager
+from fireflyer.checkpoint import CheckpointManager, InMemory
 from fireflyer.clock import ManualClock
 from fireflyer.errors import CheckpointError, ConfigError, NoSpace, StorageError
 from fireflyer.storage import DirectoryStorage, Storage
@@ -312,11 +313,68 @@ def test_a_bad_every_is_refused(tmp_path: Path, every: Any) -> None:
 
 @pytest.mark.parametrize(
     ("directory", "error"),
-    [(None, TypeError), (5, TypeError), (b"x", TypeError), (str, TypeError), ("", ConfigError)],
+    [
+        (None, TypeError),
+        (5, TypeError),
+        (b"x", TypeError),
+        (str, TypeError),
+        ("", ConfigError),
+        ("a\0b", ConfigError),
+    ],
 )
 def test_a_bad_directory_is_refused(directory: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="the directory"):
         CheckpointManager(directory)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("memory", value) for value in ("x", 1, None, InMemory)),
+        *((flag, value) for flag in ("overlap", "incremental") for value in ("yes", 2, None)),
+        *(("commit_deadline_s", v) for v in (0, -1, math.inf, math.nan, 1e9, "1", None, True)),
+        *(("should_suspend", value) for value in (3, "no")),
+    ],
+)
+def test_a_bad_option_is_refused(tmp_path: Path, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option}="):
+        CheckpointManager(tmp_path / "c", **{option: value})
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("limit_bytes", value) for value in (-1, 0, "1", 1.5, True)),
+        *(("linger_s", value) for value in (-1, math.inf, "1", None)),
+        *(("deadline_s", value) for value in (0, -1, math.nan, math.inf, "x", None)),
+    ],
+)
+def test_a_bad_memory_tier_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option}="):
+        InMemory(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        ([1], TypeError, "no dict of numbers by name"),
+        ([], TypeError, "no dict of numbers by name"),
+        ({"a": 10**400}, ValueError, "the metric a is too large"),
+        ({"a": 10**9999}, ValueError, "the metric a is too large"),
+        ({"a": "b"}, TypeError, "the metric a is 'b'"),
+        ({"\ud800": 1.0}, ValueError, r"'\\ud800'"),
+        ({1: 2}, TypeError, "the key 1"),
+    ],
+)
+def test_bad_metrics_are_refused(
+    tmp_path: Path, metrics: Any, error: type[Exception], message: str
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(error, match=message):
+        manager.save(1, {"a": 1}, metrics=metrics)
+    manager.save(2, {"a": 2}).wait()
+    assert manager.steps() == [2]
 
 
 @pytest.mark.parametrize("keep", [0, -1])

@@ -130,8 +130,8 @@ class Catalog:
             self._remove_leftovers(max(generations), {"data", "part", "failed"})
 
     def sweep(self, newest: Generation) -> None:
-        """Removes what killed or failed saves up to `newest`, which is committed, have left; empty directories
-        too."""
+        """Removes what killed or failed saves up to `newest`, which is committed, have left, and empty
+        directories."""
         self._remove_leftovers(newest, {"data", "part", "done", "failed", "temporary"})
         for directory in self.storage.list():
             if step_of(directory) is not None and not self.storage.list(directory):

@@ -12,11 +12,12 @@ from fireflyer.checkpoint.claims import Claims
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.manifest import CRC_BYTES, Generation
 from fireflyer.checkpoint.memory import LINGER_S, PLACE_DEADLINE_S, START_S, MemoryTier
+from fireflyer.checkpoint.options import check_seconds
 from fireflyer.checkpoint.replica import ReplicaStorage
 from fireflyer.checkpoint.tiers import Complete
 from fireflyer.checkpoint.tierwire import Block
 from fireflyer.checkpoint.tree import Piece
-from fireflyer.errors import CheckpointError, FireflyerError, StorageError, WireError
+from fireflyer.errors import CheckpointError, ConfigError, FireflyerError, StorageError, WireError
 from fireflyer.log import get_logger
 
 _log = get_logger("checkpoint")
@@ -31,7 +32,22 @@ class InMemory(msgspec.Struct, frozen=True, kw_only=True):
     """How long a keeper outside the platform stays when no rank is there."""
     deadline_s: float = PLACE_DEADLINE_S
     """How long a rank waits for keepers and for other ranks' replicas, in one save; at most half of the
-    manager's `commit_deadline_s`."""
+    manager's `commit_deadline_s`.
+
+    Raises:
+        ConfigError: for a number that cannot work.
+    """
+
+    def __post_init__(self) -> None:
+        limit = self.limit_bytes
+        if limit is not None and (
+            not isinstance(limit, int) or isinstance(limit, bool) or limit < 1
+        ):
+            raise ConfigError(
+                f"InMemory(limit_bytes={limit!r}): write a whole number of bytes from 1 on, or None"
+            )
+        check_seconds("InMemory linger_s", self.linger_s, zero=True)
+        check_seconds("InMemory deadline_s", self.deadline_s)
 
 
 class _Origin(msgspec.Struct, frozen=True):
