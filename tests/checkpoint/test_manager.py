@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import fireflyer.checkpoint
 from fireflyer.checkpoint import CheckpointManager, InMemory
 from fireflyer.clock import ManualClock
 from fireflyer.errors import CheckpointError, ConfigError, NoSpace, StorageError
@@ -254,7 +255,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_save(
 
     def child() -> None:
         for wait in (handle.wait, handle.wait_in_memory):
-            with pytest.raises(CheckpointError, match=r"step 1 goes on in process \d+"):
+            with pytest.raises(CheckpointError, match=r"step 1 is that of process \d+"):
                 wait()
         manager.wait()
         manager.before_step()
@@ -325,6 +326,22 @@ def test_a_bad_every_is_refused(tmp_path: Path, every: Any) -> None:
 def test_a_bad_directory_is_refused(directory: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="the directory"):
         CheckpointManager(directory)
+
+
+def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    for place in (tmp_path / "link", tmp_path / "link" / "c"):
+        with pytest.raises(StorageError, match="link is a link to nothing"):
+            CheckpointManager(place)
+
+
+def test_no_pattern_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no name and no pattern"):
+        CheckpointManager(tmp_path).load_tensors([])
+
+
+def test_the_package_lists_its_names() -> None:
+    assert set(fireflyer.checkpoint.__all__) <= set(dir(fireflyer.checkpoint))
 
 
 @pytest.mark.parametrize(

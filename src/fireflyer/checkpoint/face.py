@@ -27,7 +27,7 @@ from fireflyer.checkpoint.save import Committer, Job
 from fireflyer.checkpoint.staging import Stager, Table
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
-from fireflyer.errors import ConfigError
+from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.storage import Storage, open_storage
 
 COMMIT_DEADLINE_S = 600.0
@@ -318,11 +318,13 @@ class CheckpointManager:
                 them like "model.*".
 
         Raises:
-            CheckpointError: if there is no good one, or no tensor matches.
+            CheckpointError: if there is no good one, or no tensor matches or no pattern is given.
             StorageError: if the directory cannot be read.
         """
         number = None if step is None else whole_number(step)
         chosen = [patterns] if isinstance(patterns, str) else list(patterns)
+        if not chosen:
+            raise CheckpointError("load_tensors was given no name and no pattern")
         with self._copies.glimpsed() if self._copies is not None else _nothing() as held:
             return read_tensors([*held, self._catalog], chosen, number)
 
