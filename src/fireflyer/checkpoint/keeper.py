@@ -380,14 +380,28 @@ def _leave(listener: socket.socket, path: str) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if select.select([listener], [], [], 0)[0]:
             return False
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        remove_names(path)
         os._exit(0)  # at once: the listening socket goes with the lock
 
 
 def lock_path(path: str) -> str:
     """The lock of all keepers' sockets in one directory."""
     return os.path.join(os.path.dirname(path), "lock")
+
+
+def log_path(path: str) -> str:
+    """The log of the keeper of a socket."""
+    return f"{path.removesuffix('.sock')}.log"
+
+
+def remove_names(path: str) -> None:
+    """Of the socket of a keeper that leaves or has left, and of its log if that says nothing. REQUIRES: the
+    lock is held."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with contextlib.suppress(FileNotFoundError):
+        if not os.path.getsize(log_path(path)):
+            os.unlink(log_path(path))
 
 
 def main(arguments: list[str]) -> None:

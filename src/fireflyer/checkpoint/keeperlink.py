@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from fireflyer.checkpoint import tierwire as wire
-from fireflyer.checkpoint.keeper import keep_alive, lock_path
+from fireflyer.checkpoint.keeper import keep_alive, lock_path, log_path, remove_names
 from fireflyer.checkpoint.memfd import Memory
 from fireflyer.checkpoint.silence import Probe
 from fireflyer.checkpoint.tiers import Inventory, Stamp
@@ -317,9 +317,23 @@ def _private_directory() -> Path:
     return directory
 
 
+def _remove_dead(directory: Path) -> None:
+    """Names that killed keepers have left. REQUIRES: the lock is held."""
+    for path in directory.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX) as sock, _address(str(path)) as address:
+            sock.setblocking(False)
+            try:
+                sock.connect(address)
+            except ConnectionRefusedError:
+                remove_names(str(path))
+            except OSError:
+                pass  # a full backlog: it is alive
+
+
 def _start(path: str, linger_s: float) -> None:
     """Starts a keeper that is nobody's child. REQUIRES: the lock is held."""
-    with socket.socket(socket.AF_UNIX) as listener, open(f"{path[:-5]}.log", "ab") as log:
+    _remove_dead(Path(path).parent)
+    with socket.socket(socket.AF_UNIX) as listener, open(log_path(path), "ab") as log:
         with _address(path) as address:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address)
