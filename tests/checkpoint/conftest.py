@@ -206,6 +206,14 @@ class Machine:
         assert select.select([pidfd], [], [], DEADLINE_S)[0]
         os.close(pidfd)
 
+    def stop_keeper(self, node: str) -> int:
+        """Its pid; returns when it runs no more."""
+        pid = self.keepers()[node]
+        os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            os.sched_yield()
+        return pid
+
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:

@@ -1,6 +1,7 @@
 """A manager with the memory tier: what comes back after kills, and that storage goes on alone without it."""
 
 import os
+import select
 import shutil
 import signal
 import threading
@@ -15,8 +16,10 @@ from tests.checkpoint.conftest import Machine
 from tests.conftest import Gang, StartGang
 
 from fireflyer.checkpoint import CheckpointManager, InMemory, Shard
+from fireflyer.checkpoint.keeperlink import KeeperLink
 from fireflyer.checkpoint.memfd import Memory
 from fireflyer.checkpoint.staging import Stager
+from fireflyer.checkpoint.tiers import Stamp
 from fireflyer.errors import CheckpointError, NoSpace, StorageError
 from fireflyer.storage import Chunk, DirectoryStorage
 
@@ -205,6 +208,63 @@ def test_a_lost_keeper_is_replaced_at_the_next_save(
         return [*seen, manager.steps()]
 
     assert job(body, 2, 2).results() == [[True, False, True, [1, 2, 3]]] * 2
+
+
+def test_a_keeper_that_hangs_is_waited_for_once(
+    job: Job,
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where the ranks wait for each other for less than a minute: none is told of a failed save."""
+    puts: list[int] = []
+    put = KeeperLink.put
+
+    def counted(link: KeeperLink, stamp: Stamp, *rest: Any) -> None:
+        puts.append(stamp.step)
+        put(link, stamp, *rest)
+
+    def body(rank: int, world: int) -> list[Any]:
+        monkeypatch.setattr(KeeperLink, "put", counted)
+        memory = InMemory(deadline_s=2.0)
+        manager = CheckpointManager(tmp_path / "c", memory=memory, commit_deadline_s=20)
+        seen, pid = [], 0
+        for step in range(1, 6):
+            dist.barrier()
+            if step == 2 and rank == 0:
+                pid = machine.stop_keeper("n1")
+            if step == 5:
+                if rank == 0:
+                    os.kill(pid, signal.SIGCONT)
+                assert manager._copies is not None
+                assert manager._copies._tier is not None
+                for probe in manager._copies._tier._silent.values():
+                    assert probe._sock is not None
+                    assert select.select([probe._sock], [], [], 60)[0]
+            dist.barrier()
+            handle = manager.save(step, state_of(step, rank, world))
+            handle.wait()
+            seen.append(handle.wait_in_memory())
+        warnings = [r for r in caplog.records if "storage goes on" in r.getMessage()]
+        return [*seen, manager.steps(), {3, 4} & set(puts), len(warnings)]
+
+    expected = [True, False, False, False, True, [1, 2, 3, 4, 5], set()]
+    assert job(body, 3, 3).results() == [[*expected, int(rank == 0)] for rank in range(3)]
+
+
+def test_a_load_does_not_hang_on_a_keeper(job: Job, machine: Machine, tmp_path: Path) -> None:
+    def body(rank: int, world: int) -> list[Any]:
+        memory = InMemory(deadline_s=2.0)
+        manager = CheckpointManager(tmp_path / "c", memory=memory, commit_deadline_s=20)
+        manager.save(1, state_of(1, rank, world)).wait()
+        dist.barrier()
+        if rank == 0:
+            machine.stop_keeper("n1")
+        dist.barrier()
+        return [manager.load()["step"] for _ in range(2)]
+
+    assert job(body, 2, 2).results() == [[1, 1]] * 2
 
 
 def test_a_rank_that_cannot_stage_lets_the_others_know(

@@ -1,6 +1,7 @@
 """The manager of one process: asynchronous saves, back-pressure, errors, retention, schedule."""
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fireflyer.checkpoint import CheckpointManager
+import fireflyer.checkpoint
+from fireflyer.checkpoint import CheckpointManager, InMemory
 from fireflyer.clock import ManualClock
 from fireflyer.errors import CheckpointError, ConfigError, NoSpace, StorageError
 from fireflyer.storage import DirectoryStorage, Storage
@@ -178,6 +180,23 @@ def test_keep_leaves_the_last_ones(tmp_path: Path, keep: int) -> None:
     assert directories == [f"step-{step:012d}" for step in range(7 - keep, 7)]
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("state", [{"a": 1}, {"w": torch.ones(3), "step": 0}])
+def test_nothing_is_left_of_what_is_retired(
+    tmp_path: Path, state: dict[str, Any], incremental: bool
+) -> None:
+    """Also where it had no data file of its own."""
+    (tmp_path / "step-000000000042").mkdir()  # as a kill between two removals leaves it
+    manager = CheckpointManager(tmp_path, keep=1, incremental=incremental)
+    for step in range(20):
+        manager.save(step, state)
+    manager.wait()
+    assert manager.steps() == [19]
+    named = {file for _, one in manager._catalog.whole() for file in one.files}
+    expected = {"step-000000000019", *(file.split("/")[0] for file in named)}
+    assert {path.name for path in tmp_path.glob("step-*")} == expected
+
+
 def test_keep_does_not_count_what_is_not_whole(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path, keep=2)
     for step in (1, 2):
@@ -236,7 +255,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_save(
 
     def child() -> None:
         for wait in (handle.wait, handle.wait_in_memory):
-            with pytest.raises(CheckpointError, match=r"step 1 goes on in process \d+"):
+            with pytest.raises(CheckpointError, match=r"step 1 is that of process \d+"):
                 wait()
         manager.wait()
         manager.before_step()
@@ -295,11 +314,84 @@ def test_a_bad_every_is_refused(tmp_path: Path, every: Any) -> None:
 
 @pytest.mark.parametrize(
     ("directory", "error"),
-    [(None, TypeError), (5, TypeError), (b"x", TypeError), (str, TypeError), ("", ConfigError)],
+    [
+        (None, TypeError),
+        (5, TypeError),
+        (b"x", TypeError),
+        (str, TypeError),
+        ("", ConfigError),
+        ("a\0b", ConfigError),
+    ],
 )
 def test_a_bad_directory_is_refused(directory: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="the directory"):
         CheckpointManager(directory)
+
+
+def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    for place in (tmp_path / "link", tmp_path / "link" / "c"):
+        with pytest.raises(StorageError, match="link is a link to nothing"):
+            CheckpointManager(place)
+
+
+def test_no_pattern_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no name and no pattern"):
+        CheckpointManager(tmp_path).load_tensors([])
+
+
+def test_the_package_lists_its_names() -> None:
+    assert set(fireflyer.checkpoint.__all__) <= set(dir(fireflyer.checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("memory", value) for value in ("x", 1, None, InMemory)),
+        *((flag, value) for flag in ("overlap", "incremental") for value in ("yes", 2, None)),
+        *(("commit_deadline_s", v) for v in (0, -1, math.inf, math.nan, 1e9, "1", None, True)),
+        *(("should_suspend", value) for value in (3, "no")),
+    ],
+)
+def test_a_bad_option_is_refused(tmp_path: Path, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option}="):
+        CheckpointManager(tmp_path / "c", **{option: value})
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("limit_bytes", value) for value in (-1, 0, "1", 1.5, True)),
+        *(("linger_s", value) for value in (-1, math.inf, "1", None)),
+        *(("deadline_s", value) for value in (0, -1, math.nan, math.inf, "x", None)),
+    ],
+)
+def test_a_bad_memory_tier_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option}="):
+        InMemory(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        ([1], TypeError, "no dict of numbers by name"),
+        ([], TypeError, "no dict of numbers by name"),
+        ({"a": 10**400}, ValueError, "the metric a is too large"),
+        ({"a": 10**9999}, ValueError, "the metric a is too large"),
+        ({"a": "b"}, TypeError, "the metric a is 'b'"),
+        ({"\ud800": 1.0}, ValueError, r"'\\ud800'"),
+        ({1: 2}, TypeError, "the key 1"),
+    ],
+)
+def test_bad_metrics_are_refused(
+    tmp_path: Path, metrics: Any, error: type[Exception], message: str
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    with pytest.raises(error, match=message):
+        manager.save(1, {"a": 1}, metrics=metrics)
+    manager.save(2, {"a": 2}).wait()
+    assert manager.steps() == [2]
 
 
 @pytest.mark.parametrize("keep", [0, -1])

@@ -338,13 +338,27 @@ def test_a_keeper_ends_when_nobody_has_come_for_a_while(machine: Machine) -> Non
         tier.close()
         assert select.select([pidfd], [], [], DEADLINE_S)[0]
         os.close(pidfd)
-        assert [path.suffix for path in (machine.folder / "fireflyer").glob("*.sock")] == []
+        assert [path.name for path in (machine.folder / "fireflyer").iterdir()] == ["lock"]
         again = _alone(linger_s=0.3)
         assert again.found is None
         assert again.healthy
         again.close()
     finally:
         del os.environ["FIREFLYER_NODE"]
+
+
+def test_what_a_killed_keeper_leaves_goes_with_the_next_start(machine: Machine) -> None:
+    for place in ("/runs/a", "/runs/b", "/runs/c"):
+        _alone(place).close()
+        names = {path.suffix for path in (machine.folder / "fireflyer").glob("*.*")}
+        assert names == {".sock", ".log"}
+        assert len(list((machine.folder / "fireflyer").iterdir())) == 3
+        machine.kill_keeper("")
+    alive = _alone("/runs/d")
+    _alone("/runs/e").close()
+    assert len(list((machine.folder / "fireflyer").glob("*.sock"))) == 2
+    assert _save(alive, SAVES[0], 0)
+    alive.close()
 
 
 def test_a_keeper_never_imports_torch() -> None:

@@ -95,6 +95,8 @@ def _beats(other: Candidate, one: Candidate, mode: str) -> bool:
         {"best": -1, "metric": "loss"},
         {"best": 1},
         {"metric": "loss"},
+        {"best": 1, "metric": ""},
+        {"best": 1, "metric": 3},
         {"best": 1, "metric": "loss", "mode": "least"},
     ],
 )

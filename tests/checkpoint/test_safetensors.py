@@ -145,6 +145,11 @@ def test_data_begin_at_multiples_of_eight_and_of_their_element(tmp_path: Path) -
             assert entry["data_offsets"][0] % sizes.get(entry["dtype"], 1) == 0
 
 
+def test_the_name_that_the_format_keeps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="called __metadata__, which safetensors keeps"):
+        safetensors.save({"__metadata__": torch.ones(2)}, tmp_path / "m")
+
+
 def test_names_that_meet(tmp_path: Path) -> None:
     state = {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}
     with pytest.raises(CheckpointError, match=r"two tensors of the state would be called a\.b"):

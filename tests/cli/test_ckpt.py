@@ -202,8 +202,9 @@ def test_prune_counts_what_is_whole(run: Path, capsys: Any) -> None:
         ("import run again", 1, "has neither .metadata nor a .safetensors file"),
         ("export run out --to safetensors --shard-size 0", 2, "'0' is no size"),
         ("prune run --keep 0", 2, "Invalid value for '--keep'"),
-        ("prune run --keep 1 --best 2", 1, "give both"),
-        ("prune run --keep 1 --best 2 --metric loss --mode big", 1, 'write "min" or "max"'),
+        ("prune run --keep 1 --best 2", 2, "give both"),
+        ("prune run --keep 1 --best 2 --metric loss --mode big", 2, 'write "min" or "max"'),
+        ("prune run --keep 1 --best 2 --metric zz", 1, "no checkpoint has the metric zz"),
     ],
 )
 def test_errors_are_one_line(run: Path, capsys: Any, line: str, code: int, message: str) -> None:
@@ -228,6 +229,16 @@ def test_an_empty_directory_is_refused(run: Path, capsys: Any) -> None:
 class Code:
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return (os.system, ("touch ran",))
+
+
+@pytest.mark.parametrize("verb", ["ls", "ls --json", "verify", "inspect", "prune --keep 1"])
+def test_a_directory_of_something_else_is_refused(run: Path, capsys: Any, verb: str) -> None:
+    safetensors.save({"w": torch.ones(3)}, run / "model")
+    name, *options = verb.split()
+    assert "no run has saved in model" in ran(capsys, " ".join([name, "model", *options]), 1)
+    (run / "model" / "claims").mkdir()
+    if name == "ls":
+        ran(capsys, "ls model")  # a run that has not saved yet
 
 
 def test_code_in_a_file_is_refused_in_our_words(run: Path, capsys: Any) -> None:

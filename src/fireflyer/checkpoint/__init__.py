@@ -24,6 +24,10 @@ _HOMES = {
 __all__ = ["CheckpointManager", "InMemory", "Keep", "SaveHandle", "Shard"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -125,12 +125,17 @@ class Catalog:
         the data files that no other checkpoint may name."""
         for generation in generations:
             self.storage.delete(generation.manifest)
+            self.storage.delete(generation.directory)
         if generations:
             self._remove_leftovers(max(generations), {"data", "part", "failed"})
 
     def sweep(self, newest: Generation) -> None:
-        """Removes what killed or failed saves up to `newest`, which is committed, have left."""
+        """Removes what killed or failed saves up to `newest`, which is committed, have left, and empty
+        directories."""
         self._remove_leftovers(newest, {"data", "part", "done", "failed", "temporary"})
+        for directory in self.storage.list():
+            if step_of(directory) is not None and not self.storage.list(directory):
+                self.storage.delete(directory)
 
     def _remove_leftovers(self, newest: Generation, roles: set[str]) -> None:
         files, needed = self._settled()

@@ -22,7 +22,7 @@ from fireflyer.errors import CheckpointError, ConfigError, StorageError
 from fireflyer.log import get_logger
 from fireflyer.storage import Storage
 
-_DIRECTORY = "claims"
+CLAIMS = "claims"
 _MARK = re.compile(r"attempt-(\d{6,})-([0-9a-f]{16})\.json")
 _log = get_logger("checkpoint")
 
@@ -106,9 +106,7 @@ class Claims:
             )
         if self.epoch is None and self.me.attempt is not None:
             self._refuse_if_late()
-            self._storage.create(
-                f"{_DIRECTORY}/{_mark(self.me.task, self.me.attempt)}", self._dated()
-            )
+            self._storage.create(f"{CLAIMS}/{_mark(self.me.task, self.me.attempt)}", self._dated())
         while (mine := self.epoch) is None:
             # Claims may be lost, or left behind when saves are copied; a new save is newer than all there.
             candidate = max([*self._epochs(), newest_epoch(self._storage)]) + 1
@@ -136,7 +134,7 @@ class Claims:
     def history(self) -> list[Run]:
         """The runs of this task (or outside the platform) that saved or may save here, up to this one."""
         runs = []
-        names = {f"{_DIRECTORY}/{name}" for name in self._storage.list(_DIRECTORY)}
+        names = {f"{CLAIMS}/{name}" for name in self._storage.list(CLAIMS)}
         for epoch in self._epochs():
             claim = self._read(_name(epoch))
             if claim is None or claim.task != self.me.task:
@@ -164,7 +162,7 @@ class Claims:
         if self.me.attempt is None:
             return
         task = _task_hash(self.me.task)
-        marks = map(_MARK.fullmatch, self._storage.list(_DIRECTORY))
+        marks = map(_MARK.fullmatch, self._storage.list(CLAIMS))
         latest = max((int(mark[1]) for mark in marks if mark and mark[2] == task), default=0)
         if latest > self.me.attempt:
             owner = Claim(task=self.me.task, attempt=latest)
@@ -173,7 +171,7 @@ class Claims:
             )
 
     def _epochs(self) -> list[int]:
-        stems = (name.removesuffix(".json") for name in self._storage.list(_DIRECTORY))
+        stems = (name.removesuffix(".json") for name in self._storage.list(CLAIMS))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def _read(self, name: str) -> Claim | None:
@@ -193,7 +191,7 @@ class Claims:
 
 
 def _name(epoch: int) -> str:
-    return f"{_DIRECTORY}/{epoch:06d}.json"
+    return f"{CLAIMS}/{epoch:06d}.json"
 
 
 def _mark(task: str, attempt: int) -> str:
@@ -205,7 +203,7 @@ def _task_hash(task: str) -> str:
 
 
 def _left_name(epoch: int) -> str:
-    return f"{_DIRECTORY}/{epoch:06d}.left.json"
+    return f"{CLAIMS}/{epoch:06d}.left.json"
 
 
 def _who(claim: Claim | None) -> str:

@@ -20,6 +20,7 @@ from fireflyer.checkpoint.handle import SaveHandle
 from fireflyer.checkpoint.inmemory import Copies, InMemory
 from fireflyer.checkpoint.load import load_newest, read_tensors
 from fireflyer.checkpoint.manifest import Generation
+from fireflyer.checkpoint.options import check_flag, check_seconds
 from fireflyer.checkpoint.prepare import Preparer, whole_number
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.checkpoint.save import Committer, Job
@@ -27,7 +28,7 @@ from fireflyer.checkpoint.staging import Stager, Table
 from fireflyer.checkpoint.stepping import hook_optimizers
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
-from fireflyer.errors import ConfigError
+from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.storage import Storage, open_storage
 
 COMMIT_DEADLINE_S = 600.0
@@ -58,8 +59,9 @@ class CheckpointManager:
         """
         Args:
             directory: a path, an fsspec URL, or a storage; shared by all ranks.
-            every: what `should_save` goes by: a duration ("5min", "30s"), a number of steps, or "auto":
-                what loses least by the measured cost of saves and rate of failures, 1 min to 1 h.
+            every: what `should_save` goes by: a duration ("5min", "30s"), a number of steps (at their
+                multiples, not at 0), or "auto": what loses least by the measured cost of saves and rate of
+                failures, 1 min to 1 h.
             keep: how many of the newest checkpoints stay, or a `Keep` with more rules; None keeps all.
             overlap: `save` returns while large tensors are still being copied; `before_step` must be called
                 before they change other than by the step of a torch optimizer, which calls it.
@@ -74,10 +76,17 @@ class CheckpointManager:
             clock: for tests.
 
         Raises:
-            ConfigError: for an `every`, `keep`, FIREFLYER_ATTEMPT or empty path that cannot work.
+            ConfigError: for an option, FIREFLYER_ATTEMPT or path that cannot work.
             TypeError: if the directory is nothing of the kind.
             StorageError: if the directory cannot be used.
         """
+        check_flag("overlap", overlap)
+        check_flag("incremental", incremental)
+        check_seconds("commit_deadline_s", commit_deadline_s)
+        if not isinstance(memory, bool | InMemory):
+            raise ConfigError(f"memory={memory!r}: write True, False or an InMemory(...)")
+        if should_suspend is not None and not callable(should_suspend):
+            raise ConfigError(f"should_suspend={should_suspend!r}: give a function, or None")
         storage = _storage_of(directory)
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
@@ -85,7 +94,9 @@ class CheckpointManager:
         self._copies: Copies | None = None
         if memory:
             options = memory if isinstance(memory, InMemory) else InMemory()
-            self._copies = Copies(options, self._control, self._claims, str(storage))
+            self._copies = Copies(
+                options, self._control, self._claims, str(storage), commit_deadline_s
+            )
         self._committer = Committer(
             self._catalog, self._claims, Keep.of(keep), commit_deadline_s, self._copies
         )
@@ -162,7 +173,7 @@ class CheckpointManager:
 
         Args:
             step: a whole number from 0 on.
-            metrics: numbers by which retention may choose; rank 0's count.
+            metrics: numbers by name, by which retention may choose; rank 0's count.
 
         Raises:
             CheckpointError: naming the key path of what cannot be saved; or if a newer run owns
@@ -310,11 +321,13 @@ class CheckpointManager:
                 them like "model.*".
 
         Raises:
-            CheckpointError: if there is no good one, or no tensor matches.
+            CheckpointError: if there is no good one, or no tensor matches or no pattern is given.
             StorageError: if the directory cannot be read.
         """
         number = None if step is None else whole_number(step)
         chosen = [patterns] if isinstance(patterns, str) else list(patterns)
+        if not chosen:
+            raise CheckpointError("load_tensors was given no name and no pattern")
         with self._copies.glimpsed() if self._copies is not None else _nothing() as held:
             return read_tensors([*held, self._catalog], chosen, number)
 
@@ -358,6 +371,8 @@ def _storage_of(directory: str | os.PathLike[str] | Storage) -> Storage:
     if isinstance(directory, str | os.PathLike):
         if not os.fspath(directory):
             raise ConfigError('the directory is "": name one, "." is the current one')
+        if "\0" in os.fspath(directory):
+            raise ConfigError(f"the directory is {os.fspath(directory)!r}: no path has a NUL in it")
         return open_storage(directory)
     if not callable(getattr(directory, "read_checked", None)):
         raise TypeError(f"the directory {directory!r} is neither a path, a URL nor a Storage")

@@ -75,8 +75,8 @@ class SaveHandle:
     def _check_process(self) -> None:
         if not self.is_of_this_process():
             raise CheckpointError(
-                f"the save of step {self.step} goes on in process {self._process}, which this one was "
-                "forked from: wait for it there"
+                f"the save of step {self.step} is that of process {self._process}, which this one was "
+                "forked from: only there one can wait for it"
             )
 
     def written(self) -> Written | None:

@@ -11,12 +11,13 @@ from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims
 from fireflyer.checkpoint.control import Control, rank_and_world
 from fireflyer.checkpoint.manifest import CRC_BYTES, Generation
-from fireflyer.checkpoint.memory import LINGER_S, PLACE_DEADLINE_S, MemoryTier
+from fireflyer.checkpoint.memory import LINGER_S, PLACE_DEADLINE_S, START_S, MemoryTier
+from fireflyer.checkpoint.options import check_seconds
 from fireflyer.checkpoint.replica import ReplicaStorage
 from fireflyer.checkpoint.tiers import Complete
 from fireflyer.checkpoint.tierwire import Block
 from fireflyer.checkpoint.tree import Piece
-from fireflyer.errors import CheckpointError, FireflyerError, StorageError, WireError
+from fireflyer.errors import CheckpointError, ConfigError, FireflyerError, StorageError, WireError
 from fireflyer.log import get_logger
 
 _log = get_logger("checkpoint")
@@ -30,7 +31,23 @@ class InMemory(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = LINGER_S
     """How long a keeper outside the platform stays when no rank is there."""
     deadline_s: float = PLACE_DEADLINE_S
-    """How long the ranks wait for each other's replicas."""
+    """How long a rank waits for keepers and for other ranks' replicas, in one save; at most half of the
+    manager's `commit_deadline_s`.
+
+    Raises:
+        ConfigError: for a number that cannot work.
+    """
+
+    def __post_init__(self) -> None:
+        limit = self.limit_bytes
+        if limit is not None and (
+            not isinstance(limit, int) or isinstance(limit, bool) or limit < 1
+        ):
+            raise ConfigError(
+                f"InMemory(limit_bytes={limit!r}): write a whole number of bytes from 1 on, or None"
+            )
+        check_seconds("InMemory linger_s", self.linger_s, zero=True)
+        check_seconds("InMemory deadline_s", self.deadline_s)
 
 
 class _Origin(msgspec.Struct, frozen=True):
@@ -65,8 +82,18 @@ class Copies:
     directory does: what a removed directory held is never found again under its name.
     """
 
-    def __init__(self, options: InMemory, control: Control, claims: Claims, storage: str) -> None:
+    def __init__(
+        self,
+        options: InMemory,
+        control: Control,
+        claims: Claims,
+        storage: str,
+        commit_deadline_s: float,
+    ) -> None:
         self._options = options
+        # While one rank waits for its keeper, the others wait for it, so long at most.
+        self._most_s = commit_deadline_s / 2
+        self.deadline_s = min(options.deadline_s, self._most_s)
         self._control = control
         self._claims = claims
         self._storage = storage
@@ -130,7 +157,8 @@ class Copies:
                 epoch=origin.epoch,
                 limit_bytes=options.limit_bytes,
                 linger_s=options.linger_s,
-                deadline_s=options.deadline_s,
+                deadline_s=self.deadline_s,
+                start_s=min(START_S, self._most_s),
             )
             self._made_for = _here()
         self._found = self._tier.found

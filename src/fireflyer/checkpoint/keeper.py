@@ -53,6 +53,7 @@ class _Room:
 
     def __init__(self) -> None:
         self.shelf = Shelf()
+        self.stall_s = wire.STALL_S
         self.replicas: dict[tuple[Stamp, int], _Replica] = {}
         self.manifests: dict[Stamp, bytes] = {}
         self.parts: dict[Stamp, dict[int, bytes]] = {}
@@ -118,7 +119,7 @@ class Keeper:
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.getuid():
             return
-        join = _next_request(sock)
+        join = _next_request(sock, HANDSHAKE_S)
         if not isinstance(join, wire.Join):
             return
         wire.receive_body(sock)
@@ -140,6 +141,7 @@ class Keeper:
             room = self._rooms.setdefault(join.place, _Room())
             room.shelf.raise_fence(join.epoch)
             available = _available_bytes() // join.share + room.shelf.used_bytes
+            room.stall_s = join.stall_s
             room.shelf.limit_bytes = join.limit_bytes or available // 2
             name = wire.key_name(join.key)
             self._keys.pop(name, None)
@@ -179,7 +181,7 @@ class Keeper:
 
     def _serve(self, sock: socket.socket, room: _Room, passes_memory: bool) -> None:
         """Answers requests until the rank leaves."""
-        while (request := _next_request(sock)) is not None:
+        while (request := _next_request(sock, room.stall_s)) is not None:
             try:
                 self._answer(sock, room, request, passes_memory)
             except FireflyerError as error:
@@ -280,7 +282,7 @@ class Keeper:
             if missing := room.shelf.missing(stamp, gather.world):
                 names = ", ".join(map(str, missing))
                 raise DeadlineExceeded(
-                    f"no replica from rank(s) {names} within {gather.timeout_s:g} s"
+                    f"no replica from rank(s) {names} within {gather.timeout_s:.3g} s"
                 )
             return [part for _, part in sorted(room.parts[stamp].items())]
 
@@ -291,7 +293,7 @@ class Keeper:
             )
             decided = room.shelf.decided(wait.stamp)
         if decided is None:
-            raise DeadlineExceeded(f"rank 0 did not commit it within {wait.timeout_s:g} s")
+            raise DeadlineExceeded(f"rank 0 did not commit it within {wait.timeout_s:.3g} s")
         if not decided:
             raise CheckpointError("rank 0 gave it up, and says why")
 
@@ -322,13 +324,13 @@ class Keeper:
         wire.send_ranges(sock, replica.memory.fd, request.ranges)
 
 
-def _next_request(sock: socket.socket) -> wire.Request | None:
+def _next_request(sock: socket.socket, stall_s: float) -> wire.Request | None:
     """The next message's head; None where the stream ends before it. A rank may be silent for hours, but
     not within a message."""
     sock.settimeout(None)
     if not sock.recv(1, socket.MSG_PEEK):
         return None
-    sock.settimeout(wire.STALL_S)
+    sock.settimeout(stall_s)
     return wire.request_decoder.decode(wire.receive_frame(sock))
 
 
@@ -378,14 +380,28 @@ def _leave(listener: socket.socket, path: str) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if select.select([listener], [], [], 0)[0]:
             return False
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        remove_names(path)
         os._exit(0)  # at once: the listening socket goes with the lock
 
 
 def lock_path(path: str) -> str:
     """The lock of all keepers' sockets in one directory."""
     return os.path.join(os.path.dirname(path), "lock")
+
+
+def log_path(path: str) -> str:
+    """The log of the keeper of a socket."""
+    return f"{path.removesuffix('.sock')}.log"
+
+
+def remove_names(path: str) -> None:
+    """Of the socket of a keeper that leaves or has left, and of its log if that says nothing. REQUIRES: the
+    lock is held."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with contextlib.suppress(FileNotFoundError):
+        if not os.path.getsize(log_path(path)):
+            os.unlink(log_path(path))
 
 
 def main(arguments: list[str]) -> None:

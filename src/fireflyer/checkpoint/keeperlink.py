@@ -3,12 +3,14 @@
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,8 +19,9 @@ from typing import TypeVar
 import msgspec
 
 from fireflyer.checkpoint import tierwire as wire
-from fireflyer.checkpoint.keeper import keep_alive, lock_path
+from fireflyer.checkpoint.keeper import keep_alive, lock_path, log_path, remove_names
 from fireflyer.checkpoint.memfd import Memory
+from fireflyer.checkpoint.silence import Probe
 from fireflyer.checkpoint.tiers import Inventory, Stamp
 from fireflyer.errors import (
     ConfigError,
@@ -27,6 +30,8 @@ from fireflyer.errors import (
     ProtocolMismatch,
     StorageError,
 )
+from fireflyer.hfreduce.handshake import Hello, Purpose
+from fireflyer.rpc.frames import frame
 
 CONNECT_S = 10.0
 
@@ -41,40 +46,64 @@ class KeeperLink:
     the last two, and after a DeadlineExceeded of the connection, the link is closed.
     """
 
-    def __init__(self, sock: socket.socket, who: str, passes_memory: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, who: str, passes_memory: bool, stall_s: float = wire.STALL_S
+    ) -> None:
+        """`stall_s`: how long the keeper may keep its caller waiting."""
         self._sock = sock
+        self._stall_s = stall_s
+        self.end = math.inf
+        """When, by time.monotonic, the caller's time is over."""
+        self.silent = False
+        """Whether the link was closed because the keeper did not answer."""
         weakref.finalize(self, sock.close)  # also where it is lost in a cycle
         self._who = who
         self._passes_memory = passes_memory
         self.busy = threading.Lock()
 
     @classmethod
-    def local(cls, sock: socket.socket, join: wire.Join) -> tuple["KeeperLink", int, Inventory]:
-        """Joins over a connected Unix socket; also the port of the keeper and what it holds."""
-        sock.settimeout(wire.STALL_S)
-        link = cls(sock, "this node's keeper", passes_memory=True)
+    def local(
+        cls, sock: socket.socket, join: wire.Join, patience_s: float | None = None
+    ) -> tuple["KeeperLink", int, Inventory]:
+        """Joins over a connected Unix socket; also the port of the keeper and what it holds.
+
+        Args:
+            patience_s: for the answer; None: as for any other.
+        """
+        link = cls(sock, "this node's keeper", passes_memory=True, stall_s=join.stall_s)
         try:
-            joined = link._ask(join, wire.Joined)
+            joined = link._ask(join, wire.Joined, patience_s=patience_s)
         except BaseException:
             link.close()
             raise
         return link, joined.port, joined.inventory
 
     @classmethod
-    def remote(cls, address: str, port: int, key: bytes) -> "KeeperLink":
-        """Connects to another node's keeper and proves the job's key."""
+    def remote(
+        cls,
+        address: str,
+        port: int,
+        key: bytes,
+        *,
+        stall_s: float = wire.STALL_S,
+        end: float = math.inf,
+    ) -> "KeeperLink":
+        """Connects to another node's keeper and proves the job's key, by `end`."""
         who = f"the keeper at {address}:{port}"
+        within_s = min(CONNECT_S, stall_s, end - time.monotonic())
+        if within_s <= 0:
+            raise DeadlineExceeded(f"no time is left for {who}")
         try:
-            sock = socket.create_connection((address, port), CONNECT_S)
+            sock = socket.create_connection((address, port), within_s)
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{who} did not answer within {CONNECT_S:g} s") from error
+            raise DeadlineExceeded(f"{who} did not answer within {within_s:.3g} s") from error
         except OSError as error:
             raise PeerLost(f"{who} cannot be reached: {error.strerror}") from error
-        link = cls(sock, who, passes_memory=False)
-        with link._wire():
+        link = cls(sock, who, passes_memory=False, stall_s=stall_s)
+        link.end = end
+        with link._wire(CONNECT_S):
             keep_alive(sock)
             wire.prove(sock, key, who)
-            sock.settimeout(wire.STALL_S)
         return link
 
     @property
@@ -99,7 +128,11 @@ class KeeperLink:
             if self._passes_memory:
                 memory.send(self._sock)
             else:
-                wire.send_ranges(self._sock, memory.fd, [(0, size)])
+                for start in range(0, size, wire.CHUNK_BYTES):
+                    self._arm(self._stall_s)
+                    count = min(wire.CHUNK_BYTES, size - start)
+                    wire.send_ranges(self._sock, memory.fd, [(start, count)])
+            self._arm(self._stall_s)
             self._reply(wire.Done)
 
     def tell(
@@ -112,17 +145,14 @@ class KeeperLink:
 
     def gather(self, stamp: Stamp, world: int, timeout_s: float) -> list[bytes]:
         """The ranks' parts, once all have placed their data; at rank 0's keeper."""
-        self._sock.settimeout(timeout_s + wire.STALL_S)
-        count = self._ask(wire.Gather(stamp, world, timeout_s), wire.Done).parts
-        self._sock.settimeout(wire.STALL_S)
+        gather = wire.Gather(stamp, world, timeout_s)
+        count = self._ask(gather, wire.Done, patience_s=timeout_s + self._stall_s).parts
         with self._wire():
             return [self._reply(wire.Done)[1] for _ in range(count)]
 
     def await_commit(self, stamp: Stamp, timeout_s: float) -> None:
         """Returns when the save is committed; at the rank's own keeper, which holds its data."""
-        self._sock.settimeout(timeout_s + wire.STALL_S)
-        self._ask(wire.Await(stamp, timeout_s), wire.Done)
-        self._sock.settimeout(wire.STALL_S)
+        self._ask(wire.Await(stamp, timeout_s), wire.Done, patience_s=timeout_s + self._stall_s)
 
     def look(self) -> Inventory:
         return self._ask(wire.Look(), wire.Holds).inventory
@@ -148,8 +178,16 @@ class KeeperLink:
             for _, buffer in wanted:
                 wire.receive_into(self._sock, buffer)
 
-    def _ask(self, message: wire.Request, kind: type[R], body: bytes = b"") -> R:
-        with self._wire():
+    def _ask(
+        self,
+        message: wire.Request,
+        kind: type[R],
+        body: bytes = b"",
+        patience_s: float | None = None,
+    ) -> R:
+        if self.end <= time.monotonic():
+            raise DeadlineExceeded(f"no time is left for {self._who}")
+        with self._wire(patience_s):
             wire.send(self._sock, message, body)
             return self._reply(kind)[0]
 
@@ -162,15 +200,28 @@ class KeeperLink:
             raise ProtocolMismatch(f"{self._who} answered with {type(reply).__name__}")
         return reply, body
 
+    def _arm(self, patience_s: float) -> None:
+        """For the waits that follow, each.
+
+        Raises:
+            TimeoutError: if the caller's time is over.
+        """
+        left_s = min(patience_s, self.end - time.monotonic())
+        if left_s <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left_s)
+
     @contextlib.contextmanager
-    def _wire(self) -> Iterator[None]:
-        """Closes the connection when it breaks."""
+    def _wire(self, patience_s: float | None = None) -> Iterator[None]:
+        """Closes the connection when it breaks, or keeps the caller waiting for longer than so."""
         try:
+            self._arm(self._stall_s if patience_s is None else patience_s)
             yield
         except (PeerLost, ProtocolMismatch):
             self.close()
             raise
         except TimeoutError as error:
+            self.silent = True
             self.close()
             raise DeadlineExceeded(f"{self._who} did not answer in time") from error
         except OSError as error:
@@ -193,10 +244,9 @@ def connect_local(place: str, node: str, linger_s: float) -> socket.socket:
         ConfigError: if another user could reach its directory.
     """
     try:
-        if path := os.environ.get("FIREFLYER_KEEPER"):
+        path, is_given = _local_path(place, node)
+        if is_given:
             return _connect(path)
-        name = hashlib.sha256(f"{place}\0{node}".encode()).hexdigest()[:32]
-        path = str(_private_directory() / f"{name}.sock")
         with open(lock_path(path), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
@@ -206,6 +256,31 @@ def connect_local(place: str, node: str, linger_s: float) -> socket.socket:
                 return _connect(path)
     except (OSError, subprocess.SubprocessError) as error:
         raise PeerLost(f"this node's keeper cannot be reached: {error}") from error
+
+
+def _local_path(place: str, node: str) -> tuple[str, bool]:
+    """The socket of this node's keeper; whether it is the task's."""
+    if path := os.environ.get("FIREFLYER_KEEPER"):
+        return path, True
+    name = hashlib.sha256(f"{place}\0{node}".encode()).hexdigest()[:32]
+    return str(_private_directory() / f"{name}.sock"), False
+
+
+def local_probe(place: str, node: str) -> Probe:
+    """Of this node's keeper, which closes on whoever does not join."""
+
+    def connect(sock: socket.socket) -> None:
+        with _address(_local_path(place, node)[0]) as address:
+            sock.connect(address)
+
+    question = frame(msgspec.msgpack.encode(wire.Look())) + frame(b"")
+    return Probe(connect, socket.AF_UNIX, question)
+
+
+def remote_probe(address: str, port: int, key: bytes) -> Probe:
+    """Of another node's keeper, which tells at once whether it knows the key."""
+    hello = Hello.make(wire.key_name(key), Purpose.DATA, -1, -1)
+    return Probe(lambda sock: sock.connect((address, port)), socket.AF_INET, hello.raw)
 
 
 @contextlib.contextmanager
@@ -220,6 +295,7 @@ def _address(path: str) -> Iterator[str]:
 
 def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(CONNECT_S)  # so a full backlog, of a keeper that accepts nobody, is an error
     try:
         with _address(path) as address:
             sock.connect(address)
@@ -241,9 +317,23 @@ def _private_directory() -> Path:
     return directory
 
 
+def _remove_dead(directory: Path) -> None:
+    """Names that killed keepers have left. REQUIRES: the lock is held."""
+    for path in directory.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX) as sock, _address(str(path)) as address:
+            sock.setblocking(False)
+            try:
+                sock.connect(address)
+            except ConnectionRefusedError:
+                remove_names(str(path))
+            except OSError:
+                pass  # a full backlog: it is alive
+
+
 def _start(path: str, linger_s: float) -> None:
     """Starts a keeper that is nobody's child. REQUIRES: the lock is held."""
-    with socket.socket(socket.AF_UNIX) as listener, open(f"{path[:-5]}.log", "ab") as log:
+    _remove_dead(Path(path).parent)
+    with socket.socket(socket.AF_UNIX) as listener, open(log_path(path), "ab") as log:
         with _address(path) as address:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address)

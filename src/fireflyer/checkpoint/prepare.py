@@ -90,7 +90,7 @@ class Preparer:
         try:
             epoch, number, rejoin = claim()
             at = _step_to_save(step)
-            mine = self._take(state, per_rank, _measured(metrics or {}))
+            mine = self._take(state, per_rank, _measured(metrics))
             if mine.taken.layout.digest == self._planned_digest:
                 self._fit(mine, rank)
         except Exception as failure:  # noqa: BLE001  # the other ranks must hear of any
@@ -202,7 +202,9 @@ class Preparer:
         """
         if not any(failed):
             return
-        reasons = self._control.blobs(str(error).encode() if error is not None else b"")
+        reasons = self._control.blobs(
+            str(error).encode(errors="backslashreplace") if error is not None else b""
+        )
         if error is not None:
             raise error
         rank = failed.index(1)
@@ -228,11 +230,25 @@ def _step_to_save(step: SupportsIndex) -> int:
     return number
 
 
-def _measured(metrics: Mapping[str, float]) -> Metrics:
+def _measured(metrics: Mapping[str, float] | None) -> Metrics:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"the metrics {metrics!r} are no dict of numbers by name")
     measured: Metrics = {}
     for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the metrics have the key {name!r}, which is no name")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the metrics have the key {name!r}, which UTF-8 cannot hold"
+            ) from error
         try:
             measured[name] = _as_json(float(value))
+        except OverflowError as error:
+            raise ValueError(f"the metric {name} is too large for a float") from error
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"the metric {name} is {value!r}, which is not a number") from error
     return measured

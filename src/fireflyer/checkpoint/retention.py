@@ -14,7 +14,8 @@ class Keep:
     """What to keep; a checkpoint stays if any of the rules wants it, and the newest always does.
 
     Raises:
-        ConfigError: for numbers below 1, `best` without `metric` or the other way round, or another mode.
+        ConfigError: for numbers below 1, `best` without `metric` or the other way round, no name, or another
+            mode.
     """
 
     last: int = 3
@@ -39,6 +40,8 @@ class Keep:
             raise ConfigError(
                 f'Keep(best={self.best}, metric={self.metric!r}): give both, e.g. best=2, metric="loss"'
             )
+        if self.metric is not None and (not isinstance(self.metric, str) or not self.metric):
+            raise ConfigError(f'Keep(metric={self.metric!r}): write its name, e.g. "loss"')
         if self.mode not in ("min", "max"):
             raise ConfigError(f'Keep(mode={self.mode!r}): write "min" or "max"')
 

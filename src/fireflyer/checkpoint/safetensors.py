@@ -152,9 +152,13 @@ def _write(
 
 def _names(contents: Contents) -> dict[Any, str]:
     names: dict[Any, str] = {}
-    taken = {"__metadata__"}
+    taken: set[str] = set()
     for node in contents.tensors:
         name = path_name(node.path)
+        if name == "__metadata__":
+            raise CheckpointError(
+                f"a tensor of {contents} is called {name}, which safetensors keeps for itself"
+            )
         if name in taken:
             raise CheckpointError(f"two tensors of {contents} would be called {name}")
         taken.add(name)

@@ -73,7 +73,8 @@ class Committer:
         self._storage = catalog.storage
         self._claims = claims
         self._keep = keep
-        self._deadline_s = deadline_s
+        # Of two ranks, one may have waited for the memory tier and the other not.
+        self._deadline_s = deadline_s + (copies.deadline_s if copies is not None else 0.0)
         self._copies = copies
         self._swept = False
         self._never = threading.Event()

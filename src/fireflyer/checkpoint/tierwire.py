@@ -36,8 +36,9 @@ from fireflyer.rpc.frames import PREFIX, frame, length
 VERSION = 1
 CHUNK_BYTES = 4 << 20
 _SMALL_BYTES = 64 << 10
-STALL_S = 60.0
-"""How long one side may keep the other waiting within a message before it counts as lost."""
+STALL_S = 120.0
+"""How long one side may keep the other waiting within a message before it counts as lost, where no `Join`
+says otherwise."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -62,6 +63,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     address: str
     """Where this node's keeper is to listen for them."""
     share: int = 1
+    stall_s: float = STALL_S
+    """How long a rank may keep the keeper waiting within a message."""
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):

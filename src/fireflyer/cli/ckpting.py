@@ -12,12 +12,12 @@ import typer
 
 from fireflyer.checkpoint import compare, survey
 from fireflyer.checkpoint.catalog import Catalog
-from fireflyer.checkpoint.claims import Claims, identity
+from fireflyer.checkpoint.claims import CLAIMS, Claims, identity
 from fireflyer.checkpoint.contents import Contents, nbytes_of
 from fireflyer.checkpoint.direct import save_contents
 from fireflyer.checkpoint.interchange import KINDS, Part, open_foreign
 from fireflyer.checkpoint.interchange import export as export_contents
-from fireflyer.checkpoint.manifest import Generation
+from fireflyer.checkpoint.manifest import DAMAGED, Generation, parse_directory
 from fireflyer.checkpoint.retention import Candidate, Keep, retired
 from fireflyer.checkpoint.snapshot import Snapshot
 from fireflyer.checkpoint.tree import Node, Tensor, path_name
@@ -298,10 +298,14 @@ def prune(
     dry_run: bool,
     json: bool,
 ) -> None:
-    policy = Keep(last=keep, every=every, best=best, metric=metric, mode=mode)
+    try:
+        policy = Keep(last=keep, every=every, best=best, metric=metric, mode=mode)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
     catalog = _catalog(directory)
     whole = list(_whole(catalog, check))
     candidates = [Candidate(one, one.step, manifest.measured()) for one, manifest in whole]
+    _refuse_unknown_metric(candidates, metric)
     gone = retired(candidates, policy)
     kept = [one.step for one in candidates if one not in gone]
     if not dry_run:
@@ -314,6 +318,19 @@ def prune(
         sys.stdout.write(f"{verb} step {one.step}\n")
     steps = ", ".join(str(step) for step in kept) or "none"
     sys.stdout.write(f"{verb} {len(gone)} of {len(candidates)}; kept: {steps}\n")
+
+
+def _refuse_unknown_metric(candidates: Sequence[Candidate], metric: str | None) -> None:
+    """
+    Raises:
+        CheckpointError: if no checkpoint has it, so that --best would keep none.
+    """
+    known = {name for one in candidates for name in one.metrics}
+    if candidates and metric is not None and metric not in known:
+        names = ", ".join(sorted(known)) or "none at all"
+        raise CheckpointError(
+            f"no checkpoint has the metric {metric}; nothing is removed. They have: {names}"
+        )
 
 
 def _whole(catalog: Catalog, check: bool) -> Iterator[tuple[Generation, Any]]:
@@ -339,13 +356,18 @@ def _whole(catalog: Catalog, check: bool) -> Iterator[tuple[Generation, Any]]:
 def _catalog(directory: str) -> Catalog:
     """
     Raises:
-        ConfigError: if there is no such directory.
+        ConfigError: if there is no such directory, or nothing of a manager's in it.
     """
     if not directory:
         raise typer.BadParameter("DIR is empty; the current directory is .")
     if "://" not in directory and not Path(directory).is_dir():
         raise ConfigError(f"there is no directory {directory}")
-    return Catalog(open_storage(directory))
+    storage = open_storage(directory)
+    if not any(
+        name in (CLAIMS, DAMAGED) or parse_directory(name) is not None for name in storage.list()
+    ):
+        raise ConfigError(f"no run has saved in {directory}: it has neither checkpoints nor claims")
+    return Catalog(storage)
 
 
 def _size(text: str) -> int:

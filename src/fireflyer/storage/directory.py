@@ -37,6 +37,10 @@ class DirectoryStorage:
         self.root = root.absolute()
         try:
             self._make_directory(self.root)
+        except FileExistsError as error:
+            place = Path(error.filename)
+            what = "a link to nothing" if place.is_symlink() else "no directory"
+            raise StorageError(f"cannot make directory {self.root}: {place} is {what}") from error
         except OSError as error:
             raise failure_of("make directory", self.root, error) from error
 
