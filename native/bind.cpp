@@ -12,6 +12,7 @@ namespace nb = nanobind;
 // One function a part, defined in native/<part>/bind.cpp.
 namespace ff::checkpoint { void bind(nb::module_ m); }
 namespace ff::ffrecord { void bind(nb::module_ m); }
+namespace ff::fs3 { void bind(nb::module_ m); }
 namespace ff::hai { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
 namespace ff::storage { void bind(nb::module_ m); }
@@ -83,6 +84,7 @@ NB_MODULE(_native, m) {
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
   ff::checkpoint::bind(m.def_submodule("checkpoint"));
   ff::ffrecord::bind(m.def_submodule("ffrecord"));
+  ff::fs3::bind(m.def_submodule("fs3"));
   ff::hai::bind(m.def_submodule("hai"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
   ff::storage::bind(m.def_submodule("storage"));

@@ -3,6 +3,7 @@ from typing_extensions import Buffer
 from fireflyer._native import (
     checkpoint as checkpoint,
     ffrecord as ffrecord,
+    fs3 as fs3,
     hai as hai,
     hfreduce as hfreduce,
     storage as storage
