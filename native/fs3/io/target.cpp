@@ -53,8 +53,8 @@ replica::Tagged Target::StoreLookup::tag(std::uint64_t client, std::uint32_t cha
 
 bool Target::StoreLookup::complete() const { return store_.state()[kIncomplete] == 0 && !store_.damaged(); }
 
-std::vector<replica::Tagged> Target::StoreLookup::pendings() const {
-  std::vector<replica::Tagged> pendings;
+std::vector<replica::Pending> Target::StoreLookup::pendings() const {
+  std::vector<replica::Pending> pendings;
   const auto tags = store_.tags();
   std::optional<ChunkId> after;
   for (;;) {
@@ -66,7 +66,8 @@ std::vector<replica::Tagged> Target::StoreLookup::pendings() const {
       const auto tagged = std::find_if(tags.begin(), tags.end(), [&](const store::Tagged& t) {
         return t.chunk == one.chunk && t.version == one.pending.version;
       });
-      pendings.push_back({tagged == tags.end() ? Tag{} : tagged->tag, one.chunk, one.pending.version});
+      const Tag tag = tagged == tags.end() ? Tag{} : tagged->tag;
+      pendings.push_back({one.chunk, one.pending.version, one.pending.length, one.pending.remove, tag});
     }
   }
 }

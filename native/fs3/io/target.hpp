@@ -100,7 +100,7 @@ class Target : public std::enable_shared_from_this<Target> {
     replica::Tagged tag(std::uint64_t client, std::uint32_t channel) const override;
     Version floor() const override { return store_.floor(); }
     bool complete() const override;
-    std::vector<replica::Tagged> pendings() const override;
+    std::vector<replica::Pending> pendings() const override;
 
    private:
     const store::Store& store_;
