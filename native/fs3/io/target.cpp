@@ -316,9 +316,11 @@ void Target::carry_out(const replica::Action& action, Work& work) {
           courier_->pause(weak_from_this(), a.op);
         } else if constexpr (std::is_same_v<T, replica::Release>) {
           contents_.erase(a.payload);
+        } else if constexpr (std::is_same_v<T, replica::LocalState>) {
+          if (changed_) work.calls.push_back(changed_);
         } else {
-          static_assert(std::is_same_v<T, replica::LocalState> || std::is_same_v<T, replica::Unrepairable>);
-        }  // what the target says of itself is in report()
+          static_assert(std::is_same_v<T, replica::Unrepairable>);  // readers see it
+        }
       },
       action);
 }
@@ -489,6 +491,7 @@ bool Target::sync_once() {
   const auto done = store_.sync();
   const bool failed = store_.failed();
   Work work;
+  if (failed && changed_) work.calls.push_back(changed_);
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return false;

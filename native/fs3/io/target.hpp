@@ -60,6 +60,7 @@ class Target : public std::enable_shared_from_this<Target> {
   Target(store::Disk& disk, store::Store store, TargetId target, std::uint32_t chain, replica::Incarnation incarnation,
          std::shared_ptr<Courier> courier);
   ~Target();
+  void on_change(std::function<void()> call) { changed_ = std::move(call); }  // before `start`: report() is another
   void start();  // the syncer
   void stop();
 
@@ -148,6 +149,7 @@ class Target : public std::enable_shared_from_this<Target> {
   store::Store store_;
   const StoreLookup lookup_;
   const std::shared_ptr<Courier> courier_;
+  std::function<void()> changed_;
 
   mutable std::mutex mutex_;  // guards what follows
   replica::Replica replica_;
