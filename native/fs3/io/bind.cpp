@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -27,9 +28,24 @@ namespace {
 
 using Free = nb::call_guard<nb::gil_scoped_release>;
 using Members = std::vector<std::tuple<TargetId, int, replica::Incarnation>>;
-using Report = std::tuple<TargetId, replica::Incarnation, int, ChainVersion, ChainVersion, int, bool>;
+using Report = std::tuple<TargetId, replica::Incarnation, int, ChainVersion, std::uint64_t, ChainVersion, int, bool>;
 
-// A service and the disks of its targets. Any thread.
+constexpr std::size_t kNumber = 1;  // the store's state word with its number; 0 is the replica's shell's
+
+// The number of a store, given when it was made: by it the manager sees that a disk was replaced.
+std::uint64_t number_of(store::Store& held) {
+  auto words = held.state();
+  if (words[kNumber] == 0) {
+    std::random_device random;
+    words[kNumber] = (std::uint64_t{random()} << 31 | random() >> 1) + 1;
+    held.keep_state(words);
+    held.sync();
+    if (held.failed()) throw Error(Code::storage, "a new chunk store cannot be written to");
+  }
+  return words[kNumber];
+}
+
+// A service, and its targets by number. Any thread.
 class Node {
  public:
   Node(unsigned workers, std::size_t buffers) : service_({workers, buffers}) {}
@@ -38,12 +54,13 @@ class Node {
   void open(const std::string& path, TargetId id, std::uint32_t chain, replica::Incarnation incarnation) {
     auto disk = std::make_shared<store::DirectoryDisk>(path);
     auto held = store::Store::open(*disk, {id, chain});
-    auto target = std::make_shared<Target>(*disk, std::move(held), id, chain, incarnation, service_.courier());
+    const std::uint64_t number = number_of(held);
+    auto target = std::make_shared<Target>(std::move(disk), std::move(held), id, chain, incarnation, service_.courier());
     target->on_change([this] { changed(); });
     std::lock_guard lock(mutex_);
     if (targets_.contains(id)) throw Error(Code::invalid, "target " + std::to_string(id) + " is open");
     service_.add(target);
-    targets_.emplace(id, Held{std::move(disk), std::move(target), incarnation});
+    targets_.emplace(id, Held{std::move(target), incarnation, number});
   }
 
   void close(TargetId id) {
@@ -77,8 +94,8 @@ class Node {
     std::lock_guard lock(mutex_);
     for (const auto& [id, held] : targets_) {
       const auto now = held.target->report();
-      reports.emplace_back(id, held.incarnation, static_cast<int>(now.local.state), now.local.version, now.chain_version,
-                           static_cast<int>(now.role), now.failed);
+      reports.emplace_back(id, held.incarnation, static_cast<int>(now.local.state), now.local.version, held.number,
+                           now.chain_version, static_cast<int>(now.role), now.failed);
     }
     return reports;
   }
@@ -144,10 +161,10 @@ class Node {
   }
 
  private:
-  struct Held {  // the target goes before its disk
-    std::shared_ptr<store::DirectoryDisk> disk;
+  struct Held {
     std::shared_ptr<Target> target;
     replica::Incarnation incarnation = 0;
+    std::uint64_t number = 0;
   };
 
   std::shared_ptr<Target> find(TargetId id) {
@@ -189,7 +206,7 @@ void bind(nb::module_ m) {
            "The target's chain as published: members (target, state, incarnation) in order; an older one is passed over.")
       .def("lease", &Node::lease, "left"_a, Free(), "The lease of all targets runs for so many seconds from now.")
       .def("reports", &Node::reports, Free(),
-           "(target, incarnation, local state, its version, chain version known, role, failed) of each target.")
+           "(target, incarnation, local state, its version, number of its store, chain version known, role, failed) of each.")
       .def("wait", &Node::wait, "seconds"_a, Free(), "Until a report changes, at most so long; whether one did.")
       .def("scrub", &Node::scrub, "target"_a, "inode"_a, "index"_a, "limit"_a, Free(),
            "Reads and checks up to `limit` chunks after this one; returns the last one, (0, 0) at the end.")

@@ -74,9 +74,9 @@ std::vector<replica::Pending> Target::StoreLookup::pendings() const {
 
 // ---- Life --------------------------------------------------------------------------------------------------------
 
-Target::Target(store::Disk& disk, store::Store store, TargetId target, std::uint32_t chain,
+Target::Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain,
                replica::Incarnation incarnation, std::shared_ptr<Courier> courier)
-    : disk_(disk),
+    : disk_(std::move(disk)),
       id_(target),
       chain_(chain),
       store_(std::move(store)),
