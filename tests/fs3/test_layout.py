@@ -19,7 +19,7 @@ VECTORS = Path(__file__).with_name("layout_vectors.json")
 def reference(seed: int, n: int, x: int) -> int:
     """P(x) word by word as docs/fs3.md has it."""
     b = 1
-    while 2 ** (2 * b) < n:
+    while 4**b < n:
         b += 1
 
     def mix(z: int) -> int:
@@ -31,11 +31,11 @@ def reference(seed: int, n: int, x: int) -> int:
         return z ^ (z >> 31)
 
     def walk(x: int) -> int:
-        left, right = x >> b, x % 2**b
+        left, right = x >> b, x % (1 << b)
         for r in range(4):
             left, right = (
                 right,
-                left ^ (mix(seed + (r + 1) * 0x9E3779B97F4A7C15 + right) % 2**b),
+                left ^ (mix(seed + (r + 1) * 0x9E3779B97F4A7C15 + right) % (1 << b)),
             )
         return (left << b) | right
 

@@ -90,10 +90,11 @@ def chains_of(
         raise ValueError(f"there is no chunk {int(indexes.min())}")
     _check_width(layout, table)
     slots = indexes.astype(np.uint64) % np.uint64(layout.stripe)
-    if indexes.size < layout.stripe:
-        return np.asarray(table, np.int64)[_permute_all(layout.seed, len(table), slots)]
-    order = _permute_all(layout.seed, len(table), np.arange(layout.stripe, dtype=np.uint64))
-    return np.asarray(table, np.int64)[order[slots]]
+    few = indexes.size < layout.stripe
+    wanted = slots if few else np.arange(layout.stripe, dtype=np.uint64)
+    order = _permute_all(layout.seed, len(table), wanted)
+    chains: npt.NDArray[np.int64] = np.asarray(table, np.int64)[order if few else order[slots]]
+    return chains
 
 
 def _check_width(layout: Layout, table: Sequence[int]) -> None:
