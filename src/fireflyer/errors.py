@@ -6,7 +6,8 @@
     │   ├── ProtocolMismatch   the other side speaks another version or is not who it should be
     │   ├── PeerLost           the other side went away
     │   ├── NotPrimary         it is not the one in charge; `address` says who is, if it knows
-    │   └── DeadlineExceeded   no answer in time
+    │   ├── DeadlineExceeded   no answer in time
+    │   └── Stale              another process has taken the caller's place: it must stop
     ├── StorageError           bytes at rest
     │   ├── Corrupted          a checksum or a structure does not hold
     │   ├── NoSpace            disk, quota or memory is full
@@ -86,6 +87,10 @@ class DeadlineExceeded(WireError):
     """No answer within the deadline."""
 
     retryable = True
+
+
+class Stale(WireError):
+    """Another process has taken the place of the caller, which must stop."""
 
 
 class StorageError(FireflyerError):
