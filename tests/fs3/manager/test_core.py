@@ -361,7 +361,10 @@ def test_routing_in_parts_is_the_whole() -> None:
     assert whole.take(made.core.records.after(0))
     assert (view.chains, view.nodes, view.tables) == (whole.chains, whole.nodes, whole.tables)
     late = View()
-    assert not late.take(steps[-1])
+    for part in reversed(steps[1:]):
+        assert not late.take(part)
+    assert late.take(steps[0]) == steps
+    assert (late.chains, late.version) == (whole.chains, whole.version)
     assert view.take(steps[0])  # an old part again
     assert view.chains == whole.chains
     assert made.core.records.after(10**9) == made.core.records.after(0)

@@ -139,19 +139,40 @@ def key_of(entry: Entry) -> bytes:
 _KINDS: dict[bytes, Any] = {b"n": Node, b"c": Chain, b"t": Table}
 
 
+MOST_AHEAD = 64
+"""Parts that a view keeps until what is before them comes."""
+
+
 class View:
-    """A client's or node's copy of the routing, kept current by parts. Pure."""
+    """A client's or node's copy of the routing, kept current by parts in any order. Pure."""
 
     def __init__(self) -> None:
+        self._ahead: list[Routing] = []
         self.version = 0
         self.nodes: dict[int, Node] = {}
         self.chains: dict[int, Chain] = {}
         self.tables: dict[tuple[int, int], Table] = {}
 
-    def take(self, part: Routing) -> bool:
-        """Takes a part that follows what is known; False: something between is missing, ask for the rest."""
+    def take(self, part: Routing) -> list[Routing]:
+        """Returns the parts that are known from now on, in order.
+
+        None: something before this one is missing. It is kept for when that comes; ask for it if it does not.
+        """
         if part.since > self.version:
-            return False
+            self._ahead = [*self._ahead, part][-MOST_AHEAD:]
+            return []
+        self._add(part)
+        taken, ahead = [part], sorted(self._ahead, key=lambda later: later.since)
+        self._ahead = []
+        for later in ahead:
+            if later.since > self.version:
+                self._ahead.append(later)
+            elif later.version > self.version:
+                self._add(later)
+                taken.append(later)
+        return taken
+
+    def _add(self, part: Routing) -> None:
         for chain in part.chains:
             known = self.chains.get(chain.id)
             if known is None or known.version < chain.version:
@@ -160,4 +181,3 @@ class View:
             self.nodes.update((node.id, node) for node in part.nodes)
             self.tables.update(((table.id, table.version), table) for table in part.tables)
             self.version = part.version
-        return True
