@@ -90,6 +90,11 @@ class ManagerLink:
         with self._lock:
             return self._view.chains.get(number)
 
+    def chain_of(self, target: int) -> int | None:
+        """The chain that a target is a member of."""
+        with self._lock:
+            return next((c.id for c in self._view.chains.values() if target in c.targets()), None)
+
     def table(self, number: int, version: int) -> Table | None:
         with self._lock:
             return self._view.tables.get((number, version))
