@@ -89,7 +89,7 @@ void Replica::regroup() {
 
 void Replica::regroup(Place& place) {
   Chunk& chunk = place.second;
-  if (!serving() || !lease_) refuse_parked(place);
+  if (!serving() || !leased()) refuse_parked(place);
   auto job = chunk.jobs.begin();
   if (chunk.busy) ++job;
   while (job != chunk.jobs.end()) {
@@ -149,7 +149,8 @@ void Replica::make_inherited(Place& place) {
 
 void Replica::on(const Lease& lease) {
   lease_ = lease.runs;
-  if (lease_) return;
+  lease_version_ = lease.version;
+  if (leased()) return;
   for (const ChunkId id : sorted_chunks()) {
     Place& place = *chunks_.find(id);
     refuse_parked(place);
