@@ -192,8 +192,11 @@ void bind_actions(nb::module_ m) {
 void bind_lookups(nb::module_ m) {
   nb::class_<Lookup>(m, "Lookup", "What a replica asks the store of its target.");
   nb::class_<StoreLookup, Lookup>(m, "StoreLookup", "Over a chunk store, which it keeps alive.")
-      .def("__init__", [](StoreLookup* at, nb::handle store) { new (at) StoreLookup(nb::cast<const store::Store&>(store)); },
-           "store"_a, nb::sig("def __init__(self, store: object) -> None"), nb::keep_alive<1, 2>());
+      .def("__init__", [](StoreLookup* at, nb::handle store) {
+             const store::Store* found = nullptr;
+             if (!nb::try_cast(store, found) || found == nullptr) throw nb::type_error("a StoreLookup needs a store.Store");
+             new (at) StoreLookup(*found);
+           }, "store"_a, nb::sig("def __init__(self, store: object) -> None"), nb::keep_alive<1, 2>());
   nb::class_<MapStore, Lookup>(m, "MapStore", "A store whose chunks hold one number each; for tests.")
       .def(nb::init<>())
       .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "Its refusal, or nothing: sync() will say.")
