@@ -102,5 +102,30 @@ def test_names() -> None:
     assert ChunkId(3, 4) < ChunkId(3, 5)
     assert len({ChunkId(3, 4), ChunkId(3, 4), ChunkId(4)}) == 2
     assert repr(Tag(1, 2, 3)) == "1/2#3"
-    with pytest.raises(TypeError):
-        replica.StoreLookup(replica.MapStore())
+
+
+class Failing:
+    """A store that has nothing, and of which tags cannot be asked."""
+
+    def entry(self, chunk: ChunkId) -> replica.Entry:
+        return replica.Entry(chunk)
+
+    def floor(self) -> int:
+        return 41
+
+    def complete(self) -> bool:
+        return True
+
+    def pendings(self) -> list[replica.Pending]:
+        return [replica.Pending(ChunkId(9), 3, 100, False, Tag(5, 0, 1))]
+
+
+def test_a_store_written_in_python() -> None:
+    one = replica.Replica(1, 1, replica.ObjectLookup(Failing()))
+    one.step(replica.Lease(True))
+    resolved = one.step(replica.Routing(1, [replica.Member(1, replica.State.serving, 1)]))
+    assert [str(action) for action in resolved] == ["Commit 9.0 v3"]
+    untagged = replica.ClientWrite(1, 1, CHUNK, Kind.write, 0, 9, payload=7)
+    assert "v42 on v0" in str(one.step(untagged)[0])
+    with pytest.raises(AttributeError):
+        one.step(replica.ClientWrite(2, 1, CHUNK, Kind.write, 0, 9, Tag(6, 0, 1), 8))
