@@ -68,7 +68,8 @@ if not pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists():
     sys.exit("setup: Python's headers are missing: apt-get install python3-dev")
 E2
 
-hash=$( { cat pyproject.toml constraints.txt CMakeLists.txt scripts/setup.sh; find native -type f | LC_ALL=C sort | xargs cat; } | sha256sum | cut -c1-16)
+# The names of the packages, too: the editable install keeps a list of them.
+hash=$( { cat pyproject.toml constraints.txt CMakeLists.txt scripts/setup.sh; find src -name __init__.py | LC_ALL=C sort; find native -type f | LC_ALL=C sort | xargs cat; } | sha256sum | cut -c1-16)
 stamp=.venv/.setup-$hash
 [ -e "$stamp" ] && exit 0
 : >"$log"

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/fork_guard.hpp"
 #include "base/worker_pool.hpp"
+#include "hfreduce/stager.hpp"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -64,7 +65,19 @@ void Memory::populate() const {
 
 Memory::~Memory() {
   // A forked child has no such pages; something of its own may lie there.
-  if (process_ == fork_guard::generation()) ::munmap(map_, mapped_);
+  if (process_ != fork_guard::generation()) return;
+  for (const Pin& pin : pins_) {
+    if (pin.ours) pin.device->unpin(data_);
+  }
+  ::munmap(map_, mapped_);
+}
+
+void Memory::pin(hfreduce::Device& device) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = [&](const Pin& pin) { return pin.device == &device; };
+  if (std::any_of(pins_.begin(), pins_.end(), known)) return;
+  pins_.reserve(pins_.size() + 1);  // what is pinned is noted
+  pins_.push_back({&device, device.pin(data_, size_)});
 }
 
 void Arena::reserve(std::size_t bytes) {

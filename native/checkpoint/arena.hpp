@@ -9,8 +9,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "base/fork_guard.hpp"
+
+namespace ff::hfreduce {
+class Device;
+}
 
 namespace ff::checkpoint {
 
@@ -24,8 +30,16 @@ class Memory {
 
   char* data() const { return data_; }
   std::size_t size() const { return size_; }
+  // Makes all of it known to the device, which must outlive it; the second call for a device does nothing. Any thread.
+  // Throws Code::collective where the device refuses.
+  void pin(hfreduce::Device& device) const;
 
  private:
+  struct Pin {
+    hfreduce::Device* device;
+    bool ours;  // to unpin
+  };
+
   void populate() const;
 
   const std::size_t size_;
@@ -33,6 +47,8 @@ class Memory {
   const std::size_t mapped_;
   void* map_ = nullptr;
   char* data_ = nullptr;  // at a multiple of the huge page
+  mutable std::mutex mutex_;
+  mutable std::vector<Pin> pins_;  // guarded by the mutex
 };
 
 class Arena {

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include <memory>
@@ -12,6 +13,7 @@
 #include "base/error.hpp"
 #include "checkpoint/arena.hpp"
 #include "checkpoint/copy.hpp"
+#include "checkpoint/device_copy.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -43,7 +45,7 @@ nb::object view(const Arena& arena, std::size_t size) {
   return nb::cast(View(memory.data(), {size}, owner));
 }
 
-std::unique_ptr<Copy> start(const Arena& arena, const Rows& rows, unsigned threads, bool compare, bool background) {
+std::vector<Piece> pieces_of(const Rows& rows) {
   std::vector<Piece> pieces;
   pieces.reserve(rows.shape(0));
   for (std::size_t i = 0; i < rows.shape(0); ++i) {
@@ -53,13 +55,45 @@ std::unique_ptr<Copy> start(const Arena& arena, const Rows& rows, unsigned threa
     pieces.push_back({reinterpret_cast<const char*>(row[0]), static_cast<std::size_t>(row[1]),
                       static_cast<std::size_t>(row[2])});
   }
+  return pieces;
+}
+
+std::unique_ptr<Copy> start(const Arena& arena, const Rows& rows, unsigned threads, bool compare, bool background) {
+  std::vector<Piece> pieces = pieces_of(rows);
   const auto memory = memory_of(arena);
   const nb::gil_scoped_release release;
   return std::make_unique<Copy>(memory, std::move(pieces),
                                 CopyOptions{.threads = threads, .compare = compare, .background = background});
 }
 
-nb::ndarray<nb::numpy, bool, nb::ndim<1>> changed(const Copy& copy) {
+// The destructor of the copy waits for the user's stream, in which Python may have a part.
+class HeldDeviceCopy {
+ public:
+  explicit HeldDeviceCopy(std::unique_ptr<DeviceCopy> copy) : copy_(std::move(copy)) {}
+  HeldDeviceCopy(HeldDeviceCopy&&) = default;
+  ~HeldDeviceCopy() {
+    if (!copy_) return;
+    const nb::gil_scoped_release release;
+    copy_ = nullptr;
+  }
+  DeviceCopy& operator*() const { return *copy_; }
+  DeviceCopy* operator->() const { return copy_.get(); }
+
+ private:
+  std::unique_ptr<DeviceCopy> copy_;
+};
+
+HeldDeviceCopy start_on_device(const std::shared_ptr<DeviceLane>& lane, const Arena& arena, const Rows& rows,
+                               DeviceLane::Device::Stream stream, bool compare, bool follow) {
+  std::vector<Piece> pieces = pieces_of(rows);
+  const auto memory = memory_of(arena);
+  const DeviceCopyOptions options{.compare = compare, .follow = follow};
+  const nb::gil_scoped_release release;
+  return HeldDeviceCopy(std::make_unique<DeviceCopy>(lane, memory, std::move(pieces), stream, options));
+}
+
+template <class AnyCopy>
+nb::ndarray<nb::numpy, bool, nb::ndim<1>> changed(const AnyCopy& copy) {
   if (!copy.compares()) throw Error(Code::invalid, "the copy was started without compare=True");
   auto data = std::make_unique<bool[]>(copy.pieces());
   for (std::size_t i = 0; i < copy.pieces(); ++i) data[i] = copy.changed(i);
@@ -67,6 +101,33 @@ nb::ndarray<nb::numpy, bool, nb::ndim<1>> changed(const Copy& copy) {
   nb::capsule owner(pointer, [](void* p) noexcept { delete[] static_cast<bool*>(p); });
   static_cast<void>(data.release());
   return {pointer, {copy.pieces()}, owner};
+}
+
+void bind_device_copy(nb::module_ m) {
+  nb::class_<HeldDeviceCopy>(m, "DeviceCopy",
+                             "A copy from a device into an arena that is under way. Letting it go waits for what is "
+                             "in the device's stream.")
+      .def(
+          "wait",
+          [](const HeldDeviceCopy& copy, std::optional<std::size_t> upto) { copy->wait(upto.value_or(SIZE_MAX)); },
+          "upto"_a = nb::none(), GilReleased(),
+          "Returns when the pieces' bytes in [0, upto) of the arena are in place (default: all). Raises "
+          "CollectiveError if the device has failed, Cancelled in a forked child.")
+      .def_prop_ro("staged", [](const HeldDeviceCopy& copy) { return copy->staged(); },
+                   "The pieces' bytes in [0, staged) of the arena are in place.")
+      .def_prop_ro("done", [](const HeldDeviceCopy& copy) { return copy->done(); },
+                   "All is in place, and no source is touched any more.")
+      .def(
+          "changed", [](const HeldDeviceCopy& copy) { return changed(*copy); },
+          "bool[n]: which pieces differ from what the arena held before. After wait(), and only of a copy with "
+          "compare=True.");
+  nb::class_<DeviceLane>(m, "DeviceLane", "A stream of a device on which copies into arenas run.")
+      .def(nb::init<DeviceLane::Device&>(), "device"_a, GilReleased())
+      .def("start", &start_on_device, "arena"_a, "pieces"_a, "stream"_a, "compare"_a = false, "follow"_a = false,
+           "Starts to copy pieces of the device's memory, int64[n, 3] of (address of the source, offset in the arena, "
+           "bytes), ascending by offset and disjoint, behind what is in `stream` now. The sources must stay alive and "
+           "unchanged until the copy is done. compare: the arena holds older bytes, see DeviceCopy.changed(). follow: "
+           "`stream` waits for the copy. Raises CollectiveError if the device refuses.");
 }
 
 }  // namespace
@@ -86,7 +147,7 @@ void bind(nb::module_ m) {
       .def_prop_ro("staged", &Copy::staged, "The pieces' bytes in [0, staged) of the arena are in place.")
       .def_prop_ro("done", &Copy::done, "All is in place, and no source is touched any more.")
       .def_prop_ro("pieces_done", &Copy::pieces_done, "The first so many pieces are in place.")
-      .def("changed", &changed,
+      .def("changed", &changed<Copy>,
            "bool[n]: which pieces differ from what the arena held before. After wait(), and only of a copy with "
            "compare=True.");
   nb::class_<Arena>(m, "Arena", "Memory kept from save to save; one thread at a time.")
@@ -96,6 +157,16 @@ void bind(nb::module_ m) {
            "and copies of the old ones stay valid. Raises NoSpace where the memory is short.")
       .def("memory", &view, "size"_a, nb::sig("def memory(self, size: int) -> memoryview"),
            "The first `size` bytes, writable, page-aligned; keeps them alive.")
+      .def(
+          "pin",
+          [](const Arena& arena, hfreduce::Device& device) {
+            const auto memory = memory_of(arena);
+            const nb::gil_scoped_release release;
+            memory->pin(device);
+          },
+          "device"_a,
+          "Pins the memory for the device, once, until it goes: when the arena grows, or with it. Raises CollectiveError "
+          "if the device refuses.")
       .def_prop_ro("capacity", [](const Arena& arena) {
         const auto memory = arena.memory();
         return memory ? memory->size() : 0;
@@ -105,6 +176,7 @@ void bind(nb::module_ m) {
            "offset and disjoint, on native threads (0: as many as cores). The sources must stay alive and unchanged "
            "until the copy is done or let go. compare: the arena holds older bytes, see Copy.changed(). background: "
            "one thread on idle cores, until somebody waits and helps.");
+  bind_device_copy(m);
 }
 
 }  // namespace ff::checkpoint

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <string>
 #include <system_error>
 
 #include "base/error.hpp"
@@ -24,31 +23,16 @@ CopyOptions settled(CopyOptions options) {
   return options;
 }
 
-void check(const std::vector<Piece>& pieces, std::size_t size) {
-  std::size_t end = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& piece = pieces[i];
-    const bool fits = piece.offset >= end && piece.offset <= size && piece.bytes <= size - piece.offset;
-    if (!fits || (piece.source == nullptr && piece.bytes > 0))
-      throw Error(Code::invalid, "piece " + std::to_string(i) + " (" + std::to_string(piece.bytes) + " bytes at " +
-                                     std::to_string(piece.offset) + ") does not follow the one before inside the " +
-                                     std::to_string(size) + " bytes of the arena");
-    end = piece.offset + piece.bytes;
-  }
-}
-
 }  // namespace
 
 Copy::Copy(std::shared_ptr<const Memory> memory, std::vector<Piece> pieces, const CopyOptions& options)
     : memory_(std::move(memory)),
-      pieces_(std::move(pieces)),
       options_(settled(options)),
-      generation_(fork_guard::generation()) {
-  check(pieces_, memory_ ? memory_->size() : 0);
-  cut();
-  ready_.resize(blocks_.size());
-  if (options_.compare) changed_ = std::make_unique<std::atomic<bool>[]>(pieces_.size());
-  if (!blocks_.empty()) hire(options_.background ? 1 : std::max(2u, options_.threads) - 1, options_.background);
+      generation_(fork_guard::generation()),
+      blocks_(std::move(pieces), memory_ ? memory_->size() : 0, options_.block),
+      ready_(blocks_.size()) {
+  if (options_.compare) changed_ = std::make_unique<std::atomic<bool>[]>(this->pieces());
+  if (blocks_.size() > 0) hire(options_.background ? 1 : std::max(2u, options_.threads) - 1, options_.background);
 }
 
 Copy::~Copy() {
@@ -60,22 +44,6 @@ Copy::~Copy() {
   }
   withdrawn_ = true;
   for (std::thread& thread : threads_) thread.join();
-}
-
-// Blocks of about options_.block bytes, each from a place in a piece to the next block's.
-void Copy::cut() {
-  std::size_t filled = options_.block;  // of the block that is being cut
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    for (std::size_t skip = 0; skip < pieces_[i].bytes;) {
-      if (filled == options_.block) {
-        blocks_.push_back({i, skip});
-        filled = 0;
-      }
-      const std::size_t step = std::min(options_.block - filled, pieces_[i].bytes - skip);
-      skip += step;
-      filled += step;
-    }
-  }
 }
 
 // REQUIRES: the mutex, or that nobody else has the object yet. A thread that cannot be had is done without; without
@@ -112,18 +80,15 @@ bool Copy::copy_next() {
 }
 
 void Copy::copy_block(std::size_t block) {
-  auto [piece, skip] = blocks_[block];
-  for (std::size_t left = options_.block; left > 0 && piece < pieces_.size(); ++piece, skip = 0) {
-    const std::size_t bytes = std::min(left, pieces_[piece].bytes - skip);
+  blocks_.each_part(block, [this](std::size_t piece, std::size_t skip, std::size_t bytes) {
     copy_part(piece, skip, bytes);
-    left -= bytes;
-  }
+  });
   stream_fence();
 }
 
 void Copy::copy_part(std::size_t piece, std::size_t skip, std::size_t bytes) {
-  char* const to = memory_->data() + pieces_[piece].offset + skip;
-  const char* const from = pieces_[piece].source + skip;
+  char* const to = memory_->data() + blocks_.pieces()[piece].offset + skip;
+  const char* const from = blocks_.pieces()[piece].source + skip;
   if (!options_.compare) return stream_copy(to, from, bytes);
   if (stream_update(to, from, bytes)) changed_[piece].store(true, std::memory_order_relaxed);
 }
@@ -141,11 +106,7 @@ void Copy::finished(std::size_t block) {
 void Copy::wait(std::size_t upto, bool help) {
   if (generation_ != fork_guard::generation())
     throw Error(Code::cancelled, "this copy into a staging arena belongs to the process that this one was forked from");
-  const auto reaches = [this](const Block& block, std::size_t end) {
-    return pieces_[block.piece].offset + block.skip < end;
-  };
-  const auto target =
-      static_cast<std::size_t>(std::lower_bound(blocks_.begin(), blocks_.end(), upto, reaches) - blocks_.begin());
+  const std::size_t target = blocks_.needed(upto);
   if (help && next_.load(std::memory_order_relaxed) < target) {
     if (options_.background) {
       const std::lock_guard lock(mutex_);
@@ -156,21 +117,6 @@ void Copy::wait(std::size_t upto, bool help) {
   }
   std::unique_lock lock(mutex_);
   reached_.wait(lock, [&] { return prefix_.load(std::memory_order_relaxed) >= target; });
-}
-
-std::size_t Copy::begin_of(std::size_t block) const {
-  return pieces_[blocks_[block].piece].offset + blocks_[block].skip;
-}
-
-std::size_t Copy::staged() const {
-  const std::size_t prefix = prefix_.load(std::memory_order_acquire);
-  if (prefix < blocks_.size()) return begin_of(prefix);
-  return pieces_.empty() ? 0 : pieces_.back().offset + pieces_.back().bytes;
-}
-
-std::size_t Copy::pieces_done() const {
-  const std::size_t prefix = prefix_.load(std::memory_order_acquire);
-  return prefix < blocks_.size() ? blocks_[prefix].piece : pieces_.size();
 }
 
 }  // namespace ff::checkpoint

@@ -20,14 +20,9 @@
 #include <vector>
 
 #include "checkpoint/arena.hpp"
+#include "checkpoint/blocks.hpp"
 
 namespace ff::checkpoint {
-
-struct Piece {
-  const char* source;
-  std::size_t offset;  // in the arena
-  std::size_t bytes;
-};
 
 struct CopyOptions {
   unsigned threads = 0;     // with the one that waits; 0: as many as cores, at most worker_pool::kMost
@@ -38,7 +33,7 @@ struct CopyOptions {
 
 class Copy {
  public:
-  // REQUIRES: pieces in the order of their offsets, without overlap, inside the memory; else throws Code::invalid.
+  // Throws Code::invalid for pieces that Blocks refuses.
   Copy(std::shared_ptr<const Memory> memory, std::vector<Piece> pieces, const CopyOptions& options);
   // Leaves out what has not begun and waits for the rest: afterwards nothing touches a source.
   ~Copy();
@@ -49,35 +44,27 @@ class Copy {
   // Throws Code::cancelled in a forked child.
   void wait(std::size_t upto, bool help);
   // Where the prefix that is in place ends; the end of the last piece when done.
-  std::size_t staged() const;
+  std::size_t staged() const { return blocks_.staged(prefix_.load(std::memory_order_acquire)); }
   bool done() const { return prefix_.load(std::memory_order_acquire) == blocks_.size(); }
   // The first so many pieces are in place.
-  std::size_t pieces_done() const;
+  std::size_t pieces_done() const { return blocks_.pieces_done(prefix_.load(std::memory_order_acquire)); }
   // Whether a piece's bytes are others than the arena held before. REQUIRES: compare, and the piece is in place.
   bool changed(std::size_t piece) const { return changed_[piece].load(std::memory_order_relaxed); }
-  std::size_t pieces() const { return pieces_.size(); }
+  std::size_t pieces() const { return blocks_.pieces().size(); }
   bool compares() const { return options_.compare; }
 
  private:
-  struct Block {
-    std::size_t piece;  // the first one
-    std::size_t skip;   // bytes of it in earlier blocks
-  };
-
-  void cut();
   void hire(unsigned threads, bool idle);
   void serve(bool idle);
   bool copy_next();
   void copy_block(std::size_t block);
   void copy_part(std::size_t piece, std::size_t skip, std::size_t bytes);
   void finished(std::size_t block);
-  std::size_t begin_of(std::size_t block) const;
 
   const std::shared_ptr<const Memory> memory_;
-  const std::vector<Piece> pieces_;
   const CopyOptions options_;
   const unsigned generation_;
-  std::vector<Block> blocks_;
+  const Blocks blocks_;
   std::unique_ptr<std::atomic<bool>[]> changed_;
   std::atomic<std::size_t> next_ = 0;    // the block to be taken
   std::atomic<std::size_t> prefix_ = 0;  // so many blocks are in place

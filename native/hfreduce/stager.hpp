@@ -58,6 +58,12 @@ class Device {
   virtual void call(Stream stream, void (*function)(void*), void* argument) = 0;
   // The stream waits until the gate has reached the target. REQUIRES: the gate lies in pinned memory.
   virtual void hold(Stream stream, Flag& gate, std::uint32_t target) = 0;
+  // Throws if the device has failed, so that what is in the stream may never end.
+  virtual void probe(Stream stream) = 0;
+  // Makes host memory known to the device, for copies beside the processor. False if it was pinned already, by
+  // somebody else: then it is not the caller's to unpin.
+  virtual bool pin(char* data, std::size_t bytes) = 0;
+  virtual void unpin(char* data) noexcept = 0;
 
   // Makes the arena's segment around `block` known to the device, at the first call for it.
   void pin_segment_of(const char* block);
@@ -68,10 +74,7 @@ class Device {
  protected:
   virtual Event make_event() = 0;
   virtual void drop_event(Event event) noexcept = 0;
-  // False if it was pinned already, by somebody else.
-  virtual bool pin(char* data, std::size_t bytes) = 0;
-  virtual void unpin(char* data) noexcept = 0;
-  void close() noexcept;  // for destructors of implementations: unpins, drops the events
+  void close() noexcept;  // for destructors of implementations: unpins the segments, drops the events
 
  private:
   // Two, since the device's own threads give events back, and pinning may wait for them.

@@ -9,6 +9,7 @@ namespace {
 
 // Of cuda_runtime_api.h and cuda.h; they have kept these values since the functions exist.
 constexpr int kSuccess = 0;
+constexpr int kNotReady = 600;              // cudaErrorNotReady
 constexpr int kAlreadyRegistered = 712;     // cudaErrorHostMemoryAlreadyRegistered
 constexpr unsigned kNonBlocking = 1;        // cudaStreamNonBlocking: no implicit order with stream 0
 constexpr unsigned kDisableTiming = 2;      // cudaEventDisableTiming
@@ -54,6 +55,7 @@ struct CudaDevice::Runtime {
   int (*event_destroy)(void*);
   int (*event_record)(void*, void*);
   int (*stream_wait_event)(void*, void*, unsigned);
+  int (*stream_query)(void*);
   int (*memcpy_async)(void*, const void*, std::size_t, int, void*);
   int (*launch_host_function)(void*, void (*)(void*), void*);
   int (*host_register)(void*, std::size_t, unsigned);
@@ -77,6 +79,7 @@ const CudaDevice::Runtime& CudaDevice::runtime() {
     find(cudart, "cudaEventDestroy", r.event_destroy);
     find(cudart, "cudaEventRecord", r.event_record);
     find(cudart, "cudaStreamWaitEvent", r.stream_wait_event);
+    find(cudart, "cudaStreamQuery", r.stream_query);
     find(cudart, "cudaMemcpyAsync", r.memcpy_async);
     find(cudart, "cudaLaunchHostFunc", r.launch_host_function);
     find(cudart, "cudaHostRegister", r.host_register);
@@ -173,6 +176,16 @@ void CudaDevice::hold(Stream stream, Flag& gate, std::uint32_t target) {
   throw Error(Code::collective, "cuStreamWaitValue32 on CUDA device " + std::to_string(index_) +
                                     " gave error " + std::to_string(result) +
                                     " of the driver (801: not supported on this system)");
+}
+
+void CudaDevice::probe(Stream stream) {
+  const Current current(*this);
+  const int result = cuda_.stream_query(pointer(stream));
+  if (result == kNotReady) {
+    cuda_.get_last_error();
+  } else {
+    check(result, "cudaStreamQuery");
+  }
 }
 
 bool CudaDevice::pin(char* data, std::size_t bytes) {

@@ -22,12 +22,13 @@ class CudaDevice final : public Device {
   void to_device(Stream stream, char* device, const char* host, std::size_t bytes) override;
   void call(Stream stream, void (*function)(void*), void* argument) override;
   void hold(Stream stream, Flag& gate, std::uint32_t target) override;
+  void probe(Stream stream) override;
+  bool pin(char* data, std::size_t bytes) override;
+  void unpin(char* data) noexcept override;
 
  protected:
   Event make_event() override;
   void drop_event(Event event) noexcept override;
-  bool pin(char* data, std::size_t bytes) override;
-  void unpin(char* data) noexcept override;
 
  private:
   struct Runtime;

@@ -105,6 +105,13 @@ void FakeDevice::hold(Stream stream, Flag& gate, std::uint32_t target) {
                [&gate, target] { wait_for(gate, target, {0, Clock::time_point::max(), [] {}}); }});
 }
 
+void FakeDevice::probe(Stream stream) {
+  const std::lock_guard lock(mutex_);
+  if (!queues_.contains(stream)) {
+    throw Error(Code::collective, "the fake device has no stream " + std::to_string(stream));
+  }
+}
+
 void FakeDevice::copy(Stream stream, char* to, const char* from, std::size_t bytes) {
   put(stream, {"copy " + std::to_string(bytes), [=] { std::memmove(to, from, bytes); }});
 }

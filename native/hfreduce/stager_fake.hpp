@@ -33,6 +33,9 @@ class FakeDevice : public Device {
   void to_device(Stream stream, char* device, const char* host, std::size_t bytes) override;
   void call(Stream stream, void (*function)(void*), void* argument) override;
   void hold(Stream stream, Flag& gate, std::uint32_t target) override;
+  void probe(Stream stream) override;
+  bool pin(char* data, std::size_t bytes) override;
+  void unpin(char* data) noexcept override;
 
   // The user's part.
   void copy(Stream stream, char* to, const char* from, std::size_t bytes);
@@ -47,8 +50,6 @@ class FakeDevice : public Device {
  protected:
   Event make_event() override;
   void drop_event(Event event) noexcept override;
-  bool pin(char* data, std::size_t bytes) override;
-  void unpin(char* data) noexcept override;
 
  private:
   struct Command {

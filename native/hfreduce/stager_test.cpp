@@ -260,6 +260,16 @@ void check_throws(Code code, Action action) {
   CHECK(thrown);
 }
 
+void memory_of_others_is_pinned_once() {
+  FakeDevice device;
+  std::vector<float> mine(1000);
+  CHECK(device.pin(bytes(mine), 4000));
+  CHECK(!device.pin(bytes(mine), 4000));
+  CHECK(device.pinned_bytes() == 4000);
+  device.unpin(bytes(mine));
+  CHECK(device.pinned_bytes() == 0);
+}
+
 void misuse_is_told() {
   FakeDevice device;
   Stager stager(device);
@@ -273,6 +283,8 @@ void misuse_is_told() {
   Flag flag{};
   check_throws(Code::collective, [&] { device.hold(user, flag, 1); });
   check_throws(Code::collective, [&] { device.copy(99, nullptr, nullptr, 0); });
+  device.probe(user);
+  check_throws(Code::collective, [&] { device.probe(99); });
 }
 
 }  // namespace
@@ -288,5 +300,6 @@ int main() {
   an_abort_ends_the_wait_for_the_device();
   whoever_comes_first_may_leave_first();
   nothing_grows();
+  memory_of_others_is_pinned_once();
   misuse_is_told();
 }

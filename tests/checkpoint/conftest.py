@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import os
 import select
+import shutil
 import signal
 import struct
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from fireflyer.errors import StorageError
 from fireflyer.storage import Chunk, DirectoryStorage, Range, Storage
 
 DEADLINE_S = 60
+SOAK = bool(os.environ.get("FIREFLYER_SOAK"))
+"""Every point of a series is tried, not a sample of them."""
 
 
 def _differs(a: Any, b: Any, path: str) -> Iterator[str]:
@@ -61,6 +65,24 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 def _one_thread() -> None:
     """So that a fork finds no pool of threads that it would lose."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def ram_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path_factory.mktemp("ram")
+        return
+    with tempfile.TemporaryDirectory(prefix="ff-test-", dir=shared) as root:
+        yield Path(root)
+
+
+@pytest.fixture
+def ram(ram_root: Path) -> Iterator[Path]:
+    """As `tmp_path`, where a sync costs nothing: for tests of hundreds of saves that no power cut ends."""
+    place = Path(tempfile.mkdtemp(dir=ram_root))
+    yield place
+    shutil.rmtree(place)
 
 
 @pytest.fixture(scope="session")

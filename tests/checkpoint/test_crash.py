@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.checkpoint.conftest import SOAK
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.errors import CheckpointError, NoSpace
@@ -39,16 +40,16 @@ def files_under(directory: Path) -> set[str]:
 
 
 def test_killed_at_any_point_of_a_save(
-    tmp_path: Path, differences: Differences, forked: Forked, die_at: DieAt
+    ram: Path, differences: Differences, forked: Forked, die_at: DieAt
 ) -> None:
-    base = tmp_path / "base"
+    base = ram / "base"
     first = CheckpointManager(base, keep=2)
     for step in (1, 2):
         first.save(step, state_of(step)).wait()
 
     def victim(place: Path, call: int) -> None:
         # Writes over step 2, which is committed, then step 3, which retires the oldest.
-        acknowledged = os.open(tmp_path / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        acknowledged = os.open(ram / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         manager = CheckpointManager(place, keep=2)
         write = os.write
         die_at(call)
@@ -56,34 +57,34 @@ def test_killed_at_any_point_of_a_save(
             manager.save(step, state_of(10 * step)).wait()
             write(acknowledged, b"%d" % step)
 
-    points, outcomes = 0, set()
+    call, outcomes = 0, set()
     status = -signal.SIGKILL
     while status != 0:
-        points += 1
-        place = copied(base, tmp_path / "place")
-        [status] = forked(lambda place=place, call=points: victim(place, call))
+        call += 1 if SOAK else 3
+        place = copied(base, ram / "place")
+        [status] = forked(lambda place=place, call=call: victim(place, call))
         assert status in (0, -signal.SIGKILL)
-        acknowledged = (tmp_path / "acknowledged").read_text()
+        acknowledged = (ram / "acknowledged").read_text()
         manager = CheckpointManager(place, keep=2)
         loaded = manager.load()
         outcomes.add((loaded["step"], acknowledged))
         possible = [state_of(2), state_of(20), state_of(30)]
         possible = possible[{"": 0, "2": 1, "23": 2}[acknowledged] :]
-        assert any(differences(loaded, state) == [] for state in possible), (points, acknowledged)
+        assert any(differences(loaded, state) == [] for state in possible), (call, acknowledged)
         assert not (place / "damaged").exists()
         manager.save(4, state_of(4)).wait()
         manager.save(5, state_of(5)).wait()
         left = {name for name in files_under(place) if not name.startswith("claims/")}
-        assert len(left) == 4, f"killed at call {points}: {sorted(left)}"
+        assert len(left) == 4, f"killed at call {call}: {sorted(left)}"
         assert all(name.startswith(("step-000000000004/", "step-000000000005/")) for name in left)
-    assert points > 60, "the kill reached the calls of two whole saves"
+    assert call > 60, "the kill reached the calls of two whole saves"
     assert {step for step, _ in outcomes} == {2, 20, 30}
 
 
 def test_killed_at_any_point_of_setting_a_damaged_one_aside(
-    tmp_path: Path, differences: Differences, forked: Forked, die_at: DieAt
+    ram: Path, differences: Differences, forked: Forked, die_at: DieAt
 ) -> None:
-    base = tmp_path / "base"
+    base = ram / "base"
     manager = CheckpointManager(base)
     for step in (1, 2):
         manager.save(step, state_of(step)).wait()
@@ -95,11 +96,11 @@ def test_killed_at_any_point_of_setting_a_damaged_one_aside(
         die_at(call)
         manager.load()
 
-    points, status = 0, -signal.SIGKILL
+    call, status = 0, -signal.SIGKILL
     while status != 0:
-        points += 1
-        place = copied(base, tmp_path / "place")
-        [status] = forked(lambda place=place, call=points: victim(place, call))
+        call += 1 if SOAK else 2
+        place = copied(base, ram / "place")
+        [status] = forked(lambda place=place, call=call: victim(place, call))
         assert differences(CheckpointManager(place).load(), state_of(1)) == []
         assert CheckpointManager(place).steps() == [1]
         kept = [
@@ -110,20 +111,20 @@ def test_killed_at_any_point_of_setting_a_damaged_one_aside(
         assert kept == [data.read_bytes()], "the damaged bytes are kept for inspection"
         aside = list((place / "damaged" / "step-000000000002").iterdir())
         assert len(aside) == 2, "whoever looks next finishes what was begun"
-    assert points > 10
+    assert call > 10
 
 
 def test_every_flipped_byte_is_found_and_the_older_one_used(
-    tmp_path: Path, differences: Differences, caplog: pytest.LogCaptureFixture
+    ram: Path, differences: Differences, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = CheckpointManager(tmp_path)
+    manager = CheckpointManager(ram)
     old, new = (
         {"a": torch.arange(3), "n": 1},
         {"a": torch.arange(4), "b": [torch.ones(2, 2), "x"], "n": 2},
     )
     manager.save(1, old).wait()
     manager.save(2, new).wait()
-    directory, aside = tmp_path / "step-000000000002", tmp_path / "damaged" / "step-000000000002"
+    directory, aside = ram / "step-000000000002", ram / "damaged" / "step-000000000002"
     names = sorted(path.name for path in directory.iterdir())
     assert len(names) == 2
     flips = 0

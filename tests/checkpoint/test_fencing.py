@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fireflyer.checkpoint import CheckpointManager
-from fireflyer.errors import CheckpointError, ConfigError
+from fireflyer.errors import CheckpointError, ConfigError, Unavailable
 from fireflyer.storage import DirectoryStorage, Storage
 
 Differences = Callable[[Any, Any], list[str]]
@@ -53,13 +53,13 @@ def test_a_newer_attempt_fences_at_construction(attempt: Start, differences: Dif
 
 
 def test_a_zombie_frozen_anywhere_in_its_save(
-    attempt: Start, tmp_path: Path, told: Told, differences: Differences
+    attempt: Start, ram: Path, told: Told, differences: Differences
 ) -> None:
     """For every storage call of attempt 1's save of step 20: attempt 1 freezes before it, attempt 2
     starts and saves steps 20 and 15, attempt 1 thaws and ends its save."""
     frozen_at, reached, acknowledged = 0, True, 0
     until_frozen: int | None = None
-    place = DirectoryStorage(tmp_path)
+    place = DirectoryStorage(ram)
 
     def freeze(call: str, name: str) -> None:
         nonlocal until_frozen, reached
@@ -72,7 +72,7 @@ def test_a_zombie_frozen_anywhere_in_its_save(
             until_frozen -= 1
 
     while reached:
-        place = DirectoryStorage(tmp_path / f"frozen-{frozen_at}")
+        place = DirectoryStorage(ram / f"frozen-{frozen_at}")
         until_frozen, reached = None, False
         zombie = attempt(1, place=told(place, freeze), keep=1)
         zombie.save(10, state_of("old", 10)).wait()
@@ -104,7 +104,8 @@ def test_an_attempt_that_comes_too_late_is_refused(attempt: Start, tmp_path: Pat
         zombie.save(5, state_of("zombie", 5))
     assert zombie.load()["who"] == "new"
     new.save(2, state_of("new", 2)).wait()
-    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["000001.json"]
+    names = sorted(path.name.split("-")[0] for path in (tmp_path / "claims").iterdir())
+    assert names == ["000001.json", "attempt"]
 
 
 def test_another_task_may_read_without_fencing_and_take_over_by_saving(attempt: Start) -> None:
@@ -140,11 +141,107 @@ def test_saves_of_one_step_replace_one_another(attempt: Start, differences: Diff
     assert differences(manager.load(), state_of("3", 7)) == []
 
 
-def test_a_damaged_claim_does_not_bar_the_way(attempt: Start, tmp_path: Path) -> None:
+def make_bad(claim: Path, how: str) -> None:
+    if how == "unreadable":  # EISDIR, for root too
+        claim.unlink()
+        claim.mkdir()
+    else:
+        data = claim.read_bytes()
+        claim.write_bytes(data.replace(b'"attempt":', b'"attempt":9') if how == "crc" else b"?")
+
+
+@pytest.mark.parametrize("how", ["crc", "no JSON", "unreadable"])
+def test_a_bad_claim_is_named_and_does_not_bar_the_way(
+    attempt: Start, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = attempt(1)
+    first.save(1, state_of("a", 1)).wait()
+    claim = tmp_path / "claims" / "000001.json"
+    make_bad(claim, how)
+    first.save(2, state_of("a", 2)).wait()  # its own claim, by its name
+    assert not caplog.records
+    second = attempt(2, keep=2)
+    [record] = caplog.records
+    assert "a claim cannot be read, and counts by its name" in record.getMessage()
+    assert str(claim) in record.getMessage()
+    assert second.load()["who"] == "a"
+    second.save(3, state_of("b", 3)).wait()
+    with pytest.raises(CheckpointError, match="belongs to attempt 2 of task t1 now"):
+        first.save(4, state_of("a", 4)).wait()
+    assert attempt(3).steps() == [2, 3]
+
+
+@pytest.mark.parametrize("how", ["crc", "no JSON", "unreadable"])
+def test_a_zombie_gets_no_claim_over_one_that_cannot_be_read(
+    attempt: Start, tmp_path: Path, how: str
+) -> None:
+    zombie = attempt(1)
+    new = attempt(2)
+    new.save(1, state_of("new", 1)).wait()
+    late = attempt(1)  # comes up when the newer one has claimed
+    for claim in (tmp_path / "claims").iterdir():
+        make_bad(claim, how)
+    with pytest.raises(CheckpointError, match="attempt 1 of task t1 came too late"):
+        late.save(9, state_of("zombie", 9))
+    with pytest.raises(CheckpointError, match="belongs to a run whose claim cannot be read now"):
+        zombie.save(9, state_of("zombie", 9)).wait()
+    new.save(2, state_of("new", 2)).wait()
+    assert attempt(3).load()["who"] == "new"
+
+
+@pytest.mark.parametrize("how", ["", "unreadable"])
+def test_a_zombie_frozen_anywhere_in_its_first_save(
+    attempt: Start, ram: Path, told: Told, how: str
+) -> None:
+    """Like the one frozen in a later save, but it has not claimed yet; the newer one's claim may go bad."""
+    frozen_at, reached = 0, True
+    until_frozen: int | None = None
+    place = DirectoryStorage(ram)
+
+    def freeze(call: str, name: str) -> None:
+        nonlocal until_frozen, reached
+        if until_frozen == 0:
+            until_frozen, reached = None, True
+            new = attempt(2, place=place)
+            new.save(20, state_of("new", 20)).wait()
+            claim = max(place.root.glob("claims/0*.json"))
+            if how:
+                make_bad(claim, how)
+        elif until_frozen is not None:
+            until_frozen -= 1
+
+    while reached:
+        place = DirectoryStorage(ram / f"frozen-{frozen_at}")
+        attempt(None, place=place).save(5, state_of("other", 5)).wait()
+        until_frozen, reached = None, False
+        zombie = attempt(1, place=told(place, freeze))
+        until_frozen = frozen_at
+        try:
+            zombie.save(30, state_of("zombie", 30)).wait()
+            saved = True
+        except CheckpointError:
+            saved = False
+        until_frozen = None
+        later = attempt(3, place=place)
+        if reached:
+            assert later.load()["who"] == "new", f"frozen before call {frozen_at}"
+        else:
+            assert saved
+        frozen_at += 1
+    assert frozen_at > 10
+
+
+def test_a_storage_that_does_not_answer_is_no_bad_claim(
+    attempt: Start, tmp_path: Path, told: Told
+) -> None:
     attempt(1).save(1, state_of("a", 1)).wait()
-    (tmp_path / "claims" / "000001.json").write_bytes(b"{}")
-    attempt(2).save(2, state_of("b", 2)).wait()
-    assert attempt(3).latest() == 2
+
+    def silent(call: str, name: str) -> None:
+        if call == "read" and name.startswith("claims/"):
+            raise Unavailable("no answer")
+
+    with pytest.raises(Unavailable):
+        attempt(2, place=told(DirectoryStorage(tmp_path), silent))
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1"])

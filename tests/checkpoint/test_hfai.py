@@ -1,6 +1,7 @@
 """hfai's init and try_save: a run that is asked to leave anywhere goes on bit for bit."""
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.checkpoint.callbacks.page import run_example
+from tests.checkpoint.conftest import Machine
 from torch import nn
 
 from fireflyer.checkpoint import CheckpointManager, hfai, rng
@@ -91,6 +93,18 @@ def test_try_save_saves_only_when_asked(tmp_path: Path) -> None:
     assert training.model.try_save(0, 2, others=[1, "two"], force=True) is True
     again = Training(2)
     assert hfai.init(again.model, again.optimizer, ckpt_path=tmp_path) == (0, 2, [1, "two"])
+
+
+def test_what_the_nodes_hold_in_memory_is_found(machine: Machine, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    training = Training(1)
+    hfai.init(training.model, training.optimizer, ckpt_path=place, memory=True)
+    training.model.try_save(0, 2, others="kept", force=True)
+    shutil.rmtree(place / "step-000000000001")
+    again = Training(2)
+    assert hfai.init(again.model, again.optimizer, ckpt_path=place) == (0, 0, None)
+    found = hfai.init(again.model, again.optimizer, ckpt_path=place, memory=True)
+    assert found == (0, 2, "kept")
 
 
 def test_other_arguments_than_then_are_refused(tmp_path: Path) -> None:

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from tests.checkpoint.conftest import Machine, untidy
+from tests.checkpoint.conftest import SOAK, Machine, untidy
 from tests.conftest import fork_child
 
 from fireflyer.checkpoint import CheckpointManager
 
-SOAK = bool(os.environ.get("FIREFLYER_SOAK"))
-KILLS = 2000 if SOAK else 40
-KILLS_A_DIRECTORY = 10
+KILLS = 2000 if SOAK else 24
+KILLS_A_DIRECTORY = 10 if SOAK else 6
 LARGEST_BYTES = (64 if SOAK else 16) << 20
 SMALLEST_BYTES = 8 << 20
 DEADLINE_S = 60.0

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.checkpoint.conftest import SOAK
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as ShardOn
 from torch.distributed.tensor import distribute_tensor
 
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint.datafile import SERIES_SAVES
+from fireflyer.checkpoint.staging import Staged, Stager
 from fireflyer.errors import CheckpointError, NoSpace
 from fireflyer.storage import DirectoryStorage, Storage
 
@@ -50,6 +52,31 @@ def test_overlap_saves_what_was_and_small_things_at_once(tmp_path: Path) -> None
         loaded = manager.load()
         for leaf in loaded.values():
             assert (leaf == step).all()
+
+
+def test_nothing_is_written_before_the_copy_is_over(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Any] = []
+    stage = Stager.stage
+
+    def noting(*args: Any, **kwargs: Any) -> Staged:
+        staged = stage(*args, **kwargs)
+        copies[:] = [copy for copy, _ in staged._copies]
+        return staged
+
+    def before(call: str, name: str) -> None:
+        if call == "write" and "data-" in name:
+            done.append([copy.done for copy in copies])
+
+    monkeypatch.setattr(Stager, "stage", noting)
+    done: list[list[bool]] = []
+    manager = CheckpointManager(told(DirectoryStorage(tmp_path), before), overlap=True)
+    state = {"w": torch.ones(64 * LARGE), "b": torch.ones(10)}
+    for step in range(5):
+        manager.save(step, state).wait()
+        state["w"] += 1
+    assert done == [[True, True]] * 5
 
 
 def test_a_change_before_before_step_is_found_and_named(tmp_path: Path) -> None:
@@ -276,7 +303,7 @@ def test_a_checkpoint_that_cannot_be_read_keeps_its_files(tmp_path: Path) -> Non
 
 
 def test_killed_at_any_point_of_an_incremental_save(
-    tmp_path: Path,
+    ram: Path,
     differences: Differences,
     forked: Callable[..., list[int]],
     die_at: Callable[[int], None],
@@ -285,7 +312,7 @@ def test_killed_at_any_point_of_an_incremental_save(
         return {"frozen": torch.arange(50), "w": torch.full((30,), float(step // 2)), "n": step}
 
     def victim(place: Path, call: int) -> None:
-        acknowledged = os.open(tmp_path / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        acknowledged = os.open(ram / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         manager = CheckpointManager(place, keep=1, incremental=True)
         manager.save(1, state_of(1)).wait()
         write = os.write
@@ -296,11 +323,11 @@ def test_killed_at_any_point_of_an_incremental_save(
 
     call, status, seen = 0, -signal.SIGKILL, set()
     while status != 0:
-        call += 1
-        place = tmp_path / f"place-{call}"
+        call += 1 if SOAK else 3
+        place = ram / f"place-{call}"
         [status] = forked(lambda place=place, call=call: victim(place, call))
         assert status in (0, -signal.SIGKILL)
-        text = (tmp_path / "acknowledged").read_text()
+        text = (ram / "acknowledged").read_text()
         manager = CheckpointManager(place, keep=1)
         loaded = manager.load()
         seen.add(loaded["n"])

@@ -159,6 +159,8 @@ def test_history_counts_attempts_that_did_not_leave(
     assert third.history() == [Run(1000.0, None), Run(1100.0, 1250.0), Run(2000.0, None)]
     (tmp_path / "claims" / "000001.json").write_bytes(b"{}")
     assert third.history() == [Run(1100.0, 1250.0), Run(2000.0, None)], "a damaged one is unknown"
+    (tmp_path / "claims" / "000002.left.json").write_bytes(b"{}")
+    assert third.history() == [Run(1100.0, 1100.0), Run(2000.0, None)], "it left, who knows when"
 
 
 def test_leaving_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +170,8 @@ def test_leaving_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert manager.should_save(1)
     manager.save(1, {"a": 1}).wait()
     names = sorted(path.name for path in (tmp_path / "claims").iterdir())
-    assert names == ["000001.json", "000001.left.json"]
+    assert names[:2] == ["000001.json", "000001.left.json"]
+    assert [name[:14] for name in names[2:]] == ["attempt-000001"]
     monkeypatch.setenv("FIREFLYER_ATTEMPT", "2")
     again = CheckpointManager(tmp_path)
     again.save(2, {"a": 2}).wait()

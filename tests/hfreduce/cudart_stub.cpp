@@ -140,6 +140,14 @@ int cudaStreamWaitEvent(void* stream, void* event, unsigned flags) {
                 number(stream) + " for " + number(event) + " flags " + std::to_string(flags));
 }
 
+int cudaStreamQuery(void* stream) {
+  State& s = state();
+  const Lock lock(s.mutex);
+  const Stream& asked = s.streams.at(reinterpret_cast<std::uintptr_t>(stream));
+  const int result = called("cudaStreamQuery", number(stream));
+  return result != 0 || (asked.commands.empty() && !asked.busy) ? result : 600;
+}
+
 int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int kind, void* stream) {
   const Lock lock(state().mutex);
   const int result = called("cudaMemcpyAsync", std::to_string(bytes) + " kind " + std::to_string(kind) +

@@ -1,8 +1,13 @@
 """A rank's device for tests: marked CPU tensors are its memory, one stream is the caller's current one."""
 
 import ctypes
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,7 +124,48 @@ class Stub:
     def synchronize(self, stream: int) -> None:
         self._library.stub_synchronize(stream)
 
+    def hold(self, stream: int, word: ctypes.c_uint32) -> None:
+        """The stream stands still until the word is 1."""
+        self._library.cuStreamWaitValue32_v2(
+            ctypes.c_void_p(stream), ctypes.c_ulonglong(ctypes.addressof(word)), 1, 0
+        )
+
     def log(self) -> list[str]:
         """All calls so far: "function arguments"."""
         text: bytes = self._library.stub_log()
         return text.decode().splitlines()
+
+
+def build_stub(folder: Path) -> str:
+    """Compiles the stub; its path."""
+    library = folder / "libcudart_stub.so"
+    source = Path(__file__).with_name("cudart_stub.cpp")
+    compiler = shutil.which("c++") or "g++"
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
+    subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
+    return str(library)
+
+
+@contextmanager
+def stubbed(path: str, index: int = 0) -> Iterator[tuple[Stub, int]]:
+    """In a rank: all tensors of one dimension are on CUDA device `index`; gives the stub and the stream."""
+    os.environ.update(FIREFLYER_CUDART=path, FIREFLYER_CUDA=path)
+    stub = Stub(path)
+    stream = stub.make_stream()
+    seat = devices.Seat(native.cuda_device(index), lambda: stream)
+    devices.register("stub", lambda tensor: seat if tensor.dim() == 1 else None)
+    yield stub, stream
+    devices.unregister("stub")
+
+
+def named(log: list[str], function: str) -> list[str]:
+    """The arguments of all calls of a function."""
+    return [line.removeprefix(function + " ") for line in log if line.startswith(function + " ")]
+
+
+def has_gpu() -> bool:
+    """Asked in another process: here it would start CUDA, and ranks of other tests are forked from here."""
+    if not torch.backends.cuda.is_built():
+        return False
+    question = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", question], check=False).returncode == 0

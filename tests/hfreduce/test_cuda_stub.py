@@ -2,22 +2,16 @@
 
 import datetime
 import os
-import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.hfreduce.conftest import Play
-from tests.hfreduce.device_memory import Stub
+from tests.hfreduce.device_memory import build_stub, named, stubbed
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, RankFailed
-from fireflyer.hfreduce import devices
 
 ALREADY_REGISTERED = 712
 
@@ -25,28 +19,7 @@ ALREADY_REGISTERED = 712
 @pytest.fixture(scope="module")
 def stub_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The stub, compiled."""
-    library = tmp_path_factory.mktemp("cudart") / "libcudart_stub.so"
-    source = Path(__file__).with_name("cudart_stub.cpp")
-    compiler = shutil.which("c++") or "g++"
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
-    subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
-    return str(library)
-
-
-@contextmanager
-def stubbed(path: str, index: int = 0) -> Iterator[tuple[Stub, int]]:
-    """In a rank: all tensors of one dimension are on CUDA device `index`; gives the stub and the stream."""
-    os.environ.update(FIREFLYER_CUDART=path, FIREFLYER_CUDA=path)
-    stub = Stub(path)
-    stream = stub.make_stream()
-    seat = devices.Seat(native.cuda_device(index), lambda: stream)
-    devices.register("stub", lambda tensor: seat if tensor.dim() == 1 else None)
-    yield stub, stream
-    devices.unregister("stub")
-
-
-def named(log: list[str], function: str) -> list[str]:
-    return [line.removeprefix(function + " ") for line in log if line.startswith(function + " ")]
+    return build_stub(tmp_path_factory.mktemp("cudart"))
 
 
 def test_calls_and_arguments(play: Play, stub_path: str) -> None:

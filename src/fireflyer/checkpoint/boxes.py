@@ -71,8 +71,9 @@ def flaw(shape: Shape, boxes: Sequence[Box]) -> str | None:
 
 
 def _drawn(box: Box) -> str:
-    ends = (start + extent for start, extent in zip(*box, strict=True))
-    return "[" + ", ".join(f"{a}:{b}" for a, b in zip(box.offsets, ends, strict=True)) + "]"
+    if len(box.offsets) != len(box.shape):
+        return f"{list(box.shape)} at {list(box.offsets)}"
+    return "[" + ", ".join(f"{a}:{a + extent}" for a, extent in zip(*box, strict=True)) + "]"
 
 
 def _neighbours(shape: Shape, boxes: Sequence[Box]) -> Iterator[tuple[Box, Box]]:

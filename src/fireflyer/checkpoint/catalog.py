@@ -89,7 +89,10 @@ class Catalog:
                 f"{where} has format version {version}, this Fireflyer reads {VERSION}: "
                 "use a version of it that knows both"
             )
-        return decode(data, Manifest, where)
+        manifest = decode(data, Manifest, where)
+        if manifest.step != generation.step:
+            raise Corrupted(f"{where} is of step {manifest.step}")
+        return manifest
 
     def set_aside(self, generation: Generation) -> None:
         """Moves a damaged checkpoint under damaged/, the manifest last, so that the next load ends what was
@@ -127,11 +130,13 @@ class Catalog:
 
     def sweep(self, newest: Generation) -> None:
         """Removes what killed or failed saves up to `newest`, which is committed, have left."""
-        self._remove_leftovers(newest, {"data", "part", "failed", "temporary"})
+        self._remove_leftovers(newest, {"data", "part", "done", "failed", "temporary"})
 
     def _remove_leftovers(self, newest: Generation, roles: set[str]) -> None:
         files, needed = self._settled()
         for file in files:
+            if file.role == "done" and file.generation == newest:
+                continue  # its rank has yet to see it
             if file.role in roles and file.generation <= newest and not needed(file):
                 self.storage.delete(file.name)
                 self.storage.delete(file.generation.directory)

@@ -3,20 +3,27 @@
 A save bears its run's epoch in the names of all its files, so runs never write over one another,
 and a newer run's checkpoints sort before an older run's whatever their steps. Rank 0 looks at the
 claims before it commits and again after: a commit counts only if no newer claim was there by then.
+
+Who comes too late is told by names alone, so that no damage to a claim lets a zombie in: an attempt marks
+the directory (`claims/attempt-...json`) before it claims an epoch, and nothing is ever removed. What
+is written in the files is for messages, for `history`, and for who may take over without a save.
 """
 
+import hashlib
 import os
+import re
 import time
 from collections.abc import Callable
 
 from fireflyer.checkpoint.catalog import newest_epoch
 from fireflyer.checkpoint.manifest import Claim, decode, encode
 from fireflyer.checkpoint.schedule import Run
-from fireflyer.errors import CheckpointError, ConfigError, Corrupted, StorageError
+from fireflyer.errors import CheckpointError, ConfigError, StorageError
 from fireflyer.log import get_logger
 from fireflyer.storage import Storage
 
 _DIRECTORY = "claims"
+_MARK = re.compile(r"attempt-(\d{6,})-([0-9a-f]{16})\.json")
 _log = get_logger("checkpoint")
 
 
@@ -36,7 +43,7 @@ def identity() -> Claim:
 
 
 class Claims:
-    """The claims of one directory, seen by one run. Used by rank 0 alone."""
+    """The claims of one directory, seen by one run. Rank 0 alone claims."""
 
     def __init__(self, storage: Storage, me: Claim, wall: Callable[[], float] = time.time) -> None:
         self._storage = storage
@@ -45,6 +52,8 @@ class Claims:
         self._epoch: int | None = None
         self._process = 0
         """Which has claimed the epoch."""
+        self._warned: set[str] = set()
+        """Files that it has said cannot be read."""
 
     @property
     def epoch(self) -> int | None:
@@ -57,19 +66,28 @@ class Claims:
         return max(self._epochs(), default=0)
 
     def first(self) -> bytes | None:
-        """The directory's first claim as it lies there, None if there is none; nobody ever changes it."""
+        """The directory's first claim as it lies there, b"" if it cannot be read, None if there is none;
+        nobody ever changes it."""
         epochs = self._epochs()
-        return self._storage.read(f"{_DIRECTORY}/{epochs[0]:06d}.json") if epochs else None
+        if not epochs:
+            return None
+        try:
+            return self._storage.read(_name(epochs[0]))
+        except StorageError as error:
+            self._warn(_name(epochs[0]), error)
+            return b""
 
     def succeeds(self) -> bool:
         """Whether this run is a later attempt of the task that owns the directory (or nobody does), so
-        that it can take over at once. Any other run may be here only to read."""
+        that it can take over at once. Any other run may be here only to read, as may be one that cannot
+        read whose the directory is."""
         epochs = self._epochs()
         if self.me.attempt is None or not epochs:
             return self.me.attempt is not None
-        owner = self._read(epochs[-1])
+        owner = self._read(_name(epochs[-1]))
         return (
-            owner.task == self.me.task
+            owner is not None
+            and owner.task == self.me.task
             and owner.attempt is not None
             and owner.attempt < self.me.attempt
         )
@@ -86,24 +104,31 @@ class Claims:
                 f"process {self._process}, which this one was forked from, saves to {self._storage} with "
                 "this manager: make a manager of your own in the child"
             )
+        if self.epoch is None and self.me.attempt is not None:
+            self._refuse_if_late()
+            self._storage.create(
+                f"{_DIRECTORY}/{_mark(self.me.task, self.me.attempt)}", self._dated()
+            )
         while (mine := self.epoch) is None:
-            epochs = self._epochs()
-            for epoch in epochs:
-                self._refuse_if_later(epoch)
             # Claims may be lost, or left behind when saves are copied; a new save is newer than all there.
-            candidate = max([*epochs, newest_epoch(self._storage)]) + 1
-            if self._storage.create(f"{_DIRECTORY}/{candidate:06d}.json", self._dated()):
+            candidate = max([*self._epochs(), newest_epoch(self._storage)]) + 1
+            # Looked at last: whoever made an epoch that counts above had left its mark before.
+            self._refuse_if_late()
+            if self._storage.create(_name(candidate), self._dated()):
                 self._epoch, self._process = candidate, os.getpid()
         return mine
 
-    def check(self) -> None:
+    def check(self, epoch: int) -> None:
         """
+        Args:
+            epoch: this run's, on any rank.
+
         Raises:
             CheckpointError: if a newer run owns the directory.
         """
         newest = self.newest()
-        if self.epoch is not None and newest > self.epoch:
-            claim = self._read(newest)
+        if newest > epoch:
+            claim = self._read(_name(newest))
             raise CheckpointError(
                 f"{self._storage} belongs to {_who(claim)} now; {_who(self.me)} may not save there any more"
             )
@@ -111,15 +136,16 @@ class Claims:
     def history(self) -> list[Run]:
         """The runs of this task (or outside the platform) that saved or may save here, up to this one."""
         runs = []
+        names = {f"{_DIRECTORY}/{name}" for name in self._storage.list(_DIRECTORY)}
         for epoch in self._epochs():
-            claim = self._read(epoch)
-            if claim.task != self.me.task or claim.created == 0:
+            claim = self._read(_name(epoch))
+            if claim is None or claim.task != self.me.task:
                 continue
-            left = _left_name(epoch)
-            if self._storage.size(left) is None:
+            if _left_name(epoch) not in names:
                 runs.append(Run(claim.created, None))
             else:
-                runs.append(Run(claim.created, self._read_file(left).created))
+                left = self._read(_left_name(epoch))
+                runs.append(Run(claim.created, claim.created if left is None else left.created))
         return runs if self.epoch is not None else [*runs, Run(self._wall(), None)]
 
     def leave(self) -> None:
@@ -134,35 +160,57 @@ class Claims:
         me = self.me
         return encode(Claim(task=me.task, attempt=me.attempt, created=self._wall()))
 
-    def _refuse_if_later(self, epoch: int) -> None:
-        claim = self._read(epoch)
-        if self.me.attempt is None or claim.attempt is None or claim.task != self.me.task:
+    def _refuse_if_late(self) -> None:
+        if self.me.attempt is None:
             return
-        if claim.attempt > self.me.attempt:
+        task = _task_hash(self.me.task)
+        marks = map(_MARK.fullmatch, self._storage.list(_DIRECTORY))
+        latest = max((int(mark[1]) for mark in marks if mark and mark[2] == task), default=0)
+        if latest > self.me.attempt:
+            owner = Claim(task=self.me.task, attempt=latest)
             raise CheckpointError(
-                f"{self._storage} belongs to {_who(claim)}; {_who(self.me)} came too late to save there"
+                f"{self._storage} belongs to {_who(owner)}; {_who(self.me)} came too late to save there"
             )
 
     def _epochs(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._storage.list(_DIRECTORY))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
-    def _read(self, epoch: int) -> Claim:
-        return self._read_file(f"{_DIRECTORY}/{epoch:06d}.json")
-
-    def _read_file(self, name: str) -> Claim:
+    def _read(self, name: str) -> Claim | None:
+        """None if it cannot be read. It is told once, and still counts by its name."""
         try:
             return decode(self._storage.read(name), Claim, f"{self._storage}/{name}")
-        except Corrupted as error:
-            _log.warning("%s; it is taken for that of a run outside the platform", error)
-            return Claim(task="", attempt=None)
+        except StorageError as error:
+            self._warn(name, error)
+            return None
+
+    def _warn(self, name: str, error: StorageError) -> None:
+        if error.retryable:
+            raise error  # the place does not answer, which says nothing about one file
+        if name not in self._warned:
+            self._warned.add(name)
+            _log.warning("a claim cannot be read, and counts by its name: %s", error)
+
+
+def _name(epoch: int) -> str:
+    return f"{_DIRECTORY}/{epoch:06d}.json"
+
+
+def _mark(task: str, attempt: int) -> str:
+    return f"attempt-{attempt:06d}-{_task_hash(task)}.json"
+
+
+def _task_hash(task: str) -> str:
+    return hashlib.blake2b(task.encode(), digest_size=8).hexdigest()
 
 
 def _left_name(epoch: int) -> str:
     return f"{_DIRECTORY}/{epoch:06d}.left.json"
 
 
-def _who(claim: Claim) -> str:
+def _who(claim: Claim | None) -> str:
+    if claim is None:
+        return "a run whose claim cannot be read"
     if claim.attempt is None:
         return "a run outside the platform"
     return (

@@ -145,10 +145,10 @@ def commit(
         state=tuple(nodes),
         per_rank={},
     )
-    claims.check()
+    claims.check(generation.epoch)
     catalog.storage.write(generation.manifest, [encode(manifest)])
     # A newer run that claimed before the manifest was there may not have seen it.
-    claims.check()
+    claims.check(generation.epoch)
     try:
         catalog.sweep(generation)
     except StorageError as error:

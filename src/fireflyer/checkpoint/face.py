@@ -210,7 +210,7 @@ class CheckpointManager:
                 in_memory=Future(),
             )
             if not self._overlap:
-                staged.release()  # first: the writer would take cores from the copy that training waits for
+                staged.release()
             future = self._run_in_background(job)
         except BaseException as error:
             self._committer.report_failure(ready.generation, rank, world, error)
@@ -247,6 +247,7 @@ class CheckpointManager:
     def _run_in_background(self, job: Job) -> Future[Written]:
         def run() -> Written:
             try:
+                job.staged.wait_for_cores()  # what training waits for comes first
                 return self._committer.run(job)
             finally:
                 job.staged.forget()

@@ -8,6 +8,7 @@ import torch
 
 from fireflyer.checkpoint import rng
 from fireflyer.checkpoint.face import CheckpointManager
+from fireflyer.checkpoint.inmemory import InMemory
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.errors import ConfigError
 from fireflyer.storage import Storage
@@ -87,6 +88,7 @@ def init(
     ckpt_path: str | os.PathLike[str] | Storage = "checkpoints",
     *,
     keep: int | Keep | None = 3,
+    memory: bool | InMemory = False,
     should_suspend: Callable[[], bool] | None = None,
     on_suspend: Callable[[], object] | None = None,
 ) -> tuple[int, int, Any]:
@@ -99,6 +101,7 @@ def init(
         model, optimizer, scheduler, amp_scaler: anything with `state_dict` and `load_state_dict`.
         ckpt_path: a directory that all ranks see, an fsspec URL, or a storage.
         keep: how many of the newest checkpoints stay; None keeps all.
+        memory: each save is held in the memory of two nodes, too, as CheckpointManager has it.
         should_suspend: `fireflyer.hai.suspend_requested`, or any callable that tells whether this
             rank was asked to leave. None: `try_save` saves only when forced to.
         on_suspend: called when the state is durable, e.g. `fireflyer.hai.suspended`, which ends
@@ -111,7 +114,7 @@ def init(
         CheckpointError: if there are checkpoints, and none is good.
         ConfigError: if the newest was saved with other arguments.
     """
-    manager = CheckpointManager(ckpt_path, keep=keep, should_suspend=should_suspend)
+    manager = CheckpointManager(ckpt_path, keep=keep, memory=memory, should_suspend=should_suspend)
     given = {
         "model": model,
         "optimizer": optimizer,

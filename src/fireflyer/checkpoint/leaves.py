@@ -1,6 +1,8 @@
 """What a tensor of a state may be: whole on every rank, or one rank's box of it; and where its bytes are."""
 
 import contextlib
+import functools
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -10,6 +12,12 @@ import torch
 
 from fireflyer.checkpoint.boxes import Box, Shape, whole
 from fireflyer.errors import CheckpointError
+
+MAX_DIMENSIONS = 63
+"""Of a tensor in a state; numpy has one more, which the view of its bytes takes."""
+
+_TORCH_DTYPE = re.compile(r"[a-z][a-z0-9_]*")
+_NUMPY_DTYPE = re.compile(r"[<>|][biufcmMSUV]\d{0,9}(\[[0-9A-Za-z/]{1,20}\])?")
 
 Local = torch.Tensor | np.ndarray[Any, Any]
 """A tensor or array of this process alone."""
@@ -106,6 +114,8 @@ def describe(leaf: Leaf) -> Description:
         kind, name = "torch", str(local.dtype).removeprefix("torch.")
         size = local.dtype.itemsize
     shape = tuple(local.shape) if isinstance(leaf, np.ndarray) else tuple(leaf.shape)
+    if len(shape) > MAX_DIMENSIONS:
+        raise CheckpointError(f"{len(shape)} dimensions, which is more than {MAX_DIMENSIONS}")
     box: Box | None
     if isinstance(leaf, Shard):
         box = Box(leaf.offsets, tuple(local.shape))
@@ -154,10 +164,12 @@ def address_of(local: Local) -> int | None:
     """Where the bytes are, if they lie in C order in this process's memory; else None."""
     if isinstance(local, np.ndarray):
         return int(local.__array_interface__["data"][0]) if local.flags.c_contiguous else None
-    plain = local.is_contiguous() and local.device.type == "cpu"
-    if not plain or local.is_conj() or local.is_neg():
-        return None
-    return local.data_ptr()
+    return local.data_ptr() if local.device.type == "cpu" and lies_in_order(local) else None
+
+
+def lies_in_order(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in C order in the memory of its device."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def copy_box(local: Local, box: Box, out: np.ndarray[Any, Any]) -> None:
@@ -173,6 +185,31 @@ def copy_box(local: Local, box: Box, out: np.ndarray[Any, Any]) -> None:
     with torch.no_grad():
         target = torch.from_numpy(out).view(local.dtype).view(box.shape)
         target.copy_(local.detach()[box.slices])
+
+
+@functools.lru_cache(1024)
+def dtype_size(kind: str, dtype: str) -> int | None:
+    """Bytes of an element; None if this build of torch or numpy lacks the dtype.
+
+    Raises:
+        CheckpointError: if no state can have it.
+    """
+    if kind == "torch":
+        found = getattr(torch, dtype, None)
+        if isinstance(found, torch.dtype) and not dtype.startswith(("q", "uq")):
+            return found.itemsize
+        if found is None and _TORCH_DTYPE.fullmatch(dtype):
+            return None
+    elif _NUMPY_DTYPE.fullmatch(dtype):
+        try:
+            known = np.dtype(dtype)
+        except TypeError:
+            return None
+        except ValueError as error:
+            raise CheckpointError(f"{dtype!r} is no numpy dtype: {error}") from error
+        if known.str == dtype:
+            return known.itemsize
+    raise CheckpointError(f"{dtype!r:.40} is no {kind} dtype of a state")
 
 
 def new_local(kind: str, dtype: str, shape: Shape) -> Local:

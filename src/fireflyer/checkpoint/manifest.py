@@ -1,13 +1,16 @@
 """What is written beside the data files: manifests and parts, their names, and their checksummed JSON."""
 
+import math
 import re
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from fireflyer._native import crc32
-from fireflyer.checkpoint.tree import Node, Piece, Tensor, Value, path_name
-from fireflyer.errors import Corrupted
+from fireflyer.checkpoint.boxes import Box, flaw
+from fireflyer.checkpoint.leaves import MAX_DIMENSIONS, dtype_size
+from fireflyer.checkpoint.tree import Count, Node, Piece, Tensor, Value, check_tree, path_name
+from fireflyer.errors import CheckpointError, Corrupted
 
 VERSION = 2
 """Version of the format; docs/checkpoint.md draws it."""
@@ -51,8 +54,14 @@ class Generation(msgspec.Struct, frozen=True, order=True):
     def part(self, rank: int) -> str:
         return self._name("part", f"-{rank:05d}.json")
 
+    def done(self, rank: int) -> str:
+        """What rank 0 calls the rank's part when the checkpoint is committed."""
+        return self._name("done", f"-{rank:05d}.json")
 
-_FILE = re.compile(r"(manifest|failed|data|part)-(\d{6,})-(\d{6,})(-\d{5,})?\.(json|bin)(\..*)?")
+
+_FILE = re.compile(
+    r"(manifest|failed|data|part|done)-(\d{6,})-(\d{6,})(-\d{5,})?\.(json|bin)(\..*)?"
+)
 _DIRECTORY = re.compile(r"step-(\d{12,})")
 
 
@@ -79,11 +88,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint: it exists exactly as long as this file does."""
 
     version: int
-    step: int
+    step: Count
     task: str
-    attempt: int
-    world_size: int
-    created: float
+    attempt: Count
+    world_size: Count
+    created: Annotated[float, msgspec.Meta(ge=0, le=2**37)]
     """Seconds since 1970, for people."""
     metrics: Metrics
     """What rank 0 gave to `save`."""
@@ -147,7 +156,8 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     """Inverse of `encode`.
 
     Raises:
-        Corrupted: naming the file, if a byte of it is not as written, or it names what no save writes.
+        Corrupted: naming the file, if a byte of it is not as written, or it says what no save writes. So what
+            has been decoded can be loaded, as far as the data files are whole.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
@@ -157,27 +167,75 @@ def decode(data: bytes, kind: type[T], name: str) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupted(f"{name}: {error}") from error
     if isinstance(body, Manifest):
-        _check_places(body, name)
+        try:
+            _check(body)
+        except CheckpointError as error:
+            raise Corrupted(f"{name}: {error}") from error
     return body
 
 
-def _check_places(manifest: Manifest, name: str) -> None:
+def _check(manifest: Manifest) -> None:
     """
     Raises:
-        Corrupted: if it names anything but data files of saves, or bytes that they cannot have.
+        CheckpointError: if it names anything but data files of saves, or bytes that they cannot have, or if a
+            state of it cannot be put together.
     """
     for file, size in manifest.files.items():
         directory, _, rest = file.partition("/")
         step = parse_directory(directory)
         parsed = parse_file(step, rest) if step is not None else None
         if parsed is None or parsed[0] != "data" or not 0 <= size < 1 << 63:
-            raise Corrupted(f"{name}: {file!r} of {size} bytes is no data file of a checkpoint")
+            raise CheckpointError(f"{file!r} of {size} bytes is no data file of a checkpoint")
+    room = dict(manifest.files)
     for nodes in (manifest.state, *manifest.per_rank.values()):
+        check_tree(nodes)
         for node in nodes:
-            for piece in node.pieces if isinstance(node, Tensor) else ():
-                size = manifest.files.get(piece.file, 0)
-                if piece.length and not 0 <= piece.offset <= piece.offset + piece.length <= size:
-                    raise Corrupted(
-                        f"{name}: {piece.file!r} has no bytes {piece.offset} to "
-                        f"{piece.offset + piece.length} (tensor {path_name(node.path)})"
-                    )
+            if isinstance(node, Tensor):
+                _check_tensor(node, manifest.files, room)
+
+
+def _check_tensor(node: Tensor, files: dict[str, int], room: dict[str, int]) -> None:
+    """
+    Args:
+        room: bytes of each file that no piece before has taken. No two share any, so what is loaded is not
+            larger than what is on storage.
+    """
+    size = dtype_size(node.kind, node.dtype)
+    problem = _shape_flaw(node, size or 1)
+    if problem is None and not _is_whole(node):
+        problem = flaw(node.shape, [Box(piece.offsets, piece.shape) for piece in node.pieces])
+    for piece in node.pieces:
+        length = piece.length
+        if problem is not None:
+            break
+        if size is not None and length != math.prod(piece.shape) * size:
+            problem = f"{length} bytes cannot be shape {list(piece.shape)}"
+        elif len(piece.crc32) != -(-length // CRC_BYTES):
+            problem = f"{length} bytes have {len(piece.crc32)} checksums"
+        elif length and piece.offset + length > files.get(piece.file, 0):
+            problem = f"{piece.file!r} has no bytes {piece.offset} to {piece.offset + length}"
+        elif length:
+            room[piece.file] -= length
+            if room[piece.file] < 0:
+                problem = f"{piece.file!r} has no room for all its pieces"
+    if problem is not None:
+        raise CheckpointError(f"the pieces of {path_name(node.path)} make no tensor: {problem}")
+
+
+def _shape_flaw(node: Tensor, size: int) -> str | None:
+    if len(node.shape) > MAX_DIMENSIONS:
+        return f"it has {len(node.shape)} dimensions"
+    extents = (*node.shape, size) if 0 not in node.shape else [e or 1 for e in (*node.shape, size)]
+    return f"shape {list(node.shape)} is absurd" if math.prod(extents) >= 1 << 63 else None
+
+
+def _is_whole(node: Tensor) -> bool:
+    """Whether it is in one piece."""
+    shape = node.shape
+    return (
+        len(node.pieces) == 1
+        and node.pieces[0].shape == shape
+        and not any(node.pieces[0].offsets)
+        and len(node.pieces[0].offsets) == len(shape)
+        and 0 not in shape
+    )

@@ -9,7 +9,6 @@ import torch
 from fireflyer.checkpoint.boxes import (
     Box,
     boxes_of_range,
-    flaw,
     intersection,
     is_contiguous,
     position,
@@ -17,7 +16,7 @@ from fireflyer.checkpoint.boxes import (
 from fireflyer.checkpoint.leaves import Local, address_of, byte_view
 from fireflyer.checkpoint.manifest import CRC_BYTES
 from fireflyer.checkpoint.tree import Piece, Tensor, path_name
-from fireflyer.errors import CheckpointError, StorageError
+from fireflyer.errors import StorageError
 from fireflyer.storage import Storage
 
 _SLOTS = 6
@@ -64,13 +63,8 @@ class Reader:
         self._scattered: list[_Scattered] = []
 
     def want(self, tensor: Tensor, local: Local, box: Box) -> None:
-        """Lets `run` fill `local` with a box of the tensor.
-
-        Raises:
-            CheckpointError: if the pieces do not make the tensor up.
-        """
+        """Lets `run` fill `local` with a box of the tensor, which is that of a decoded manifest."""
         itemsize = local.dtype.itemsize
-        _check_pieces(tensor, itemsize)
         view, address = byte_view(local), address_of(local)
         for piece in tensor.pieces:
             outer = Box(piece.offsets, piece.shape)
@@ -132,20 +126,6 @@ class Reader:
                 raise
             name = path_name(blocks[error.segment].tensor.path)
             raise type(error)(f"{error} (tensor {name})") from error
-
-
-def _check_pieces(tensor: Tensor, itemsize: int) -> None:
-    name = path_name(tensor.path)
-    problem = flaw(tensor.shape, [Box(piece.offsets, piece.shape) for piece in tensor.pieces])
-    if problem is not None:
-        raise CheckpointError(f"the manifest's pieces of {name} make no tensor: {problem}")
-    for piece in tensor.pieces:
-        nbytes = Box(piece.offsets, piece.shape).elements * itemsize
-        if piece.length != nbytes or len(piece.crc32) != -(-nbytes // CRC_BYTES):
-            raise CheckpointError(
-                f"the manifest's pieces of {name} make no tensor: {piece.length} bytes with "
-                f"{len(piece.crc32)} checksums cannot be shape {list(piece.shape)}"
-            )
 
 
 def _bytewise(box: Box, itemsize: int) -> Box:

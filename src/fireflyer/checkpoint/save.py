@@ -103,7 +103,7 @@ class Committer:
             self._undo(job, promised)
             raise
         if job.rank == 0:
-            self._tidy(job.generation, job.world)
+            self._tidy(job.generation)
         return written
 
     def report_failure(
@@ -133,7 +133,7 @@ class Committer:
             return encode(_part(job, written)), blocks_of(written.pieces)
 
         def merge(parts: list[bytes]) -> bytes:
-            self._claims.check()
+            self._claims.check(job.generation.epoch)
             return encode(self._manifest(job, [decode(part, Part, "a part") for part in parts]))
 
         held = False
@@ -152,10 +152,13 @@ class Committer:
     def _commit(self, job: Job, own: Part) -> None:
         manifest = self._manifest(job, [own, *self._collect(job)])
         self._check_older_files(manifest, job.generation)
-        self._claims.check()
-        self._storage.write(job.generation.manifest, [encode(manifest)])
+        generation = job.generation
+        self._claims.check(generation.epoch)
+        self._storage.write(generation.manifest, [encode(manifest)])
         # A newer run that claimed before the manifest was there may not have seen it.
-        self._claims.check()
+        self._claims.check(generation.epoch)
+        for rank in range(1, job.world):
+            self._storage.rename(generation.part(rank), generation.done(rank))
 
     def _manifest(self, job: Job, parts: Sequence[Part]) -> Manifest:
         pieces: list[list[Piece]] = [[] for _ in job.plan.tensors]
@@ -215,18 +218,30 @@ class Committer:
         return sorted(parts, key=lambda part: part.rank)
 
     def _await_commit(self, job: Job) -> None:
-        generation = job.generation
+        """Until rank 0 has said that it counts. That the manifest is there does not say that it is durable,
+        nor that rank 0's second look at the claims found none."""
+        generation, storage = job.generation, self._storage
+        part, done = generation.part(job.rank), generation.done(job.rank)
 
         def decided() -> bool:
-            if self._storage.size(generation.failed) is not None:
-                failure = decode(self._storage.read(generation.failed), Part, generation.failed)
+            if storage.size(generation.failed) is not None:
+                failure = decode(storage.read(generation.failed), Part, generation.failed)
                 raise CheckpointError(f"step {generation.step} is not saved: {failure.error}")
-            return self._storage.size(generation.manifest) is not None
+            return storage.size(done) is not None or storage.size(part) is None
 
         if not self._wait_until(decided):
             raise CheckpointError(
                 f"step {generation.step} is not saved: rank 0 did not commit it within {self._deadline_s:g} s"
             )
+        if storage.size(done) is not None:
+            try:
+                storage.delete(done)
+            except StorageError as error:
+                _log.warning("step %d is saved, but %s is left: %s", generation.step, done, error)
+            return
+        # A newer run has swept it away, whether it was committed or not.
+        self._claims.check(generation.epoch)
+        raise CheckpointError(f"step {generation.step} is not saved: somebody removed {part}")
 
     def _wait_until(self, reached: Callable[[], bool]) -> bool:
         """Looks ever less often, so that many waiting ranks do not load the storage."""
@@ -253,10 +268,8 @@ class Committer:
         except StorageError as error:
             _log.warning("a failed save keeps its space until a later one succeeds: %s", error)
 
-    def _tidy(self, generation: Generation, world: int) -> None:
+    def _tidy(self, generation: Generation) -> None:
         try:
-            for rank in range(1, world):
-                self._storage.delete(generation.part(rank))
             if not self._swept:
                 self._catalog.sweep(generation)
                 self._swept = True

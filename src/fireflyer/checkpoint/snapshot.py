@@ -8,7 +8,6 @@ import numpy as np
 from fireflyer.checkpoint.boxes import (
     Box,
     boxes_of_range,
-    flaw,
     is_contiguous,
     position,
     whole,
@@ -17,7 +16,7 @@ from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.contents import Contents, itemsize_of
 from fireflyer.checkpoint.manifest import Generation, Manifest
 from fireflyer.checkpoint.reader import Reader
-from fireflyer.checkpoint.tree import Piece, Tensor, path_name
+from fireflyer.checkpoint.tree import Piece, Tensor
 from fireflyer.errors import CheckpointError
 from fireflyer.storage import Storage
 
@@ -61,9 +60,6 @@ class Snapshot(Contents):
         return [Box(piece.offsets, piece.shape) for piece in node.pieces]
 
     def read(self, node: Tensor, box: Box) -> Iterator[memoryview]:
-        problem = flaw(node.shape, self.boxes(node))
-        if problem is not None:
-            raise CheckpointError(f"{self}: the pieces of {path_name(node.path)}: {problem}")
         size = itemsize_of(node)
         flat = _flattened(node, size) if is_contiguous(box, whole(node.shape)) else None
         if flat is None:

@@ -1,5 +1,7 @@
 """Staging: one rank's pieces copied into the arena, while the caller waits or under its next step."""
 
+import contextlib
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fireflyer._native.checkpoint import Arena, Copy
+from fireflyer._native.checkpoint import Arena, Copy, DeviceCopy
 from fireflyer.checkpoint.boxes import Box
-from fireflyer.checkpoint.leaves import Leaf, Local, address_of, copy_box
-from fireflyer.errors import CheckpointError
+from fireflyer.checkpoint.devices import Lanes
+from fireflyer.checkpoint.leaves import Leaf, Local, address_of, copy_box, lies_in_order
+from fireflyer.errors import CheckpointError, CollectiveError
+from fireflyer.hfreduce.devices import Seat
 
 ALIGNMENT = 64
 """Pieces start at multiples of this in the arena and in files."""
@@ -96,14 +100,19 @@ class Staged:
         self.filling = filling
         self.changed: np.ndarray[Any, Any] = np.ones(count, np.bool_)
         """bool [sections], after `wait`: which differ from what the arena held; all if not asked for."""
-        self._copies: list[tuple[Copy, np.ndarray[Any, Any] | None]] = []
+        self._copies: list[tuple[Copy | DeviceCopy, np.ndarray[Any, Any] | None]] = []
         self._watched: list[Source] = []
         self._keep: Sequence[Local] = ()
         self._lock = threading.Lock()
         self._still = threading.Event()
         self._moved: str | None = None
 
-    def add(self, copy: Copy, compared: np.ndarray[Any, Any] | None, keep: Sequence[Local]) -> None:
+    def add(
+        self,
+        copy: Copy | DeviceCopy,
+        compared: np.ndarray[Any, Any] | None,
+        keep: Sequence[Local],
+    ) -> None:
         """A copy from `keep` that has been started; of these sections, if it compares."""
         self._copies.append((copy, compared))
         self._keep = keep
@@ -113,16 +122,30 @@ class Staged:
         self._watched = watched
 
     def wait(self, upto: int | None = None, help: bool = False) -> None:
-        """Returns when the arena's first `upto` bytes (all, if None) are in place; copies, too, if `help`."""
+        """Returns when the arena's first `upto` bytes (all, if None) are in place; copies, too, if `help`.
+
+        Raises:
+            CheckpointError: if a device has failed.
+        """
         for copy, compared in self._copies:
-            copy.wait(upto, help)
+            if isinstance(copy, Copy):
+                copy.wait(upto, help)
+            else:
+                _await_device(copy, upto)
             if upto is None and compared is not None:
                 self.changed[compared] = copy.changed()
+
+    def wait_for_cores(self) -> None:
+        """Returns when no copy needs cores any more; what devices copy may go on."""
+        for copy, _ in self._copies:
+            if isinstance(copy, Copy):
+                copy.wait(None, False)
 
     def release(self) -> None:
         """For the thread that trains, before it changes the state: ends the copy and looks at its sources."""
         if not self._still.is_set():
-            self.wait(help=True)
+            with contextlib.suppress(CheckpointError):  # who commits waits, too, and tells it
+                self.wait(help=True)
             self._look()
 
     def check(self) -> None:
@@ -154,11 +177,29 @@ class Staged:
                 self._still.set()
 
 
+def _await_device(copy: DeviceCopy, upto: int | None) -> None:
+    try:
+        copy.wait(upto)
+    except CollectiveError as error:
+        raise CheckpointError(f"tensors were not copied from their device: {error}") from error
+
+
+class _Places(NamedTuple):
+    """Where the local parts of all leaves lie, by leaf."""
+
+    addresses: np.ndarray[Any, Any]
+    """int64; -1: only torch or numpy can copy it."""
+    seats: np.ndarray[Any, Any]
+    """int64, in `found`; -1: on the host."""
+    found: list[Seat]
+
+
 class Stager:
     """Fills the arena that is kept from save to save. Not safe for threads."""
 
     def __init__(self) -> None:
         self._arena = Arena()
+        self._lanes = Lanes(self._arena)
         self.filling = 0
         """Another number whenever the arena's bytes may be others."""
 
@@ -186,35 +227,83 @@ class Stager:
 
         Args:
             leaves, locals_, names: of the state, by leaf.
-            overlap: the copy of large tensors may take its time; the rest is in place at the return.
+            overlap: the copy of large tensors may take its time; the rest is in place at the return, or on a
+                device copied before what comes later in the caller's current stream there.
             compare: find which sections differ from what the arena holds.
+
+        Raises:
+            CheckpointError: if a device refuses.
         """
         data = self._arena.memory(table.size) if table.size else memoryview(b"")
         self.filling += 1
         staged = Staged(data, len(table.sections), self.filling)
-        addresses = np.array([_address(local) for local in locals_], np.int64)
-        copies = table.copies(addresses)
+        places = self._places(locals_)
+        copies = table.copies(places.addresses)
         odd = copies[:, 0] < 0
-        for index in np.flatnonzero(odd):
-            section = table.sections[index]
-            staged.changed[index] = _copy_odd(data, section, locals_[section.leaf], compare)
         late = np.zeros(len(copies), np.bool_)
         if overlap:
             watchable = np.array([_is_watchable(local) for local in locals_], np.bool_)
             late = ~odd & (copies[:, 2] >= OVERLAP_BYTES) & watchable[table.leaf]
             staged.watch(_watched(table.leaf[late], leaves, locals_, names))
-        for chosen in (~odd & ~late, late):
+        seats = places.seats[table.leaf]
+        # Devices first: they copy while the host does. The host is waited for first: it can be helped.
+        from_devices = [
+            self._start_device(seat, copies, seats == number, late, overlap, compare)
+            for number, seat in enumerate(places.found)
+        ]
+        for index in np.flatnonzero(odd):
+            section = table.sections[index]
+            staged.changed[index] = _copy_odd(data, section, locals_[section.leaf], compare)
+        host = ~odd & (seats < 0)
+        for chosen in (host & ~late, host & late):
             if chosen.any():
-                copy = self._arena.start(copies[chosen], compare=compare, background=chosen is late)
+                behind = bool(late[chosen][0])
+                copy = self._arena.start(copies[chosen], compare=compare, background=behind)
                 staged.add(copy, np.flatnonzero(chosen) if compare else None, locals_)
-                if overlap and chosen is not late:
+                if overlap and not behind:
                     copy.wait()
+        for device_copy, compared in itertools.chain(*from_devices):
+            staged.add(device_copy, compared, locals_)
         return staged
 
+    def _start_device(
+        self,
+        seat: Seat,
+        copies: np.ndarray[Any, Any],
+        there: np.ndarray[Any, Any],
+        late: np.ndarray[Any, Any],
+        overlap: bool,
+        compare: bool,
+    ) -> list[tuple[DeviceCopy, np.ndarray[Any, Any] | None]]:
+        """Starts the copies of the sections that lie `there`; those that are not late come first."""
+        started = []
+        for chosen in (there & ~late, there & late):
+            if not chosen.any():
+                continue
+            at_once = overlap and not late[chosen][0]
+            copy = self._lanes.start(
+                seat, copies[chosen], compare=compare, follow=at_once and not compare
+            )
+            if at_once and compare:
+                _await_device(copy, None)
+            started.append((copy, np.flatnonzero(chosen) if compare else None))
+        return started
 
-def _address(local: Local) -> int:
-    address = address_of(local)
-    return -1 if address is None else address
+    def _places(self, locals_: Sequence[Local]) -> _Places:
+        addresses = np.full(len(locals_), -1, np.int64)
+        seats = np.full(len(locals_), -1, np.int64)
+        found: list[Seat] = []
+        for index, local in enumerate(locals_):
+            if not isinstance(local, torch.Tensor) or (seat := self._lanes.seat_of(local)) is None:
+                address = address_of(local)
+                if address is not None:
+                    addresses[index] = address
+            elif lies_in_order(local):
+                addresses[index] = local.data_ptr()
+                if seat not in found:
+                    found.append(seat)
+                seats[index] = found.index(seat)
+        return _Places(addresses, seats, found)
 
 
 def _is_watchable(local: Local) -> bool:
@@ -241,7 +330,7 @@ def _watched(
 
 
 def _copy_odd(data: memoryview, section: Section, local: Local, compare: bool) -> bool:
-    """Copies what has no address: on a device, strided, lazily conjugated. Whether it changed."""
+    """Copies what has no address: strided, lazily conjugated, on an unknown device. Whether it changed."""
     if section.nbytes == 0:
         return False
     out = np.frombuffer(data, np.uint8, section.nbytes, section.offset)

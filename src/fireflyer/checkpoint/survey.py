@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from fireflyer.checkpoint.boxes import Box, flaw
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.manifest import (
     CRC_BYTES,
@@ -223,12 +222,7 @@ class Verifier:
         for label, nodes in _states(manifest):
             for node in nodes:
                 if isinstance(node, Tensor):
-                    name = label + path_name(node.path)
-                    problem = _flaw(node, manifest)
-                    if problem is not None:
-                        yield Damage(step, generation.manifest, [name], problem)
-                        continue
-                    blocks += _blocks(name, node, lost)
+                    blocks += _blocks(label + path_name(node.path), node, lost)
         for file, message in lost.items():
             names = [
                 label + path_name(node.path)
@@ -288,18 +282,6 @@ def _states(manifest: Manifest) -> list[tuple[str, Sequence[Node]]]:
     """All states with what to put before their names."""
     own = [(f"per_rank[{rank}] ", nodes) for rank, nodes in manifest.per_rank.items()]
     return [("", manifest.state), *own]
-
-
-def _flaw(node: Tensor, manifest: Manifest) -> str | None:
-    problem = flaw(node.shape, [Box(piece.offsets, piece.shape) for piece in node.pieces])
-    if problem is not None:
-        return f"its pieces make no tensor: {problem}"
-    for piece in node.pieces:
-        if len(piece.crc32) != -(-piece.length // CRC_BYTES):
-            return f"{piece.length} bytes have {len(piece.crc32)} checksums"
-        if piece.length and piece.file not in manifest.files:
-            return f"{piece.file} is not among the manifest's files"
-    return None
 
 
 def _blocks(name: str, node: Tensor, lost: dict[str, str]) -> Iterator[_Block]:

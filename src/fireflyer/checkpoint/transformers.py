@@ -13,6 +13,7 @@ import torch
 from fireflyer.checkpoint import rng
 from fireflyer.checkpoint.control import rank_and_world
 from fireflyer.checkpoint.face import CheckpointManager
+from fireflyer.checkpoint.inmemory import InMemory
 from fireflyer.checkpoint.plain import numbers, plain
 from fireflyer.checkpoint.retention import Keep
 from fireflyer.errors import ConfigError
@@ -42,17 +43,18 @@ class FireflyerCallback(TrainerCallback):  # type: ignore[misc]  # untyped here
         every: str | int | None = "5min",
         keep: int | Keep | None = 3,
         *,
+        memory: bool | InMemory = False,
         should_suspend: Callable[[], bool] | None = None,
         on_suspend: Callable[[], object] | None = None,
     ) -> None:
         """
         Args:
-            directory, every, keep, should_suspend: as CheckpointManager has them.
+            directory, every, keep, memory, should_suspend: as CheckpointManager has them.
             on_suspend: called when the state is durable after a suspend, e.g.
                 `fireflyer.hai.suspended`, which ends the process.
         """
         self.manager = CheckpointManager(
-            directory, every=every, keep=keep, should_suspend=should_suspend
+            directory, every=every, keep=keep, memory=memory, should_suspend=should_suspend
         )
         self._on_suspend = on_suspend
         self._due = False

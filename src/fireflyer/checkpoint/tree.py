@@ -8,7 +8,7 @@ import base64
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
@@ -17,6 +17,9 @@ from fireflyer.errors import CheckpointError
 
 MAX_DEPTH = 200
 """How many containers may lie within one another."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Crc = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 Key = str | int
 Path = tuple[Key, ...]
@@ -43,13 +46,13 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="va
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """A box of a tensor: its bytes in C order, the element type's own byte order."""
 
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
+    offsets: tuple[Count, ...]
+    shape: tuple[Count, ...]
     file: str
     """From the root of the storage; an older save's where nothing had changed."""
-    offset: int
-    length: int
-    crc32: tuple[int, ...]
+    offset: Count
+    length: Count
+    crc32: tuple[Crc, ...]
     """Of each CRC_BYTES of it; the last may be shorter."""
 
 
@@ -60,7 +63,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, tag_field="node", tag="t
     kind: Literal["torch", "numpy"]
     dtype: str
     """torch: "float32", "bfloat16", ...; numpy: its dtype.str, e.g. "<f4"."""
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     pieces: tuple[Piece, ...]
 
 
@@ -168,11 +171,19 @@ def value_node(path: Path, item: Plain) -> Value:
     return Value(path=path, kind="bytes", value=base64.b64encode(item).decode())
 
 
-def unflatten(nodes: Iterable[Node], leaves: Mapping[Path, Leaf | Local]) -> Any:
+def check_tree(nodes: Sequence[Node]) -> None:
+    """
+    Raises:
+        CheckpointError: if `unflatten` could not put the nodes together.
+    """
+    unflatten(nodes, {node.path: None for node in nodes if isinstance(node, Tensor)})
+
+
+def unflatten(nodes: Iterable[Node], leaves: Mapping[Path, Leaf | Local | None]) -> Any:
     """Puts a state together from its nodes and the tensors by path; inverse of `flatten`.
 
     Raises:
-        CheckpointError: if the nodes do not make a tree.
+        CheckpointError: if the nodes do not make a tree, or a value is not of its kind.
     """
     # Tuples are built as lists and turned at the end, deepest first.
     built: dict[Path, Any] = {}
@@ -184,9 +195,11 @@ def unflatten(nodes: Iterable[Node], leaves: Mapping[Path, Leaf | Local]) -> Any
                 tuples.append(node.path)
         else:
             item = leaves[node.path] if isinstance(node, Tensor) else _value(node)
-        built[node.path] = item
+        if node.path in built or len(node.path) > MAX_DEPTH:
+            _refuse(node.path)
         if node.path:
             _attach(built, node.path, item)
+        built[node.path] = item
     for path in reversed(tuples):
         built[path] = tuple(built[path])
         if path:
@@ -203,15 +216,27 @@ def _attach(built: dict[Path, Any], path: Path, item: Any) -> None:
     elif type(parent) is dict:
         parent[path[-1]] = item
     else:
-        raise CheckpointError(f"the manifest's nodes make no tree: {path_name(path)} has no place")
+        _refuse(path)
+
+
+def _refuse(path: Path) -> NoReturn:
+    raise CheckpointError(f"the manifest's nodes make no tree: {path_name(path[:9])} has no place")
+
+
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "none": type(None)}
 
 
 def _value(node: Value) -> Plain:
-    value = node.value
-    if node.kind == "bytes":
-        return base64.b64decode(str(value))
-    if node.kind == "float":
-        return float(str(value))
-    if node.kind == "int" and isinstance(value, str):
-        return int(value, 16)
-    return value
+    value, kind = node.value, node.kind
+    if type(value) is _TYPES.get(kind):
+        return value
+    try:
+        if kind == "bytes" and type(value) is str:
+            return base64.b64decode(value, validate=True)
+        if kind == "int" and type(value) is str:
+            return int(value, 16)
+        if kind == "float" and value in ("nan", "inf", "-inf"):
+            return float(value)
+    except ValueError as error:
+        raise CheckpointError(f"{path_name(node.path)} is no {kind}: {error}") from error
+    raise CheckpointError(f"{path_name(node.path)} is no {kind}: {value!r:.40}")

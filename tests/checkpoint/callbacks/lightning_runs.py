@@ -3,6 +3,7 @@
 lightning_runs.py DIRECTORY
 """
 
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -169,6 +170,18 @@ def ended(directory: Path, loader: Callable[[], Any], **limits: int) -> None:
     assert again.manager.steps() == [len(first.seen), len(expected.seen)]
 
 
+def in_memory(directory: Path) -> None:
+    """What storage has lost goes on from memory."""
+    expected = fit(1, resumable(), None)
+    first = fit(1, resumable(), FireflyerCheckpoint(directory, every=4, memory=True), max_steps=9)
+    assert len(first.seen) == 9
+    for step in directory.glob("step-*"):
+        shutil.rmtree(step)
+    assert FireflyerCheckpoint(directory).newest is None
+    again = FireflyerCheckpoint(directory, every=4, memory=True)
+    assert_same(fit(2, resumable(), again), expected, len(expected.seen) - 9)
+
+
 def example() -> None:
     expected = fit(1, shuffled(), None)
     torch.manual_seed(1)
@@ -185,6 +198,7 @@ def main(directory: Path) -> None:
     suspended(directory / "suspended")
     ended(directory / "short", shuffled, max_epochs=2)
     ended(directory / "steps", resumable, max_steps=9)
+    in_memory(directory / "memory")
     example()
     print("lightning: ok")
 

@@ -3,6 +3,7 @@
 transformers_runs.py DIRECTORY
 """
 
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -141,6 +142,18 @@ def suspended(directory: Path) -> None:
     assert_same(train(2, directory, FireflyerCallback(directory / "c", every=None)), expected)
 
 
+def in_memory(directory: Path) -> None:
+    """What storage has lost goes on from memory."""
+    expected = train(1, directory)
+    train(1, directory, FireflyerCallback(directory / "c", every=4, memory=True), 9)
+    for step in (directory / "c").glob("step-*"):
+        shutil.rmtree(step)
+    assert FireflyerCallback(directory / "c").newest() is None
+    again = FireflyerCallback(directory / "c", every=4, memory=True)
+    assert again.manager.latest() == 8
+    assert_same(train(2, directory, again), expected)
+
+
 def refused(directory: Path) -> None:
     args = TrainingArguments(output_dir=str(directory), report_to=[])
     args.fp16 = True
@@ -166,6 +179,7 @@ def main(directory: Path) -> None:
     few = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 5}
     interrupted(directory / "few", every=2, stop_at=5, resumes_at=4, **few)
     suspended(directory / "suspended")
+    in_memory(directory / "memory")
     refused(directory / "refused")
     example()
     print("transformers: ok")

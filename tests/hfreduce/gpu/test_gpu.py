@@ -9,23 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from tests.hfreduce.device_memory import has_gpu
 from tests.hfreduce.gpu.ranks import CASES
 
 DEADLINE_S = 110
 
 
-def _has_gpu() -> bool:
-    """Asked in another process: here it would start CUDA, and ranks of other tests are forked from here."""
-    if not torch.backends.cuda.is_built():
-        return False
-    question = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", question], check=False).returncode == 0
-
-
 @pytest.fixture(scope="module", autouse=True)
 def gpu() -> None:
-    if not _has_gpu():
+    if not has_gpu():
         pytest.skip("no GPU here: torch.cuda.is_available() is false")
 
 

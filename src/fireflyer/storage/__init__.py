@@ -1,0 +1,16 @@
+"""Named byte files under one root: a local directory or an fsspec URL. protocol.py says what they promise."""
+
+from fireflyer.storage.directory import DirectoryStorage
+from fireflyer.storage.protocol import TEMPORARY_SUFFIX, Chunk, Range, Storage, read_each
+from fireflyer.storage.urls import FsspecStorage, open_storage
+
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "Chunk",
+    "DirectoryStorage",
+    "FsspecStorage",
+    "Range",
+    "Storage",
+    "open_storage",
+    "read_each",
+]
