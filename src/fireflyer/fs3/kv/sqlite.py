@@ -1,7 +1,7 @@
 """The engine `sqlite`: one durable SQLite transaction for all commits that wait.
 
-Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the version; the
-queue has its own lock; `_writer` and `_history` belong to the one caller that leads.
+Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the version, `_gate`
+(taken before it) lets nobody begin while the log is cut; the queue has its own lock; `_writer` and `_history` belong to the one caller that leads.
 Invariants:
 - who finds nobody leading leads: it takes what waits, checks each against the history, writes the group as
   one SQLite transaction (synchronous=FULL), answers, and hands the lead to one that came meanwhile;
@@ -111,6 +111,7 @@ class SqliteEngine:
         except BaseException:
             self._owner.release()
             raise
+        self._gate = threading.Lock()
         self._lock = threading.Lock()
         self._version = 1
         self._current: SqliteSnapshot | None = None
@@ -127,7 +128,7 @@ class SqliteEngine:
     # Snapshots.
 
     def begin(self) -> Transaction:
-        with self._lock:
+        with self._gate, self._lock:
             snapshot = self._current
             if snapshot is None:
                 snapshot = self._current = self._snapshot()
@@ -284,9 +285,13 @@ class SqliteEngine:
         except FileNotFoundError:
             return
         if log > WAL_LIMIT_BYTES:
-            with self._lock:  # nobody begins meanwhile; who is inside a snapshot may make it fail
-                self._writer.execute("PRAGMA busy_timeout = 100")
-                self._writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            with self._gate:  # nobody begins meanwhile; who reads for long makes it fail, until next time
+                with self._lock:
+                    old, self._current = self._current, None
+                    if old is not None and old.users == 0:
+                        self._retire(old)
+                self._writer.execute("PRAGMA busy_timeout = 500")
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 self._writer.execute("PRAGMA busy_timeout = 5000")
 
     def close(self) -> None:
