@@ -186,7 +186,7 @@ def test_committed_transactions_fit_one_serial_order(engine: Engine, seed: int) 
             continue
         if not opened:
             continue
-        t, began, log = rng.choice(opened)
+        t, _, log = rng.choice(opened)
         low, high = sorted(rng.sample(keys, 2))
         key = rng.choice(keys)
         value = (step << 16).to_bytes(8, "big")

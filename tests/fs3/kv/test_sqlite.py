@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import fork_child
 
 from fireflyer.errors import Corrupted, NoSpace, StorageError, Unavailable
 from fireflyer.fs3.kv import SqliteEngine, Transaction, run
 from fireflyer.fs3.kv.transaction import counter
-from tests.conftest import fork_child
 
 THREADS = 4
 
@@ -58,7 +58,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) 
     offsets = [0] * THREADS
     for _ in range(12):
         read, write = os.pipe()
-        pid = fork_child(lambda write=write: acknowledge(path, write, offsets))  # type: ignore[misc]
+        pid = fork_child(lambda write=write, done=offsets: acknowledge(path, write, done))  # type: ignore[misc]
         os.close(write)
         wanted, said = rng.randint(1, 150), b""
         while said.count(b"\n") < wanted:
@@ -210,8 +210,7 @@ def test_a_failing_disk_ends_all_commits(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_log_starts_over_though_somebody_always_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fireflyer.fs3.kv.sqlite.WAL_LIMIT_BYTES", 1 << 20)
-    monkeypatch.setattr("fireflyer.fs3.kv.sqlite.CHECK_EVERY_GROUPS", 8)
+    monkeypatch.setattr("fireflyer.fs3.kv.sqlite.LOG_PAGES", 256)
     engine = SqliteEngine(tmp_path / "kv.sqlite")
     finished = threading.Event()
 
