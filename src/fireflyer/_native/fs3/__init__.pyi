@@ -1,6 +1,10 @@
 import enum
 
-from fireflyer._native.fs3 import replica as replica, store as store
+from fireflyer._native.fs3 import (
+    io as io,
+    replica as replica,
+    store as store
+)
 
 
 class Kind(enum.Enum):
