@@ -217,7 +217,8 @@ void bind(nb::module_ m) {
       .def("locate", &Node::locate, "target"_a, "node"_a, Free(), "On which node a target is.")
       .def("connected", &Node::connected, "node"_a, "fd"_a, Free(), "A proved connection to a node's service.")
       .def("wanted", &Node::wanted, Free(), "Nodes to which a connection is missing.")
-      .def("statistics", &Node::statistics)
+      .def("statistics", &Node::statistics, nb::sig("def statistics(self) -> dict[str, int]"),
+           "Counters since the start, and what the chunk stores hold.")
       .def("stop", &Node::stop, Free(), "Ends all threads and closes all targets; nothing may be called afterwards.");
 }
 
