@@ -53,8 +53,8 @@ replica::Tagged Target::StoreLookup::tag(std::uint64_t client, std::uint32_t cha
 
 bool Target::StoreLookup::complete() const { return store_.state()[kIncomplete] == 0 && !store_.damaged(); }
 
-std::vector<replica::Tagged> Target::StoreLookup::pendings() const {
-  std::vector<replica::Tagged> pendings;
+std::vector<replica::Pending> Target::StoreLookup::pendings() const {
+  std::vector<replica::Pending> pendings;
   const auto tags = store_.tags();
   std::optional<ChunkId> after;
   for (;;) {
@@ -66,16 +66,17 @@ std::vector<replica::Tagged> Target::StoreLookup::pendings() const {
       const auto tagged = std::find_if(tags.begin(), tags.end(), [&](const store::Tagged& t) {
         return t.chunk == one.chunk && t.version == one.pending.version;
       });
-      pendings.push_back({tagged == tags.end() ? Tag{} : tagged->tag, one.chunk, one.pending.version});
+      const Tag tag = tagged == tags.end() ? Tag{} : tagged->tag;
+      pendings.push_back({one.chunk, one.pending.version, one.pending.length, one.pending.remove, tag});
     }
   }
 }
 
 // ---- Life --------------------------------------------------------------------------------------------------------
 
-Target::Target(store::Disk& disk, store::Store store, TargetId target, std::uint32_t chain,
+Target::Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain,
                replica::Incarnation incarnation, std::shared_ptr<Courier> courier)
-    : disk_(disk),
+    : disk_(std::move(disk)),
       id_(target),
       chain_(chain),
       store_(std::move(store)),
@@ -315,9 +316,11 @@ void Target::carry_out(const replica::Action& action, Work& work) {
           courier_->pause(weak_from_this(), a.op);
         } else if constexpr (std::is_same_v<T, replica::Release>) {
           contents_.erase(a.payload);
+        } else if constexpr (std::is_same_v<T, replica::LocalState>) {
+          if (changed_) work.calls.push_back(changed_);
         } else {
-          static_assert(std::is_same_v<T, replica::LocalState> || std::is_same_v<T, replica::Unrepairable>);
-        }  // what the target says of itself is in report()
+          static_assert(std::is_same_v<T, replica::Unrepairable>);  // readers see it
+        }
       },
       action);
 }
@@ -488,6 +491,7 @@ bool Target::sync_once() {
   const auto done = store_.sync();
   const bool failed = store_.failed();
   Work work;
+  if (failed && changed_) work.calls.push_back(changed_);
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return false;

@@ -56,10 +56,10 @@ class Target : public std::enable_shared_from_this<Target> {
   using Later = std::function<void(store::Reading)>;
   using Wrote = std::function<void(Status, Version, std::uint32_t length)>;
 
-  // The disk must outlive it.
-  Target(store::Disk& disk, store::Store store, TargetId target, std::uint32_t chain, replica::Incarnation incarnation,
+  Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain, replica::Incarnation incarnation,
          std::shared_ptr<Courier> courier);
   ~Target();
+  void on_change(std::function<void()> call) { changed_ = std::move(call); }  // before `start`: report() is another
   void start();  // the syncer
   void stop();
 
@@ -78,7 +78,7 @@ class Target : public std::enable_shared_from_this<Target> {
   void lease(Clock::time_point until);
   // The chunk with the largest index of an inode, as far as it is committed.
   void last(const QueryEntry& entry, QueryAnswer& answer);
-  int descriptor(store::File file) const { return disk_.descriptor(file); }
+  int descriptor(store::File file) const { return disk_->descriptor(file); }
   // A reader says that the bytes of this chunk failed their CRCs; it is read here before anything is done about it.
   void suspect(ChunkId chunk);
 
@@ -100,7 +100,7 @@ class Target : public std::enable_shared_from_this<Target> {
     replica::Tagged tag(std::uint64_t client, std::uint32_t channel) const override;
     Version floor() const override { return store_.floor(); }
     bool complete() const override;
-    std::vector<replica::Tagged> pendings() const override;
+    std::vector<replica::Pending> pendings() const override;
 
    private:
     const store::Store& store_;
@@ -142,12 +142,13 @@ class Target : public std::enable_shared_from_this<Target> {
   bool sync_once();
   replica::Payload keep(Content content);
 
-  store::Disk& disk_;
+  const std::shared_ptr<store::Disk> disk_;
   const TargetId id_;
   const std::uint32_t chain_;
   store::Store store_;
   const StoreLookup lookup_;
   const std::shared_ptr<Courier> courier_;
+  std::function<void()> changed_;
 
   mutable std::mutex mutex_;  // guards what follows
   replica::Replica replica_;
