@@ -225,9 +225,9 @@ void truncate_extend_and_remove_carry_no_bytes() {
   CHECK(scene.nodes[2].get({1, 0}) == bytes && scene.nodes[2].get({1, 1}).empty());
   CHECK(scene.nodes[2].get({1, 2}) == Bytes(50));
   Piece last{.chunk = {1, 0}, .chain = 3};
-  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 2 && last.chunk_length == 50);
+  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 3 && last.chunk_length == 50);
   Piece none{.chunk = {2, 0}, .chain = 3};
-  CHECK(scene.engine.query_last({&none, 1}, soon()) == 0 && none.chunk_length == 0);
+  CHECK(scene.engine.query_last({&none, 1}, soon()) == 0 && none.found == 0);
 }
 
 void a_deadline_ends_the_call_and_late_answers_touch_nothing() {

@@ -263,7 +263,7 @@ bool Link::take_queries(const Request& request) const {
     const auto answer = at<QueryAnswer>(table_, n);
     Piece& piece = *request.pieces[n];
     const bool none = answer.status == Status::not_found;
-    piece.found = none ? 0 : answer.index;
+    piece.found = none ? 0 : std::uint64_t{answer.index} + 1;
     piece.chunk_length = none ? 0 : answer.length;
     piece.outcome = none ? Outcome::ok : static_cast<Outcome>(answer.status);
   }

@@ -42,8 +42,8 @@ struct Piece {
   std::uint32_t asked = kAnyNode;  // who was
   ChainVersion chain_version = 0;  // then
   Version version = 0;             // answers
-  std::uint32_t chunk_length = 0;  // QUERY_LAST: with `found`
-  std::uint32_t found = 0;         // QUERY_LAST: index of the last chunk, if chunk_length != 0
+  std::uint32_t chunk_length = 0;
+  std::uint64_t found = 0;         // QUERY_LAST: index of the last chunk + 1; 0: there is none
 
   std::uint32_t channel = 0;
   std::uint64_t seq = 0;
