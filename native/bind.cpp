@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "base/crc32.hpp"
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "simd/kernels.hpp"
 
@@ -71,6 +72,12 @@ std::uint32_t crc32(nb::handle data, std::uint32_t value) {
   return ff::crc32(value, buffer.data(), buffer.size());
 }
 
+std::uint32_t crc32c(nb::handle data, std::uint32_t value) {
+  const Buffer buffer(data);
+  const nb::gil_scoped_release release;
+  return ff::crc32c(value, buffer.data(), buffer.size());
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -80,6 +87,9 @@ NB_MODULE(_native, m) {
   m.def("crc32", &crc32, nb::arg("data"), nb::arg("value") = 0,
         nb::sig("def crc32(data: typing_extensions.Buffer, value: int = 0) -> int"),
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
+  m.def("crc32c", &crc32c, nb::arg("data"), nb::arg("value") = 0,
+        nb::sig("def crc32c(data: typing_extensions.Buffer, value: int = 0) -> int"),
+        "CRC32C (Castagnoli) over any contiguous buffer, continuing `value`; releases the GIL.");
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
   ff::checkpoint::bind(m.def_submodule("checkpoint"));

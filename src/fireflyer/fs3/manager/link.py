@@ -50,7 +50,7 @@ class ManagerLink:
     ) -> None:
         """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with it.
 
-        One attempt, no longer than the lease; the next heartbeat is the retry.
+        Tried for no longer than the lease, which counts from `now` however often it was sent.
 
         Raises:
             Stale: this process must stop. Others: the manager did not answer.
@@ -89,6 +89,11 @@ class ManagerLink:
     def chain(self, number: int) -> Chain | None:
         with self._lock:
             return self._view.chains.get(number)
+
+    def chain_of(self, target: int) -> int | None:
+        """The chain that a target is a member of."""
+        with self._lock:
+            return next((c.id for c in self._view.chains.values() if target in c.targets()), None)
 
     def table(self, number: int, version: int) -> Table | None:
         with self._lock:

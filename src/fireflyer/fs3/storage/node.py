@@ -76,7 +76,8 @@ class StorageNode:
         self._lock = threading.Lock()  # guards the service against use after its end
         self._stopping = threading.Event()
         self._me: Registered | None = None
-        self._again: dict[int, float] = {}  # target or -node: not before
+        self._again: dict[int, float] = {}  # targets that were open or failed to be: not before
+        self._unreached: dict[int, float] = {}  # nodes: not before
         self._incarnations: dict[int, int] = {}  # of open targets
         self._faults: dict[int, str] = {}
         self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
@@ -91,6 +92,7 @@ class StorageNode:
         self._lease = NodeLease(self._me.lease_s)
         self._threads = [
             threading.Thread(target=self._keep, name="fs3-node", daemon=True),
+            threading.Thread(target=self._reach, name="fs3-reach", daemon=True),
             threading.Thread(target=self._scrub, name="fs3-scrub", daemon=True),
         ]
         for thread in self._threads:
@@ -126,7 +128,6 @@ class StorageNode:
         while not self._stopping.is_set():
             now = time.monotonic()
             told = self._service.wait(max(0.001, min(due - now, 0.05)))
-            self._reach_others()
             opened = self._open_targets()
             if not (told or opened or time.monotonic() >= due):
                 continue
@@ -205,17 +206,23 @@ class StorageNode:
         self._tell(target, chain)
         return True
 
-    def _reach_others(self) -> None:
-        for node in self._service.wanted():
-            address = self._link.address(node)
-            if address is None or self._again.get(-node, 0) > time.monotonic():
-                continue
-            try:
-                line = dial(address, self._secret, Role.STORAGE, timeout_s=PAUSE_S)
-            except FireflyerError as error:
-                get_logger("fs3").debug("node %d is not reached: %s", node, error)
-                self._again[-node] = time.monotonic() + PAUSE_S
-                continue
+    # Other nodes
+
+    def _reach(self) -> None:
+        """Connects to nodes that targets have messages for; apart from `_keep`, which must not wait for them."""
+        while not self._stopping.wait(0.02):
+            for node in self._service.wanted():
+                address = self._link.address(node)
+                if address is not None and self._unreached.get(node, 0) <= time.monotonic():
+                    self._connect(node, address)
+
+    def _connect(self, node: int, address: str) -> None:
+        try:
+            line = dial(address, self._secret, Role.STORAGE, timeout_s=1.0)
+        except FireflyerError as error:
+            get_logger("fs3").debug("node %d is not reached: %s", node, error)
+            self._unreached[node] = time.monotonic() + PAUSE_S
+        else:
             self._service.connected(node, line.detach())
 
     # The scrub
