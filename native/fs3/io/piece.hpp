@@ -15,7 +15,7 @@ inline constexpr std::uint32_t kAnyNode = 0xffffffff;
 enum class Outcome : std::uint8_t {
   ok = 0,
   stale_routing = 1,
-  corrupt = 5,  // as the service says; `mismatch` as the client found
+  corrupt = 4,  // as the service says; `mismatch` as the client found
   invalid = 8,
   mismatch = 16,     // the bytes that came do not fit their CRCs
   lost = 17,         // the connection broke: a write may have been done or not
@@ -24,6 +24,10 @@ enum class Outcome : std::uint8_t {
   no_route = 20,     // the routing names no serving target: not done
   open = 32,         // not tried, or to be tried again
 };
+
+static_assert(static_cast<int>(Outcome::stale_routing) == static_cast<int>(Status::stale_routing) &&
+              static_cast<int>(Outcome::corrupt) == static_cast<int>(Status::corrupt) &&
+              static_cast<int>(Outcome::invalid) == static_cast<int>(Status::invalid));
 
 // Invariants
 //   - One that is ok stays so; only those that are `open` are tried.

@@ -18,7 +18,6 @@ Buffer = Any
 """Contiguous memory: what has the buffer protocol, or a tensor of torch's on the CPU."""
 
 
-
 class Source(NamedTuple):
     """A file to read from, as far as it reaches."""
 
@@ -145,5 +144,3 @@ def memory_of(buffer: Buffer) -> Buffer:
     if not buffer.is_contiguous() or buffer.device.type != "cpu":
         raise ValueError("a tensor must be contiguous and on the CPU")
     return (ctypes.c_ubyte * buffer.nbytes).from_address(address())
-
-

@@ -11,6 +11,7 @@ from fireflyer.fs3.meta.messages import (
     Done,
     EndClient,
     KeepAlive,
+    Open,
     Reading,
     Request,
     User,
@@ -60,8 +61,8 @@ class Metadata:
             self._handle += 1
             return self._handle
 
-    def ask(self, call: Reading, kind: type[T]) -> T:
-        """A call that changes nothing.
+    def ask(self, call: Reading | Open, kind: type[T]) -> T:
+        """A call that changes nothing (Open: one without a handle).
 
         Raises:
             FileError: as POSIX says. WireError: no service answers.
@@ -133,4 +134,3 @@ def _umask() -> int:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
     return 0o022
-

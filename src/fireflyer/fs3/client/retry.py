@@ -62,7 +62,11 @@ class Retry:
         self._failed: dict[int, set[int]] = {}  # of pieces: nodes that did not answer well
 
     def run(
-        self, attempt: Callable[[Batch, float], int], batch: Batch, size: int, deadline_s: float | None
+        self,
+        attempt: Callable[[Batch, float], int],
+        batch: Batch,
+        size: int,
+        deadline_s: float | None,
     ) -> None:
         """Attempts until all pieces have succeeded.
 

@@ -1,0 +1,1 @@
+"""Chunk stores on real and simulated disks"""
