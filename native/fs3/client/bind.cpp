@@ -197,10 +197,6 @@ void bind(nb::module_ m) {
       .value("DUPLICATE", static_cast<Outcome>(Status::duplicate))
       .value("DIVERGED", static_cast<Outcome>(Status::diverged))
       .value("OPEN", Outcome::open);
-  nb::enum_<Kind>(m, "Kind", "What a write does to a chunk.")
-      .value("TRUNCATE", Kind::truncate)
-      .value("EXTEND", Kind::extend)
-      .value("REMOVE", Kind::remove);
   nb::class_<FileMap>(m, "FileMap", "Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.")
       .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a);
   nb::class_<Batch>(m, "Batch", "Pieces of chunks, and what became of each. One thread at a time.")

@@ -44,8 +44,11 @@ struct Routing {
   std::vector<Member> members;  // in order
 };
 
-struct Lease {  // false: it ended. True: it runs, with the same incarnation.
+// False: it ended. True: it runs, with the same incarnation; where it did not run before, `version` is the chain's at the
+// manager when it was given: the target may have left the chain meanwhile, so it serves only once it knows that version.
+struct Lease {
   bool runs = false;
+  ChainVersion version = 0;
 };
 
 struct ClientWrite {

@@ -61,7 +61,10 @@ struct Printer {
     out << "Routing " << r.version << ":";
     for (const Member& m : r.members) out << " " << m.target << "=" << name(m.state) << "/" << m.incarnation;
   }
-  void operator()(const Lease& l) { out << "Lease " << (l.runs ? "runs" : "ended"); }
+  void operator()(const Lease& l) {
+    out << "Lease " << (l.runs ? "runs" : "ended");
+    if (l.runs && l.version != 0) out << " at " << l.version;
+  }
   void operator()(const ClientWrite& w) {
     out << "ClientWrite " << w.op << " at " << w.chain_version << " " << name(w.kind) << " " << to_string(w.chunk)
         << range_of(w.kind, w.offset, w.length) << tag_of(w.tag) << bytes_of(w.payload);

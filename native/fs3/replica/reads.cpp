@@ -4,7 +4,7 @@
 namespace ff::fs3::replica {
 
 void Replica::on(const Read& read) {
-  if (!serving() || !lease_ || read.chain_version != chain_) {
+  if (!serving() || !leased() || read.chain_version != chain_) {
     reply(read.op, Status::stale_routing);
     return;
   }

@@ -79,6 +79,7 @@ void Replica::regroup() {
   updates_.clear();
   asks_.clear();
   settled_seen_ = 0;
+  refused_.clear();
   old_ = applies_.size() + (conclude_ != 0 ? 1 : 0);
   routing_op_ = next_op_;
   conclude_answer_ = 0;
@@ -88,7 +89,7 @@ void Replica::regroup() {
 
 void Replica::regroup(Place& place) {
   Chunk& chunk = place.second;
-  if (!serving() || !lease_) refuse_parked(place);
+  if (!serving() || !leased()) refuse_parked(place);
   auto job = chunk.jobs.begin();
   if (chunk.busy) ++job;
   while (job != chunk.jobs.end()) {
@@ -148,7 +149,8 @@ void Replica::make_inherited(Place& place) {
 
 void Replica::on(const Lease& lease) {
   lease_ = lease.runs;
-  if (lease_) return;
+  lease_version_ = lease.version;
+  if (leased()) return;
   for (const ChunkId id : sorted_chunks()) {
     Place& place = *chunks_.find(id);
     refuse_parked(place);
@@ -356,7 +358,10 @@ void Replica::begin(Place& place) {
 void Replica::finish(Place& place, Status status) {
   Chunk& chunk = place.second;
   Job& job = chunk.jobs.front();
-  if (job.answer != 0 && job.chain == chain_) answer(job.answer, predecessor_, chain_, status);
+  if (job.answer != 0 && job.chain == chain_) {
+    answer(job.answer, predecessor_, chain_, status);
+    if (status != Status::ok) refused_.emplace(job.answer, status);
+  }
   for (const Op op : job.clients) {
     status == Status::ok ? reply(op, status, job.version, chunk.length) : reply(op, status);
   }

@@ -157,7 +157,8 @@ class Replica {
   void make_inherited(Place& place);
   void tidy(ChunkId chunk);
   bool serving() const { return role_ == State::serving; }
-  bool head() const { return serving() && head_ && lease_; }
+  bool leased() const { return lease_ && chain_ >= lease_version_; }
+  bool head() const { return serving() && head_ && leased(); }
 
   // writes.cpp: from clients and predecessors
   void on(const ClientWrite& write);
@@ -253,6 +254,7 @@ class Replica {
   bool successor_syncs_ = false;
   TargetId recovering_ = 0;  // the RECOVERING member
   bool lease_ = false;
+  ChainVersion lease_version_ = 0;
   bool complete_;
   bool failed_ = false;
   bool stopping_ = false;  // stop() comes at the end of this step
@@ -270,6 +272,7 @@ class Replica {
   Op routing_op_ = 1;      // the first one of this routing
   std::size_t old_ = 0;    // Applies under way from before this routing
   Op settled_seen_ = 0;    // of the predecessor
+  std::map<Op, Status> refused_;  // its updates that were refused for good, from settled_seen_ on
   std::map<Op, ChunkId> updates_;
   std::map<Op, Asked> asks_;
   std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop

@@ -173,7 +173,7 @@ class World {
   }
   void lease(TargetId id, bool runs) {
     nodes.at(id).lease = runs;
-    step(id, Lease{runs});
+    step(id, Lease{runs, chain.version});
   }
   void manage(bool proceed) {
     std::map<TargetId, Said> said;

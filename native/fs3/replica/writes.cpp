@@ -107,6 +107,12 @@ void Replica::on(const Update& update) {
     return;
   }
   settled_seen_ = std::max(settled_seen_, update.settled);
+  refused_.erase(refused_.begin(), refused_.lower_bound(settled_seen_));
+  if (const auto refused = refused_.find(update.op); refused != refused_.end()) {
+    answer(update.op, update.from, chain_, refused->second);
+    release(payload);
+    return;
+  }
   Place& place = open(update.chunk);
   if (attach(place, update)) {
     release(payload);
@@ -219,6 +225,7 @@ void Replica::applied(Place& place, const Applied& done) {
 void Replica::refused(Place& place, Status status) {
   Job& job = place.second.jobs.front();
   if (job.what == What::take) {
+    release(job.fetched);
     fetch_later(place);
   } else if (job.what == What::client) {
     status == Status::corrupt && !job.mended && head() ? fetch(place) : finish(place, status);

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fireflyer._native.fs3.client import Batch, FileMap, Kind
+from fireflyer._native.fs3 import Kind
+from fireflyer._native.fs3.client import Batch, FileMap
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.retry import Retry
 from fireflyer.fs3.client.settings import Settings
@@ -95,13 +96,13 @@ class Data:
         first, within = divmod(length, layout_of(inode).chunk_size)
         last = self._last(files, inode.chains, what)
         if within and last >= first:
-            edge = Batch.of_chunks(files, Kind.TRUNCATE, [first], within)
+            edge = Batch.of_chunks(files, Kind.truncate, [first], within)
             self._write(edge, 0, f"cutting {what}", None)
         first += within > 0
         while last >= first:
             for begin in range(first, last + 1, REMOVED_AT_ONCE):
                 indexes = list(range(begin, min(begin + REMOVED_AT_ONCE, last + 1)))
-                removal = Batch.of_chunks(files, Kind.REMOVE, indexes)
+                removal = Batch.of_chunks(files, Kind.remove, indexes)
                 self._write(removal, 0, f"removing chunks of {what}", None)
             last = self._last(files, inode.chains, what)
 
