@@ -16,8 +16,6 @@ FORMAT = 1
 APPLICATION = 0x46463353  # "FF3S"
 WRITER_CACHE_KIB = 32 << 10
 READER_CACHE_KIB = 4 << 10
-CHECKPOINT_PAGES = 4096
-WAL_LIMIT_BYTES = 64 << 20
 BATCHES = (128, 32, 8, 7, 6, 5, 4, 3, 2, 1)
 
 _UPSERT = {n: "INSERT OR REPLACE INTO kv (k, v) VALUES " + ",".join(["(?,?)"] * n) for n in BATCHES}
@@ -90,8 +88,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             if link.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                 raise StorageError(f"{path}: the file system there cannot hold a write-ahead log")
             link.execute("PRAGMA synchronous = FULL")
-            link.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            link.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+            link.execute("PRAGMA wal_autocheckpoint = 0")  # the engine knows when nobody reads
             tables = link.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             (application,) = link.execute("PRAGMA application_id").fetchone()
             (form,) = link.execute("PRAGMA user_version").fetchone()
@@ -113,8 +110,11 @@ def create(link: sqlite3.Connection) -> None:
     link.execute("COMMIT")
 
 
-def write(link: sqlite3.Connection, changes: Changes) -> None:
-    """Applies the changes in the open SQLite transaction: many rows a statement, in the order of keys."""
+def write(link: sqlite3.Connection, changes: Changes) -> int:
+    """Applies the changes in the open SQLite transaction: many rows a statement, in the order of keys.
+
+    Returns how many pages the log grows by, at most, of what is not cleared by ranges.
+    """
     for bounds in changes.cleared:
         link.execute("DELETE FROM kv WHERE k >= ? AND k < ?", bounds)
     flat: list[bytes] = []
@@ -128,6 +128,7 @@ def write(link: sqlite3.Connection, changes: Changes) -> None:
     _in_batches(link, _UPSERT, flat, 2)
     if gone:
         _in_batches(link, _DELETE, gone, 1)
+    return len(changes.rows) + sum(map(len, flat)) // PAGE_BYTES
 
 
 def _in_batches(

@@ -1,7 +1,8 @@
 """The engine `sqlite`: one durable SQLite transaction for all commits that wait.
 
-Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the version; the
-queue has its own lock; `_writer` and `_history` belong to the one caller that leads.
+Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the version, `_gate`
+(taken before it) lets nobody begin while the log is cut; the queue has its own lock;
+ `_writer` and `_history` belong to the one caller that leads.
 Invariants:
 - who finds nobody leading leads: it takes what waits, checks each against the history, writes the group as
   one SQLite transaction (synchronous=FULL), answers, and hands the lead to one that came meanwhile;
@@ -20,7 +21,6 @@ from pathlib import Path
 from fireflyer.errors import FireflyerError, StorageError
 from fireflyer.fs3.kv.database import (
     READER_CACHE_KIB,
-    WAL_LIMIT_BYTES,
     Owner,
     connect,
     open_writer,
@@ -34,7 +34,7 @@ from fireflyer.fs3.kv.transaction import Outcome, Row, Transaction
 CACHED_READS = 8_192
 CACHED_COUNTERS = 256
 LOOKUPS = 64
-CHECK_EVERY_GROUPS = 256
+LOG_PAGES = 8_192
 
 _GET = "SELECT v FROM kv WHERE k = ?"
 _GET_MANY = f"SELECT k, v FROM kv WHERE k IN ({','.join('?' * LOOKUPS)})"
@@ -111,6 +111,7 @@ class SqliteEngine:
         except BaseException:
             self._owner.release()
             raise
+        self._gate = threading.Lock()
         self._lock = threading.Lock()
         self._version = 1
         self._current: SqliteSnapshot | None = None
@@ -120,14 +121,14 @@ class SqliteEngine:
         self._queue_lock = threading.Lock()
         self._queue: list[_Waiting] = []
         self._leading = False
-        self._groups = 0
+        self._log_pages = 0
         self._broken: FireflyerError | None = None
         self._closed = False
 
     # Snapshots.
 
     def begin(self) -> Transaction:
-        with self._lock:
+        with self._gate, self._lock:
             snapshot = self._current
             if snapshot is None:
                 snapshot = self._current = self._snapshot()
@@ -160,6 +161,13 @@ class SqliteEngine:
             return
         snapshot.link.execute("ROLLBACK")
         self._readers.append(snapshot.link)
+
+    def _drop_idle(self) -> None:
+        """Ends the current snapshot if nobody uses it: a snapshot keeps the log from starting over."""
+        with self._lock:
+            if self._current is not None and self._current.users == 0:
+                self._retire(self._current)
+                self._current = None
 
     def _advance(self) -> None:
         """From now on transactions see the newest commit."""
@@ -220,6 +228,7 @@ class SqliteEngine:
             for waiting in group:
                 waiting.outcomes = [self._take(t, changes, version) for t in waiting.transactions]
             if changes.rows or changes.cleared:
+                self._drop_idle()
                 try:
                     self._write(changes)
                 except sqlite3.Error as error:
@@ -227,12 +236,11 @@ class SqliteEngine:
                     for waiting in group:
                         waiting.outcomes, waiting.error = None, typed(error, self.path)
                 self._advance()
+            if self._log_pages > LOG_PAGES and self._broken is None:
+                self._cut_log()
         else:
             for waiting in group:
                 waiting.error = self._broken
-        self._groups += 1
-        if self._groups % CHECK_EVERY_GROUPS == 0 and self._broken is None:
-            self._keep_log_short()
 
     def _take(self, transaction: Transaction, changes: Changes, version: int) -> Outcome:
         if not transaction.changes:
@@ -257,7 +265,7 @@ class SqliteEngine:
     def _write(self, changes: Changes) -> None:
         counters, self._counters = self._counters, {}
         self._writer.execute("BEGIN IMMEDIATE")
-        write(self._writer, changes)
+        self._log_pages += write(self._writer, changes)
         self._writer.execute("COMMIT")
         if not changes.cleared:
             for key in counters.keys() & changes.rows.keys():
@@ -277,17 +285,21 @@ class SqliteEngine:
         ):
             self._broken = typed(error, self.path)
 
-    def _keep_log_short(self) -> None:
-        """Starts the write-ahead log over, when readers let it, before it grows without bound."""
-        try:
-            log = self.path.with_name(self.path.name + "-wal").stat().st_size
-        except FileNotFoundError:
-            return
-        if log > WAL_LIMIT_BYTES:
-            with self._lock:  # nobody begins meanwhile; who is inside a snapshot may make it fail
-                self._writer.execute("PRAGMA busy_timeout = 100")
-                self._writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+    def _cut_log(self) -> None:
+        """Moves the log's rows to their places and starts it over in the same blocks of the disk.
+
+        Nobody begins meanwhile; who reads for long makes it fail, for some thousand rows more.
+        """
+        with self._gate:
+            self._drop_idle()
+            try:
+                self._writer.execute("PRAGMA busy_timeout = 200")
+                busy, _, _ = self._writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
                 self._writer.execute("PRAGMA busy_timeout = 5000")
+            except sqlite3.Error as error:
+                self._fail(error)  # the rows are durable in the log
+                return
+        self._log_pages = LOG_PAGES // 2 if busy else 0
 
     def close(self) -> None:
         """Waits for commits under way, then closes. Transactions still open can end, nothing else."""

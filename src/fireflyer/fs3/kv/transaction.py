@@ -51,7 +51,10 @@ class Engine(Protocol):
     """A store. `begin` and `commit_many` may be called from any thread."""
 
     def begin(self) -> "Transaction":
-        """A transaction that sees every commit acknowledged before this call."""
+        """A transaction that sees every commit acknowledged before this call.
+
+        Its snapshot is taken by its first read at the latest.
+        """
         ...
 
     def commit_many(self, transactions: Sequence["Transaction"]) -> list[Outcome]:
