@@ -9,6 +9,7 @@ except through `create`.
 import contextlib
 import ctypes
 import errno
+import importlib.metadata
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,9 @@ from fireflyer.errors import ConfigError, Corrupted, NoSpace, StorageError, Unav
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+ENTRY_POINTS = "fireflyer.storage"
+"""Group of entry points: the scheme of a URL -> what makes a Storage of such a URL."""
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the names of files that are being written; a killed writer leaves them behind."""
@@ -132,11 +136,21 @@ class Storage(Protocol):
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """A directory's storage for a path or file:// URL, made if missing; fsspec's for any other URL."""
+    """The storage of a path or URL.
+
+    A directory, made if missing, for a path or file:// URL; what an installed package offers for the URL's
+    scheme as an entry point of the group `fireflyer.storage` (a function of the URL: fs3://); else fsspec's.
+    """
     text = os.fspath(place)
-    if text.startswith("file://"):
+    scheme = text.partition("://")[0] if "://" in text else ""
+    if not scheme:
+        return DirectoryStorage(Path(text))
+    if scheme == "file":
         return DirectoryStorage(Path(text.removeprefix("file://")))
-    return FsspecStorage(text) if "://" in text else DirectoryStorage(Path(text))
+    for offered in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
+        storage: Storage = offered.load()(text)
+        return storage
+    return FsspecStorage(text)
 
 
 def read_each(storage: Storage, ranges: Sequence[Range]) -> list[bytes | StorageError]:

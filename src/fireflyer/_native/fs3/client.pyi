@@ -8,6 +8,8 @@ import numpy
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+import fireflyer._native.fs3
+
 
 ANY_NODE: int = 4294967295
 
@@ -47,15 +49,6 @@ class Outcome(enum.IntEnum):
 
     OPEN = 32
 
-class Kind(enum.Enum):
-    """What a write does to a chunk."""
-
-    TRUNCATE = 1
-
-    EXTEND = 2
-
-    REMOVE = 3
-
 class FileMap:
     """
     Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.
@@ -82,7 +75,7 @@ class Batch:
         """Bytes of each request of `of_buffers`."""
 
     @staticmethod
-    def of_chunks(file: FileMap, kind: Kind, indexes: Sequence[int], length: int = 0) -> Batch:
+    def of_chunks(file: FileMap, kind: fireflyer._native.fs3.Kind, indexes: Sequence[int], length: int = 0) -> Batch:
         """The same for each of these chunks; `length`: of a chunk then."""
 
     @staticmethod
