@@ -23,8 +23,8 @@ INDEX_LIMIT = 1 << 32
 class File(io.RawIOBase):
     """A file of fs3, in bytes and without a buffer of its own. Thread-safe but for its position.
 
-    What a write has returned from is durable. Others see the length when it was reported: by `fsync`, `close`,
-    `truncate`. A file opened after that has all of it (close-to-open).
+    What a write has returned from is durable. Others see the length when it was reported: by `fsync`,
+    `close`, `truncate`. A file opened after that has all of it (close-to-open).
     `io.BufferedReader(file)` and `io.TextIOWrapper` take it as they take any raw file.
     """
 
@@ -153,7 +153,7 @@ class File(io.RawIOBase):
             self._written = max(self._written, end)
 
     def _widen(self, index: int) -> None:
-        """The first chunk at index `dyn_stripe` or beyond is about to be written: more chains may hold some."""
+        """Before the first chunk at index `dyn_stripe` or beyond is written: more chains may hold some."""
         with self._lock:
             inode = self._inode
         if index < inode.dyn_stripe or inode.dyn_stripe >= layout_of(inode).stripe:
