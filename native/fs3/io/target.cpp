@@ -142,7 +142,7 @@ void Target::look_at_lease(Work& work) {
   const bool runs = Clock::now() < lease_until_;
   if (runs == lease_runs_) return;
   lease_runs_ = runs;
-  step_locked(replica::Lease{runs}, work);
+  step_locked(replica::Lease{runs, lease_version_}, work);
 }
 
 void Target::do_work(Work& work) {
@@ -264,12 +264,13 @@ void Target::routing(const replica::Routing& routing) {
   step(routing);
 }
 
-void Target::lease(Clock::time_point until) {
+void Target::lease(Clock::time_point until, ChainVersion version) {
   Work work;
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     lease_until_ = std::max(lease_until_, until);
+    lease_version_ = std::max(lease_version_, version);
     look_at_lease(work);
   }
   do_work(work);

@@ -74,8 +74,8 @@ class Target : public std::enable_shared_from_this<Target> {
   void failed(replica::Op op);
   void retry(replica::Op op);
   void routing(const replica::Routing& routing);
-  // The lease runs until then; a time that is over ends it.
-  void lease(Clock::time_point until);
+  // The lease runs until then; `version` is the chain's at the manager when that was granted. It is never shortened.
+  void lease(Clock::time_point until, ChainVersion version);
   // The chunk with the largest index of an inode, as far as it is committed.
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
@@ -155,6 +155,7 @@ class Target : public std::enable_shared_from_this<Target> {
   replica::Actions actions_;
   Clock::time_point lease_until_{};
   bool lease_runs_ = false;
+  ChainVersion lease_version_ = 0;
   replica::Op next_op_ = 1;
   replica::Payload next_payload_ = 1;
   std::unordered_map<replica::Payload, Content> contents_;
