@@ -48,6 +48,8 @@ class Member:
 class Entry:
     """What an index or a page says of a chunk; version 0: none."""
 
+    def __init__(self, chunk: fireflyer._native.fs3.ChunkId, committed: int = 0, length: int = 0, crc: int = 0, pending: int = 0, removes: bool = False) -> None: ...
+
     @property
     def chunk(self) -> fireflyer._native.fs3.ChunkId: ...
 
@@ -66,6 +68,11 @@ class Entry:
     @property
     def removes(self) -> bool: ...
 
+class Pending:
+    """A pending version; `length` is the chunk's with it."""
+
+    def __init__(self, chunk: fireflyer._native.fs3.ChunkId, version: int, length: int, removes: bool, tag: fireflyer._native.fs3.Tag = ...) -> None: ...
+
 class Tagged:
     """The newest write of a channel; version 0: it did not happen."""
 
@@ -83,8 +90,10 @@ class Tagged:
 class Lookup:
     """What a replica asks the store of its target."""
 
-class StoreLookup(Lookup):
-    """Over a chunk store, which it keeps alive."""
+class ObjectLookup(Lookup):
+    """
+    Over an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], tag(client, channel) -> Tagged | None, floor() -> int, complete() -> bool and pendings() -> list[Pending].
+    """
 
     def __init__(self, store: object) -> None: ...
 
