@@ -59,7 +59,8 @@ class Engine {
 
   Engine(std::uint64_t client, EngineOptions options, Connect connect, Signal signal = [] {});
 
-  // Replaces the routing; `local` is the node on this machine, or kAnyNode. Calls under way go on with theirs.
+  // Replaces the routing; `local` is the node on this machine, or kAnyNode. Calls under way go on with theirs, but wait no
+  // longer for nodes that do not serve any more what they were asked for.
   void routing(std::span<const Route> routes, std::uint32_t local);
 
   // Each tries the pieces that are `open` and returns how many of all are not ok then.

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
 from fireflyer.fs3.client.file import File
@@ -13,7 +14,7 @@ from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
 from fireflyer.fs3.client.names import Names
 from fireflyer.fs3.client.settings import Settings, find_secret
 from fireflyer.fs3.meta.inode import ROOT, Inode
-from fireflyer.fs3.meta.messages import Create, Open
+from fireflyer.fs3.meta.messages import Close, Create, Open
 from fireflyer.rpc.proof import Secret
 
 if TYPE_CHECKING:
@@ -74,12 +75,17 @@ class Client(Names):
                 raise
             fresh = False
             inode = self._find(path, readable, handle, permissions)
-        file = File(
-            *(self._data, self._metadata, self._pulse, inode, name),
-            readable=readable,
-            handle=handle,
-            append=kind == "a",
-        )
+        try:
+            file = File(
+                *(self._data, self._metadata, self._pulse, inode, name),
+                readable=readable,
+                handle=handle,
+                append=kind == "a",
+            )
+        except FireflyerError:
+            if handle:
+                self._metadata.act(Close(inode.number, handle), Inode)
+            raise
         if kind == "w" and not fresh:
             with contextlib.ExitStack() as failed:
                 failed.callback(file.close)

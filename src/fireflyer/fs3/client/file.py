@@ -3,7 +3,6 @@
 import io
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 from fireflyer._native.fs3.client import FileMap
@@ -40,12 +39,13 @@ class File(io.RawIOBase):
         handle: int,
         append: bool = False,
     ) -> None:
-        """`handle`: 0, or of the session in which it is open for writing."""
+        """`handle`: 0, or of the session in which it is open for writing. Raises StorageError."""
+        self._handle = 0  # until there is something to close
+        self._map: FileMap = data.map_of(inode)
         self.name = name
         self.mode = ("ab" if append else "rb+" if readable else "wb") if handle else "rb"
         self._data, self._metadata, self._pulse = data, metadata, pulse
-        self._readable, self._handle, self._append = readable, handle, append
-        self._map: FileMap = data.map_of(inode)
+        self._readable, self._append = readable, append
         self._lock = threading.Lock()  # guards what follows
         self._inode = inode
         self._position = 0
@@ -53,8 +53,7 @@ class File(io.RawIOBase):
         self._written = OMIT  # the largest end since the last report
         if handle:
             pulse.opened()
-            self._finalizer = weakref.finalize(self, pulse.closed)
-            self._finalizer.atexit = False
+        self._handle = handle
 
     # Attributes
 
@@ -96,7 +95,7 @@ class File(io.RawIOBase):
     def pread(self, size: int, offset: int) -> bytes:
         """At most `size` bytes from `offset`; fewer only at the end. Leaves the position alone."""
         memory = bytearray(max(0, min(size, self._end - offset)))
-        return bytes(memory[: self.pread_into(memory, offset)])
+        return memoryview(memory)[: self.pread_into(memory, offset)].tobytes()
 
     def pread_into(self, buffer: Buffer, offset: int) -> int:
         """Likewise, into contiguous memory; how many bytes it got.
@@ -227,7 +226,7 @@ class File(io.RawIOBase):
                 self._metadata.act(call, Inode)
         finally:
             if self._handle:
-                self._finalizer()
+                self._pulse.closed()
             super().close()
 
     def __del__(self) -> None:
