@@ -1,4 +1,4 @@
-"""Two replicas in Python: a write through the chain as a transcript, a sync, and what the bindings promise."""
+"""Replicas in Python: a write through the chain as a transcript, a sync, what the bindings promise."""
 
 from collections.abc import Iterable
 
@@ -72,7 +72,6 @@ def test_a_write_through_the_chain() -> None:
 
 def test_a_target_that_syncs_becomes_uptodate() -> None:
     pair = Pair(replica.State.serving, replica.State.syncing)
-    assert pair.replicas[1].local.state is replica.Local.online
     pair.step(1, replica.ClientWrite(1, 1, CHUNK, Kind.write, 0, 9, Tag(5, 0, 1), 7))
     # Target 2 had no routing yet when the head asked for its first page: the head paused, and asks again now.
     pair.step(1, replica.Retry(1))
@@ -86,7 +85,12 @@ def test_messages_are_values() -> None:
     head = pair.replicas[0]
     (apply,) = head.step(replica.ClientWrite(1, 1, CHUNK, Kind.write, 0, 9, Tag(5, 0, 1), 7))
     assert isinstance(apply, replica.Apply)
-    assert (apply.chunk, apply.kind, apply.committed, apply.tag) == (CHUNK, Kind.write, False, Tag(5, 0, 1))
+    assert (apply.chunk, apply.kind, apply.committed, apply.tag) == (
+        CHUNK,
+        Kind.write,
+        False,
+        Tag(5, 0, 1),
+    )
     (send,) = head.step(replica.Applied(apply.op, Status.ok, 9))
     assert isinstance(send, replica.Send)
     message = send.message

@@ -26,6 +26,7 @@
 #include "fs3/io/messages.hpp"
 #include "fs3/io/wire.hpp"
 #include "fs3/replica/replica.hpp"
+#include "fs3/replica/store_lookup.hpp"
 #include "fs3/store/store.hpp"
 
 namespace ff::fs3::io {
@@ -92,19 +93,6 @@ class Target : public std::enable_shared_from_this<Target> {
   Report report() const;
 
  private:
-  class StoreLookup final : public replica::Lookup {
-   public:
-    explicit StoreLookup(const store::Store& store) : store_(store) {}
-    replica::Entry entry(ChunkId chunk) const override;
-    void page(ChunkId after, std::size_t limit, std::vector<replica::Entry>& to) const override;
-    replica::Tagged tag(std::uint64_t client, std::uint32_t channel) const override;
-    Version floor() const override { return store_.floor(); }
-    bool complete() const override;
-    std::vector<replica::Pending> pendings() const override;
-
-   private:
-    const store::Store& store_;
-  };
   struct Asking {  // a client's write or a parked read
     Wrote wrote;
     Later later;
@@ -146,7 +134,7 @@ class Target : public std::enable_shared_from_this<Target> {
   const TargetId id_;
   const std::uint32_t chain_;
   store::Store store_;
-  const StoreLookup lookup_;
+  const replica::StoreLookup lookup_;
   const std::shared_ptr<Courier> courier_;
   std::function<void()> changed_;
 
