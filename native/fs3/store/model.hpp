@@ -246,14 +246,15 @@ class Model {
   }
 
   void ride() {
-    if (chance(2)) {
-      store_->raise_floor(floor_ = std::max(floor_, ++version_));
-      CHECK(store_->floor() == floor_);
-    } else {
-      store_->keep_tag({{1, 1, ++next_seq_}, id(0), 1, 0});
-      tags_[1].second = next_seq_;
+    for (std::uint64_t left = 1 + below(8); left > 0; --left) {
+      if (chance(2)) {
+        store_->raise_floor(floor_ = std::max(floor_, ++version_));
+        CHECK(store_->floor() == floor_);
+      } else {
+        store_->keep_tag({{1, 1, ++next_seq_}, id(0), 1, 0});
+        tags_[1].second = next_seq_;
+      }
     }
-    CHECK(!store_->failed());
   }
 
   void sync(bool failing) {
