@@ -16,6 +16,7 @@ namespace ff::fs3 {
 
 void bind(nb::module_ m);
 
+namespace client { void bind(nb::module_ m); }
 namespace io { void bind(nb::module_ m); }
 namespace replica { void bind(nb::module_ m); }
 namespace store { void bind(nb::module_ m); }
@@ -67,7 +68,8 @@ void bind_types(nb::module_ m) {
 
 void bind(nb::module_ m) {
   bind_types(m);
-  io::bind(m.def_submodule("io", "The storage service and the client's engine"));
+  client::bind(m.def_submodule("client", "The client's engine"));
+  io::bind(m.def_submodule("io", "The storage service"));
   replica::bind(m.def_submodule("replica", "The replica's state machine, for simulations and tests"));
   store::bind(m.def_submodule("store", "Chunk stores on real and simulated disks"));
 }

@@ -1,6 +1,7 @@
 import enum
 
 from fireflyer._native.fs3 import (
+    client as client,
     io as io,
     replica as replica,
     store as store

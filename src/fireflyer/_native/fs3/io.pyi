@@ -1,4 +1,4 @@
-"""The storage service and the client's engine"""
+"""The storage service"""
 
 from collections.abc import Sequence
 
