@@ -69,7 +69,9 @@ def write(
 ) -> tuple[int, int, int]:
     """Writes; (status, version, length of the chunk). `chain` is (number, version)."""
     crcs = pieces(offset, data)
-    entry = WRITE.pack(chunk[0], tag[0], tag[2], tag[1], chunk[1], *chain, offset, len(data), len(crcs), 0)
+    entry = WRITE.pack(
+        chunk[0], tag[0], tag[2], tag[1], chunk[1], *chain, offset, len(data), len(crcs), 0
+    )
     send(line, WRITE_KIND, 1, entry + struct.pack(f"<{len(crcs)}I", *crcs), data)
     kind, count, table, payload = receive(line)
     assert (kind, count, payload) == (WRITE_ANSWER_KIND, 1, b"")

@@ -63,7 +63,9 @@ class Nodes:
             self._news.notify_all()
 
     def _node(self, name: str) -> StorageNode:
-        settings = NodeSettings(directory=self._folder / name, name=name, workers=3, buffers=16 << 20)
+        settings = NodeSettings(
+            directory=self._folder / name, name=name, workers=3, buffers=16 << 20
+        )
         settings.directory.mkdir(exist_ok=True)
         return StorageNode(settings, self.manager, SECRET)
 
@@ -103,7 +105,10 @@ class Nodes:
             chain = self.link.chain(1)
             assert chain is not None
             heads = chain.targets(Public.SERVING)
-            with contextlib.suppress(PeerLost, AssertionError, OSError), self.line(heads[0]) as line:
+            with (
+                contextlib.suppress(PeerLost, AssertionError, OSError),
+                self.line(heads[0]) as line,
+            ):
                 tag = (8, 1, self.seq)
                 status = frames.write(line, (1, chain.version), (INODE, index), 0, data, tag)[0]
                 assert status in (frames.OK, frames.STALE_ROUTING)
@@ -142,7 +147,9 @@ def test_a_node_goes_and_comes_back(nodes: Nodes, wipe: bool) -> None:
     def write_some() -> None:
         for _ in range(10):
             index = rng.randrange(20)
-            model[index] = rng.randbytes(rng.choice((10, 5000, 70_000))).ljust(len(model.get(index, b"")))
+            model[index] = rng.randbytes(rng.choice((10, 5000, 70_000))).ljust(
+                len(model.get(index, b""))
+            )
             nodes.write(index, model[index])
 
     nodes.chain(3)

@@ -97,13 +97,18 @@ def test_what_was_acknowledged_is_read_from_every_replica(cluster: Cluster) -> N
                 whole, part = frames.read(line, cluster.chain, wanted)
                 assert (whole.status, whole.data) == (frames.OK, data)
                 assert part.offset == begin // frames.BLOCK * frames.BLOCK
-                assert data[begin:end] in part.data and part.data == data[part.offset : part.offset + len(part.data)]
+                assert (
+                    data[begin:end] in part.data
+                    and part.data == data[part.offset : part.offset + len(part.data)]
+                )
 
 
 def test_a_write_that_is_sent_again_is_done_once(cluster: Cluster) -> None:
     with cluster.line() as line:
         first = frames.write(line, cluster.chain, (INODE, 0), 0, b"one", (4, 2, 1))
-        assert frames.write(line, cluster.chain, (INODE, 0), 0, b"two", (4, 2, 2))[1] == first[1] + 1
+        assert (
+            frames.write(line, cluster.chain, (INODE, 0), 0, b"two", (4, 2, 2))[1] == first[1] + 1
+        )
         again = frames.write(line, cluster.chain, (INODE, 0), 0, b"two", (4, 2, 2))
         assert again[:2] == (frames.OK, first[1] + 1)
         assert frames.write(line, cluster.chain, (INODE, 0), 0, b"one", (4, 2, 1))[0] == 2
@@ -123,7 +128,10 @@ def test_nothing_is_served_without_a_lease_or_with_other_routing(tmp_path: Path)
     cluster.close()
     unleased = Cluster(tmp_path / "other", 1, lease=-1.0)
     with unleased.line() as line:
-        assert frames.write(line, unleased.chain, (1, 0), 0, b"x", (1, 1, 1))[0] == frames.STALE_ROUTING
+        assert (
+            frames.write(line, unleased.chain, (1, 0), 0, b"x", (1, 1, 1))[0]
+            == frames.STALE_ROUTING
+        )
         assert frames.read(line, unleased.chain, [(1, 0, 0, 9)])[0].status == frames.STALE_ROUTING
     unleased.close()
 
@@ -145,7 +153,9 @@ def test_garbage_closes_the_connection_and_nothing_else(tmp_path: Path) -> None:
     good = frames.HEAD.pack(frames.MAGIC, 1, 0, 1, frames.READ.size, 0, 0, 3)
     good += frames.READ.pack(INODE, 0, CHAIN, cluster.version, 0, 10, 0)
     with cluster.line() as keeper:
-        assert frames.write(keeper, cluster.chain, (INODE, 0), 0, b"safe", (1, 1, 1))[0] == frames.OK
+        assert (
+            frames.write(keeper, cluster.chain, (INODE, 0), 0, b"safe", (1, 1, 1))[0] == frames.OK
+        )
         for _ in range(300):
             with cluster.line() as line:
                 bad = bytearray(good * 2)

@@ -1,4 +1,4 @@
-"""Data connections before they are native: dialled, accepted and proved here, then given away as descriptors."""
+"""Data connections before they are native: dialled, accepted and proved here, then given away."""
 
 import contextlib
 import selectors
@@ -71,14 +71,16 @@ class Door:
         """
         Args:
             address: host:port (port 0: any free one) or unix:/path.
-            admit: takes a descriptor that does not block and owns it from then on; called on the door's thread.
+            admit: gets a descriptor that does not block and owns it; called on the door's thread.
 
         Raises:
             ConfigError: if the address cannot be listened at, or others could reach it without a secret.
         """
         wanted = Address.parse(address)
         if not secret and not wanted.is_local:
-            raise ConfigError(f"without a secret a service listens on this machine only, not at {wanted}")
+            raise ConfigError(
+                f"without a secret a service listens on this machine only, not at {wanted}"
+            )
         self._secret, self._role, self._admit = secret, role, admit
         self._listener = _listen(wanted)
         self.address = (
@@ -167,7 +169,13 @@ class Door:
 
 
 def _listen(address: Address) -> socket.socket:
-    family = socket.AF_UNIX if address.path else socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    family = (
+        socket.AF_UNIX
+        if address.path
+        else socket.AF_INET6
+        if ":" in address.host
+        else socket.AF_INET
+    )
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if not address.path:

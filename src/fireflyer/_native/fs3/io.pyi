@@ -53,7 +53,8 @@ class Node:
     def wanted(self) -> list[int]:
         """Nodes to which a connection is missing."""
 
-    def statistics(self) -> dict: ...
+    def statistics(self) -> dict[str, int]:
+        """Counters since the start, and what the chunk stores hold."""
 
     def stop(self) -> None:
         """
