@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "base/crc32c.hpp"
@@ -258,7 +257,7 @@ void Engine::Call::wait() {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
   if (left.count() <= 0) return;
   const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), kLook));
-  if (::poll(fds.data(), fds.size(), limit) < 0 && errno == EINTR) engine_.signal_();
+  if (::poll(fds.data(), fds.size(), limit) <= 0) engine_.signal_();  // it may have come outside of poll
 }
 
 }  // namespace ff::fs3::io

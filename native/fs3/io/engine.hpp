@@ -52,7 +52,7 @@ class Engine {
   using Clock = std::chrono::steady_clock;
   // A connected and proved socket to a node, within `limit`; the engine's from then on.
   using Connect = std::function<int(std::uint32_t node, std::chrono::milliseconds limit)>;
-  using Signal = std::function<void()>;  // a signal came while a call waited; may throw to end the call
+  using Signal = std::function<void()>;  // a signal may have come while a call waited; may throw to end the call
 
   static constexpr std::size_t kSmall = std::size_t{64} << 10;
   static constexpr unsigned kAhead = 3;  // frames outstanding on one connection

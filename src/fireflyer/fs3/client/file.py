@@ -41,6 +41,7 @@ class File(io.RawIOBase):
     ) -> None:
         """`handle`: 0, or of the session in which it is open for writing. Raises StorageError."""
         self._handle = 0  # until there is something to close
+        self._process = os.getpid()
         self._map: FileMap = data.map_of(inode)
         self.name = name
         self.mode = ("ab" if append else "rb+" if readable else "wb") if handle else "rb"
@@ -218,6 +219,8 @@ class File(io.RawIOBase):
         """Reports the length and ends the session. A failure is raised; the file is closed all the same."""
         if self.closed:
             return
+        if self._process != os.getpid():  # a copy in a forked child: the file is the parent's
+            self._handle = 0
         try:
             if self._handle:
                 with self._lock:
