@@ -97,10 +97,8 @@ def test_what_was_acknowledged_is_read_from_every_replica(cluster: Cluster) -> N
                 whole, part = frames.read(line, cluster.chain, wanted)
                 assert (whole.status, whole.data) == (frames.OK, data)
                 assert part.offset == begin // frames.BLOCK * frames.BLOCK
-                assert (
-                    data[begin:end] in part.data
-                    and part.data == data[part.offset : part.offset + len(part.data)]
-                )
+                assert data[begin:end] in part.data
+                assert part.data == data[part.offset : part.offset + len(part.data)]
 
 
 def test_a_write_that_is_sent_again_is_done_once(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""The agent of a storage node: registers it, keeps its lease, and tells the native service what the manager says."""
+"""The agent of a storage node: its registration and lease, and what the manager says to its targets."""
 
 import os
 import threading
@@ -213,7 +213,7 @@ class StorageNode:
     # Other nodes
 
     def _reach(self) -> None:
-        """Connects to nodes that targets have messages for; apart from `_keep`, which must not wait for them."""
+        """Connects to nodes that targets have messages for; `_keep` must not wait for them."""
         while not self._stopping.wait(0.02):
             for node in self._service.wanted():
                 address = self._link.address(node)
