@@ -1,4 +1,4 @@
-"""The storage service on real directories and sockets: writes down a chain, reads, routing, leases, garbage."""
+"""The storage service on real directories and sockets: chains, routing, leases, garbage."""
 
 import random
 import socket
