@@ -1,0 +1,121 @@
+"""Is there one order of overlapping operations that explains every answer?
+
+The search of Wing and Gong with memoisation (Lowe): an operation may come next when no other operation
+that is still to come had ended before it was called. Operations whose outcome nobody learned (`end`
+infinite) may take effect at any time after their call, or never. Works on any model: a hashable state
+and a pure step function.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+UNKNOWN = float("inf")  # the end of an operation whose outcome nobody learned
+
+
+class Timed(Protocol):
+    """What the search needs to know of an operation."""
+
+    @property
+    def call(self) -> float: ...
+
+    @property
+    def end(self) -> float: ...
+
+
+State = TypeVar("State", bound=Hashable)
+Op = TypeVar("Op", bound=Timed)
+
+
+class Undecided(Exception):
+    """The search was given up: the history is too long or too concurrent."""
+
+
+@dataclass(frozen=True)
+class Verdict(Generic[Op]):
+    """`order` explains the history when `ok`; else it is the longest order that was found, and `stuck` holds
+    the operations of which one had to come next and none could."""
+
+    ok: bool
+    order: tuple[Op, ...]
+    stuck: tuple[Op, ...] = ()
+
+
+def linearize(
+    operations: Sequence[Op],
+    initial: State,
+    step: Callable[[State, Op], State | None],
+    *,
+    key: Callable[[Op], float] = lambda op: op.call,
+    limit: int = 2_000_000,
+) -> Verdict[Op]:
+    """Searches an order of `operations` in which `step` accepts each one.
+
+    Args:
+        step: the state after the operation, or None where its answer contradicts the state. For an operation
+            of unknown outcome there is no answer to contradict.
+        key: operations of small key are tried first; a good guess of the order makes the search linear.
+        limit: of states visited.
+
+    Raises:
+        Undecided: after `limit` states.
+    """
+    # Bit i of a set: operation i has its place. Known ones first, by call, so that the frontier is a prefix.
+    known = sorted((op for op in operations if op.end != UNKNOWN), key=lambda op: op.call)
+    unknown = sorted((op for op in operations if op.end == UNKNOWN), key=lambda op: op.call)
+    ops = [*known, *unknown]
+    everything = (1 << len(known)) - 1
+
+    def candidates(placed: int) -> list[int]:
+        first_end = UNKNOWN
+        found = []
+        i = (~placed & (placed + 1)).bit_length() - 1  # lowest clear bit
+        while i < len(known) and known[i].call <= first_end:
+            if not placed >> i & 1:
+                found.append(i)
+                first_end = min(first_end, known[i].end)
+            i += 1
+        found = [i for i in found if known[i].call <= first_end]
+        found.sort(key=lambda i: key(ops[i]))
+        for i in range(len(known), len(ops)):  # last: most of them changed nothing
+            if ops[i].call > first_end:
+                break
+            if not placed >> i & 1:
+                found.append(i)
+        return found
+
+    if not known:
+        return Verdict(True, ())
+    seen: set[tuple[int, State]] = set()
+    path: list[int] = []
+    best: list[int] = []
+    stack: list[tuple[int, State, Iterator[int]]] = [(0, initial, iter(candidates(0)))]
+    while stack:
+        placed, state, choices = stack[-1]
+        for i in choices:
+            after = step(state, ops[i])
+            if after is None:
+                continue
+            place = (placed | 1 << i, after)
+            if place in seen:
+                continue
+            if len(seen) >= limit:
+                raise Undecided(f"{len(ops)} operations, {limit} states")
+            seen.add(place)
+            path.append(i)
+            if place[0] & everything == everything:
+                return Verdict(True, tuple(ops[j] for j in path))
+            if len(path) > len(best):
+                best = path.copy()
+            stack.append((place[0], after, iter(candidates(place[0]))))
+            break
+        else:
+            stack.pop()
+            if path:
+                path.pop()
+    placed = sum(1 << i for i in best)
+    return Verdict(
+        False,
+        tuple(ops[i] for i in best),
+        tuple(ops[i] for i in candidates(placed) if ops[i].end != UNKNOWN),
+    )
