@@ -111,7 +111,13 @@ def check_chunk(operations: Sequence[ChunkOp], *, limit: int = 2_000_000) -> Ver
         # A read of a version comes after the write of it; one of an absent chunk as early as it can.
         return op.version + (0.5 if op.kind == "read" else 0.0)
 
-    return linearize(known, ABSENT, step, key=guess, limit=limit)
+    def doomed(state: Chunk, op: ChunkOp) -> bool:  # versions only grow
+        return bool(op.version) and op.version < state.version + (op.kind != "read")
+
+    def same(op: ChunkOp) -> tuple[str, int, int, bytes]:
+        return op.kind, op.offset, op.length, op.data
+
+    return linearize(known, ABSENT, step, key=guess, doomed=doomed, same=same, limit=limit)
 
 
 def explain(verdict: Verdict[ChunkOp]) -> str:

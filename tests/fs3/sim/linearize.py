@@ -47,6 +47,8 @@ def linearize(
     step: Callable[[State, Op], State | None],
     *,
     key: Callable[[Op], float] = lambda op: op.call,
+    doomed: Callable[[State, Op], bool] = lambda state, op: False,
+    same: Callable[[Op], Hashable] = id,
     limit: int = 2_000_000,
 ) -> Verdict[Op]:
     """Searches an order of `operations` in which `step` accepts each one.
@@ -55,6 +57,8 @@ def linearize(
         step: the state after the operation, or None where its answer contradicts the state. For an operation
             of unknown outcome there is no answer to contradict.
         key: operations of small key are tried first; a good guess of the order makes the search linear.
+        doomed: whether an operation, not placed yet, is impossible after this state and all that can follow.
+        same: of equal keys are operations of unknown outcome that do the same, which are tried in one order.
         limit: of states visited.
 
     Raises:
@@ -77,10 +81,12 @@ def linearize(
             i += 1
         found = [i for i in found if known[i].call <= first_end]
         found.sort(key=lambda i: key(ops[i]))
+        tried = set()
         for i in range(len(known), len(ops)):  # last: most of them changed nothing
             if ops[i].call > first_end:
                 break
-            if not placed >> i & 1:
+            if not placed >> i & 1 and (effect := same(ops[i])) not in tried:
+                tried.add(effect)
                 found.append(i)
         return found
 
@@ -94,7 +100,7 @@ def linearize(
         placed, state, choices = stack[-1]
         for i in choices:
             after = step(state, ops[i])
-            if after is None:
+            if after is None or (i >= len(known) and after == state):
                 continue
             place = (placed | 1 << i, after)
             if place in seen:
@@ -107,7 +113,11 @@ def linearize(
                 return Verdict(True, tuple(ops[j] for j in path))
             if len(path) > len(best):
                 best = path.copy()
-            stack.append((place[0], after, iter(candidates(place[0]))))
+            following = candidates(place[0])
+            if any(j < len(known) and doomed(after, ops[j]) for j in following):
+                path.pop()
+                continue
+            stack.append((place[0], after, iter(following)))
             break
         else:
             stack.pop()

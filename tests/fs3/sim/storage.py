@@ -1,0 +1,305 @@
+"""A simulated storage process: the real replica and the real chunk store, and the shell between them.
+
+It does what docs/fs3-chain.md asks of a shell, with virtual time for disk and network. Group commits come in batches:
+what the replica gives to the store waits a little, one sync takes all of it, and its results are told a little later.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fireflyer._native.fs3 import ChunkId, Kind, Status, Tag, replica, store
+from fireflyer.errors import FireflyerError, StorageError
+from fireflyer.fs3.manager.chains import Chain, Local, LocalState
+from tests.fs3.sim.deeds import HANDLERS
+from tests.fs3.sim.managing import Times
+from tests.fs3.sim.messages import Between, Contents, Read, Report, Write, good
+from tests.fs3.sim.node import Node
+from tests.fs3.sim.world import Answering, Network, World
+
+if TYPE_CHECKING:
+    from tests.fs3.sim.cluster import Machine
+
+INODE = 7
+KINDS = {"write": Kind.write, "truncate": Kind.truncate, "extend": Kind.extend, "remove": Kind.remove}
+STATES = list(replica.State.__members__.values())
+WHOLE = 1 << 26
+SCRUB_PAUSE = 0.5
+
+
+class PowerLost(Exception):
+    """The machine went in the middle of a call of the disk: what the call answered is known to nobody."""
+
+
+def chunk_id(index: int) -> ChunkId:
+    return ChunkId(INODE, index)
+
+
+class StorageProcess(Node):
+    """One life of the storage process of a machine, with one target."""
+
+    def __init__(self, world: World, network: Network, machine: "Machine", times: Times) -> None:
+        super().__init__(world, network, machine.name, times)
+        self.machine = machine
+        self.target = machine.target
+        self.store: store.Store | None = None
+        self.replica: replica.Replica | None = None
+        self.chain_version = 0
+        self.local = (LocalState.ONLINE, 0)
+        self.payloads: dict[int, Any] = {}
+        self.last_number = 0
+        self.clients: dict[int, Callable[[Any], None]] = {}
+        self.reads: dict[int, Read] = {}
+        self.neighbours: dict[tuple[int, int], Answering] = {}
+        self.readings: list[Any] = []
+        self.riding: list[int] = []  # ops that the next sync makes durable beside the store's own
+        self.given = 0  # applies that the store has taken since the last sync
+        self.syncing = False
+        self.ending = False
+
+    # ---- life
+
+    def begin(self) -> None:
+        """Opens the store, then registers; all that a process does at its start."""
+        try:
+            self.open_store()
+        except PowerLost:
+            self.machine.lose_power()
+            return
+        if self.store is not None:
+            self.register(self.registered)
+
+    def open_store(self) -> None:
+        machine = self.machine
+        options = store.Options(log_bytes=self.world.rng.choice((2048, 16384, 1 << 26)), reserve_bytes=0)
+        try:
+            self.store = store.Store.open(machine.disk, store.Identity(self.target, 1), options)
+        except (FireflyerError, ValueError) as error:
+            self.powered()
+            self.note(f"cannot open its store: {error}")
+            self.store = None
+            if isinstance(error, StorageError):
+                self.restart()
+            else:
+                machine.wipe()
+                self.world.after(0.1, machine.start)
+            return
+        self.powered()
+        if not machine.store_number:
+            machine.store_number = self.world.rng.getrandbits(48) + 1
+
+    def registered(self) -> None:
+        assert self.store is not None
+        self.replica = replica.Replica(self.target, self.incarnation, replica.StoreLookup(self.store))
+        self.beat_always()
+        self.later(SCRUB_PAUSE * self.world.rng.random(), self.scrub, None, self.world.now, False)
+
+    def restart(self) -> None:
+        """The process gives up; another one is started a little later."""
+        self.note("gives up")
+        machine = self.machine
+        machine.crash()
+        self.world.after(0.05 + 0.2 * self.world.rng.random(), machine.start)
+
+    def crash(self) -> None:
+        super().crash()
+        self.reads.clear()
+        self.payloads.clear()
+        self.replica = None
+        self.store = None
+
+    def powered(self) -> None:
+        """Raises where power went in the call of the disk that has just come back."""
+        if self.machine.power_gone():
+            raise PowerLost
+
+    # ---- events in, actions out
+
+    def step(self, event: Any) -> None:
+        """Gives the replica one event and carries its actions out, in order."""
+        if self.replica is None:
+            return
+        try:
+            self.check_lease()
+            self.carry_out(event)
+        except PowerLost:
+            self.machine.lose_power()
+
+    def carry_out(self, event: Any) -> None:
+        assert self.replica is not None
+        traced = self.world.traced
+        if traced:
+            self.note(f"-> {event}")
+        for action in self.replica.step(event):
+            if traced:
+                self.note(f"   {action}")
+            HANDLERS[type(action)](self, action)
+            if not self.alive:
+                return
+
+    def learn(self, chains: tuple[Chain, ...]) -> None:
+        for chain in chains:
+            if chain.version <= self.chain_version:
+                continue
+            self.chain_version = chain.version
+            members = [replica.Member(m.target, STATES[m.state], m.incarnation) for m in chain.members]
+            self.step(replica.Routing(chain.version, members))
+
+    def lease_changed(self) -> None:
+        if self.replica is not None:
+            try:
+                self.carry_out(replica.Lease(self.leased))
+            except PowerLost:
+                self.machine.lose_power()
+
+    def locals_(self) -> dict[int, Local]:
+        state, version = self.local
+        return {self.target: Local(self.incarnation, state, version, self.machine.store_number)}
+
+    def take(self, between: Between) -> None:
+        """Gives the replica a message of another, with a payload for what came along."""
+        if between.cargo is not None:
+            between.message.payload = self.keep(between.cargo)
+        self.step(between.message)
+
+    def keep(self, cargo: Any) -> int:
+        """A payload's number."""
+        if cargo is None:
+            return 0
+        self.last_number += 1
+        self.payloads[self.last_number] = cargo
+        return self.last_number
+
+    # ---- what others ask
+
+    def received(self, message: Any, answer: Answering) -> None:
+        if self.replica is None:
+            return
+        if isinstance(message, Between):
+            self.neighbours[message.message.from_target, message.message.op] = answer
+            self.take(message)
+        elif isinstance(message, Write):
+            self.last_number += 1
+            op = self.last_number
+            self.clients[op] = answer
+            payload = self.keep(message.data or None)
+            tag = Tag(*message.tag)
+            self.step(
+                replica.ClientWrite(
+                    op,
+                    message.chain_version,
+                    chunk_id(message.chunk),
+                    KINDS[message.kind],
+                    message.offset,
+                    message.length,
+                    tag,
+                    payload,
+                )
+            )
+        elif isinstance(message, Read):
+            self.last_number += 1
+            op = self.last_number
+            self.clients[op] = answer
+            self.reads[op] = message
+            self.step(replica.Read(op, message.chain_version, chunk_id(message.chunk)))
+        elif isinstance(message, Report):
+            self.verify(chunk_id(message.chunk))
+        else:
+            assert message[0] == "routing"
+            self.learn(message[1])
+
+    # ---- the store's side
+
+    def sync_soon(self) -> None:
+        """A group commit shortly, if none is on its way."""
+        if not self.syncing:
+            self.syncing = True
+            self.later(self.disk_time(), self.sync)
+
+    def disk_time(self) -> float:
+        rng = self.world.rng
+        return rng.expovariate(1.0 / 0.0005) if rng.random() < 0.95 else rng.random() * 0.1
+
+    def sync(self) -> None:
+        assert self.store is not None
+        riding, self.riding, self.given = self.riding, [], 0
+        try:
+            done = [(one.op, one.status, one.length) for one in self.store.sync()]
+            self.powered()
+            failed = self.store.failed()
+            if self.store.snapshot_due():
+                self.store.snapshot()
+                self.powered()
+        except PowerLost:
+            self.machine.lose_power()
+            return
+        done += [(op, Status.io_error if failed else Status.ok, 0) for op in riding]
+        self.later(self.disk_time(), self.synced, done)
+
+    def synced(self, done: list[tuple[int, Status, int]]) -> None:
+        assert self.store is not None
+        self.syncing = False
+        if self.riding or self.given:
+            self.sync_soon()
+        for op, status, length in done:
+            self.applied(op, status, length)
+            if not self.alive:
+                return
+
+    def applied(self, op: int, status: Status, length: int = 0) -> None:
+        """The store's word. After an I/O error nobody knows what it holds: the process starts anew."""
+        self.step(replica.Applied(op, status, length))
+        if status is Status.io_error and self.alive and not self.ending:
+            self.ending = True
+            self.later(0.02 * self.world.rng.random(), self.restart)
+
+    def contents_of(self, chunk: ChunkId, version: int, *, as_is: bool) -> tuple[Contents | None, Status]:
+        """A chunk's whole contents as stored; `corrupt` where they fail their CRCs and are not wanted so."""
+        assert self.store is not None
+        reading = self.store.read(chunk, version, 0, WHOLE)
+        self.powered()
+        if reading.status is not Status.ok:
+            return None, reading.status
+        data = reading.copy()
+        self.powered()
+        if data is None:
+            return None, Status.io_error
+        contents = Contents(data, tuple(reading.crcs))
+        reading.release()
+        return contents, Status.ok if as_is or good(data, contents.crcs) else Status.corrupt
+
+    # ---- the scrub
+
+    def verify(self, chunk: ChunkId) -> bool:
+        """Reads a chunk's bytes; tells the replica where they fail their CRC. Whether they are good."""
+        assert self.store is not None
+        try:
+            status = self.store.check(chunk)
+            self.powered()
+        except PowerLost:
+            self.machine.lose_power()
+            return False
+        if status is Status.corrupt:
+            self.step(replica.Damaged(chunk))
+        return status in (Status.ok, Status.not_found)
+
+    def scrub(self, after: ChunkId | None, began: float, spoiled: bool) -> None:
+        """One chunk now, the next one soon; a pass that found nothing is remembered by the machine."""
+        assert self.store is not None
+        entries = self.store.page(after, 1)
+        if entries:
+            spoiled |= not self.verify(entries[0].chunk)
+            self.later(SCRUB_PAUSE / 20, self.scrub, entries[0].chunk, began, spoiled)
+            return
+        if not spoiled:
+            self.machine.scrubbed = began
+        self.later(SCRUB_PAUSE, self.scrub, None, self.world.now, False)
+
+    def contents(self) -> dict[int, tuple[int, bytes]]:
+        """All chunks: version and verified bytes; for the end of a history."""
+        assert self.store is not None
+        found = {}
+        for entry in self.store.page(None, 1000):
+            whole, status = self.contents_of(entry.chunk, entry.committed.version, as_is=False)
+            assert whole is not None, f"{self.name}: chunk {entry.chunk.index}: {status}"
+            found[entry.chunk.index] = (entry.committed.version, whole.data)
+        return found
