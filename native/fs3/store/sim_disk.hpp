@@ -39,7 +39,8 @@ class SimDisk final : public Disk {
 
   std::uint64_t calls() const { return calls_; }
   std::uint64_t lies_told() const { return lies_told_; }
-  std::uint64_t used_bytes();  // of all files, in pages of 4096 bytes that hold something
+  // Of the files whose names begin so, in pages of 4096 bytes that hold something.
+  std::uint64_t used_bytes(const std::string& prefix = "");
 
   File open(const std::string& name, bool create) override;
   void close(File file) noexcept override;
@@ -65,6 +66,7 @@ class SimDisk final : public Disk {
   struct NameChange;
 
   Inode& inode(File file);
+  void land_elsewhere(const Change& change);
   bool fails(bool takes_space);
   [[noreturn]] void raise(const char* call);
   std::uint64_t random();
