@@ -5,7 +5,9 @@
     ├── WireError              between processes
     │   ├── ProtocolMismatch   the other side speaks another version or is not who it should be
     │   ├── PeerLost           the other side went away
-    │   └── DeadlineExceeded   no answer in time
+    │   ├── NotPrimary         it is not the one in charge; `address` says who is, if it knows
+    │   ├── DeadlineExceeded   no answer in time
+    │   └── Stale              another process has taken the caller's place: it must stop
     ├── StorageError           bytes at rest
     │   ├── Corrupted          a checksum or a structure does not hold
     │   ├── NoSpace            disk, quota or memory is full
@@ -25,11 +27,25 @@ ValueError and TypeError.
 `retryable` says whether the same call may succeed later without a change by the caller.
 """
 
+from collections.abc import Mapping
+
 
 class FireflyerError(Exception):
     """Root of the tree."""
 
     retryable = False
+
+    def fields(self) -> dict[str, object]:
+        """What crosses to another process beside the message."""
+        return dict(vars(self))
+
+    @classmethod
+    def rebuild(cls, message: str, fields: Mapping[str, object]) -> "FireflyerError":
+        """The error with this message and these `fields`; a kind with other state overrides both."""
+        error = cls.__new__(cls, message)
+        Exception.__init__(error, message)
+        vars(error).update(fields)
+        return error
 
 
 class ConfigError(FireflyerError):
@@ -50,10 +66,31 @@ class PeerLost(WireError):
     retryable = True
 
 
+class NotPrimary(WireError):
+    """The process asked is not the one in charge.
+
+    Attributes:
+        address: of the one in charge, or "".
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+    def __reduce__(self) -> tuple[type["NotPrimary"], tuple[str, str]]:
+        return type(self), (str(self), self.address)
+
+
 class DeadlineExceeded(WireError):
     """No answer within the deadline."""
 
     retryable = True
+
+
+class Stale(WireError):
+    """Another process has taken the place of the caller, which must stop."""
 
 
 class StorageError(FireflyerError):
