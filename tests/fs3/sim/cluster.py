@@ -183,19 +183,21 @@ class Cluster:
         """Waits until all serve, the clients are done and the disks were read through."""
         world, mended = self.world, self.world.now
         bound = mended + self.profile.times.recovery_wait + 30.0
-        while not (self.quiet() and self.scrubbed_since(mended)):
+        while complaint := next(self.complaints(mended), ""):
             if world.now > bound:
-                raise NotHealed(f"after {world.now - mended:.1f} s: {describe(self.chain)}: " + "; ".join(self.complaints()))
+                raise NotHealed(f"{complaint} after {world.now - mended:.1f} s: {describe(self.chain)}")
             world.run(world.now + 0.25)
 
-    def quiet(self) -> bool:
-        return all(not client.left and client.idle for client in self.clients) and not any(self.complaints())
-
-    def complaints(self) -> Iterator[str]:
+    def complaints(self, mended: float) -> Iterator[str]:
         """What keeps the cluster from being at rest."""
         if not self.all_serve():
             yield "not all serve"
+        for client in self.clients:
+            if client.left or not client.idle:
+                yield f"{client.name} is not done"
         for machine in self.machines:
+            if machine.scrubbed <= mended:
+                yield f"{machine.name} is not scrubbed"
             process = machine.process
             if process is None or process.store is None:
                 yield f"{machine.name} has no store"

@@ -171,19 +171,25 @@ def serve_read(process: "StorageProcess", action: Any) -> None:
     if reading.status is not Status.ok:
         answer(ReadAnswer(reading.status))
         return
-    process.readings.append(reading)
-    process.later(process.disk_time(), deliver, process, reading, answer)
+    process.readings[action.op] = reading
+    process.later(process.disk_time(), deliver, process, action.op, answer)
 
 
-def deliver(process: "StorageProcess", reading: Any, answer: Callable[[Any], None]) -> None:
+def deliver(process: "StorageProcess", op: int, answer: Callable[[Any], None]) -> None:
+    """The process alone holds the reading: it must be gone before the store is, wherever the process ends."""
+    reading = process.readings.pop(op)
     data = reading.copy()
-    crcs = tuple(reading.crcs)
-    process.readings.remove(reading)
     status = Status.io_error if data is None else Status.ok
     answer(
-        ReadAnswer(status, reading.version, reading.chunk_length, reading.offset, data or b"", crcs)
+        ReadAnswer(
+            status,
+            reading.version,
+            reading.chunk_length,
+            reading.offset,
+            data or b"",
+            tuple(reading.crcs),
+        )
     )
-    reading.release()
 
 
 def pause(process: "StorageProcess", action: Any) -> None:

@@ -50,7 +50,7 @@ class StorageProcess(Node):
         self.clients: dict[int, Callable[[Any], None]] = {}
         self.reads: dict[int, Read] = {}
         self.neighbours: dict[tuple[int, int], Answering] = {}
-        self.readings: list[Any] = []
+        self.readings: dict[int, Any] = {}
         self.riding: list[int] = []  # ops that the next sync makes durable beside the store's own
         self.given = 0  # applies that the store has taken since the last sync
         self.syncing = False
@@ -60,12 +60,7 @@ class StorageProcess(Node):
 
     def begin(self) -> None:
         """Opens the store, then registers; all that a process does at its start."""
-        try:
-            self.open_store()
-        except PowerLost:
-            self.machine.lose_power()
-            return
-        if self.store is not None:
+        if self.guarded(self.open_store) and self.store is not None:
             self.register(self.registered)
 
     def open_store(self) -> None:
@@ -103,6 +98,7 @@ class StorageProcess(Node):
     def crash(self) -> None:
         super().crash()
         self.reads.clear()
+        self.readings.clear()
         self.payloads.clear()
         self.replica = None
         self.store = None
@@ -112,17 +108,25 @@ class StorageProcess(Node):
         if self.machine.power_gone():
             raise PowerLost
 
+    def guarded(self, action: Callable[..., None], *args: Any) -> bool:
+        """Whether power stayed on in an action on the disk. Where it went, the machine goes down once nothing
+        of the action is left that holds the store."""
+        try:
+            action(*args)
+        except PowerLost:
+            pass
+        else:
+            return True
+        self.machine.lose_power()
+        return False
+
     # ---- events in, actions out
 
     def step(self, event: Any) -> None:
         """Gives the replica one event and carries its actions out, in order."""
-        if self.replica is None:
-            return
-        try:
-            self.check_lease()
-            self.carry_out(event)
-        except PowerLost:
-            self.machine.lose_power()
+        self.check_lease()
+        if self.replica is not None:
+            self.guarded(self.carry_out, event)
 
     def carry_out(self, event: Any) -> None:
         assert self.replica is not None
@@ -146,10 +150,7 @@ class StorageProcess(Node):
 
     def lease_changed(self) -> None:
         if self.replica is not None:
-            try:
-                self.carry_out(replica.Lease(self.leased))
-            except PowerLost:
-                self.machine.lose_power()
+            self.guarded(self.carry_out, replica.Lease(self.leased))
 
     def locals_(self) -> dict[int, Local]:
         state, version = self.local
@@ -220,20 +221,21 @@ class StorageProcess(Node):
         return rng.expovariate(1.0 / 0.0005) if rng.random() < 0.95 else rng.random() * 0.1
 
     def sync(self) -> None:
+        done: list[tuple[int, Status, int]] = []
+        if self.guarded(self.group_commit, done):
+            self.later(self.disk_time(), self.synced, done)
+
+    def group_commit(self, done: list[tuple[int, Status, int]]) -> None:
+        """One sync of the store, and what it made durable."""
         assert self.store is not None
         riding, self.riding, self.given = self.riding, [], 0
-        try:
-            done = [(one.op, one.status, one.length) for one in self.store.sync()]
+        done += [(one.op, one.status, one.length) for one in self.store.sync()]
+        self.powered()
+        status = Status.io_error if self.store.failed() else Status.ok
+        done += [(op, status, 0) for op in riding]
+        if self.store.snapshot_due():
+            self.store.snapshot()
             self.powered()
-            failed = self.store.failed()
-            if self.store.snapshot_due():
-                self.store.snapshot()
-                self.powered()
-        except PowerLost:
-            self.machine.lose_power()
-            return
-        done += [(op, Status.io_error if failed else Status.ok, 0) for op in riding]
-        self.later(self.disk_time(), self.synced, done)
 
     def synced(self, done: list[tuple[int, Status, int]]) -> None:
         assert self.store is not None
@@ -264,23 +266,26 @@ class StorageProcess(Node):
         if data is None:
             return None, Status.io_error
         contents = Contents(data, tuple(reading.crcs))
-        reading.release()
         return contents, Status.ok if as_is or good(data, contents.crcs) else Status.corrupt
 
     # ---- the scrub
 
     def verify(self, chunk: ChunkId) -> bool:
         """Reads a chunk's bytes; tells the replica where they fail their CRC. Whether they are good."""
-        assert self.store is not None
-        try:
-            status = self.store.check(chunk)
+        found: list[Status] = []
+
+        def check() -> None:
+            assert self.store is not None
+            found.append(self.store.check(chunk))
             self.powered()
-        except PowerLost:
-            self.machine.lose_power()
+
+        if not self.guarded(check):
             return False
-        if status is Status.corrupt:
+        if found[0] is not Status.ok and self.world.traced:
+            self.note(f"finds {found[0].name} in chunk {chunk.index}")
+        if found[0] is Status.corrupt:
             self.step(replica.Damaged(chunk))
-        return status in (Status.ok, Status.not_found)
+        return found[0] in (Status.ok, Status.not_found)
 
     def scrub(self, after: ChunkId | None, began: float, spoiled: bool) -> None:
         """One chunk now, the next one soon; a pass that found nothing is remembered by the machine."""
@@ -288,6 +293,8 @@ class StorageProcess(Node):
         entries = self.store.page(after, 1)
         if entries:
             spoiled |= not self.verify(entries[0].chunk)
+            if not self.alive:
+                return
             self.later(SCRUB_PAUSE / 20, self.scrub, entries[0].chunk, began, spoiled)
             return
         if not spoiled:
