@@ -12,8 +12,9 @@ namespace ff::fs3::replica {
 
 // To the store; Applied{op} follows when it is durable, or when it is refused and nothing changed. io_error also says
 // that what became of it is unknown: the store must be opened anew.
-// kind replace: sets contents and version whatever was there, a pending version too, and the block CRCs that came with
-// the bytes are stored as they are. kind remove with any_base: also whatever was there.
+// kind replace: sets contents and version whatever was there, with the block CRCs that came with the bytes, as they are.
+// Committed, it takes the place of both versions; else that of the pending one. any_base: `base` is not to be looked at
+// and a pending version is given up (replace has it always; so has a removal that is not a client's).
 struct Apply {
   Op op = 0;
   ChunkId chunk;

@@ -44,8 +44,11 @@ struct Routing {
   std::vector<Member> members;  // in order
 };
 
-struct Lease {  // false: it ended. True: it runs, with the same incarnation.
+// False: it ended. True: it runs, with the same incarnation; where it did not run before, `version` is the chain's at the
+// manager when it was given: the target may have left the chain meanwhile, so it serves only once it knows that version.
+struct Lease {
   bool runs = false;
+  ChainVersion version = 0;
 };
 
 struct ClientWrite {
@@ -91,6 +94,8 @@ struct Retry {  // the pause of Pause{op} is over
 };
 
 // ---- Messages from one replica to another: sent by a Send action, given to the other's step() as they are -----------
+// An answer (Answer, Page, Fetched, Tags) carries op and chain version of what it answers; as a replica works in a chain
+// version in one incarnation only, an answer to an earlier one is known by its chain version.
 
 // The sender wants `version` of the chunk to be durable at its successor. `op` and `settled`: all ops below `settled`
 // were answered or given up, so an update with a lower op than a `settled` seen before is a late duplicate.

@@ -15,6 +15,14 @@ struct Tagged {
   Version version = 0;  // 0: the write with this seq did not happen, those with lower ones are over
 };
 
+struct Pending {
+  ChunkId chunk;
+  Version version = 0;
+  std::uint32_t length = 0;  // of the chunk with it
+  bool removes = false;
+  Tag tag;
+};
+
 class Lookup {
  public:
   virtual ~Lookup() = default;
@@ -24,7 +32,7 @@ class Lookup {
   virtual Tagged tag(std::uint64_t client, std::uint32_t channel) const = 0;
   virtual Version floor() const = 0;
   virtual bool complete() const = 0;  // the durable word of Mark and Conclude (true in an empty new store), and no damage
-  virtual std::vector<Tagged> pendings() const = 0;  // every pending version, with its tag where it has one; asked once
+  virtual std::vector<Pending> pendings() const = 0;  // all of them; asked once
 };
 
 }  // namespace ff::fs3::replica

@@ -91,18 +91,16 @@ class Replica {
   };
   using What = Job::What;
   using Stage = Job::Stage;
-  struct Parked {
-    Op op = 0;
-  };
   struct Chunk {
     Version committed = 0;
     std::uint32_t length = 0;
+    std::uint32_t pending_length = 0;
     Version pending = 0;  // durable
     bool removes = false;
     bool busy = false;  // the first job is at work
     Tag tag;            // of `pending`
     std::list<Job> jobs;
-    std::vector<Parked> reads;
+    std::vector<Op> reads;  // parked
     Version newest() const { return pending > committed ? pending : committed; }
   };
   using Chunks = std::unordered_map<ChunkId, Chunk>;
@@ -112,6 +110,7 @@ class Replica {
   enum class Ask : std::uint8_t { page, sync_done, fetch, tags };
   struct Asked {
     Ask ask = Ask::page;
+    TargetId to = 0;
     ChunkId chunk;  // fetch
     bool paused = false;
   };
@@ -119,21 +118,17 @@ class Replica {
     std::uint64_t seq = 0;
     ChunkId chunk;
   };
-  struct Difference {
-    ChunkId chunk;
-    Entry theirs;
-  };
   // The walk over another target's index, of a predecessor (sync) or a RECOVERING target (recovery).
   struct Walk {
-    enum class Phase : std::uint8_t { none, compare, finish, take, remove, tags, done };
+    enum class Phase : std::uint8_t { none, compare, take, remove, tags, done };
     Phase phase = Phase::none;
     std::vector<TargetId> sources;
     std::size_t source = 0;
     ChunkId after;
     bool asking = false;  // a PageAsk, SyncDone, TagsAsk or Conclude is out
     bool exhausted = false;
-    Version floor = 0;  // of the source
-    std::vector<Difference> todo;  // in reverse order
+    Version floor = 1;  // of the source
+    std::vector<Entry> todo;  // what differs, as the other has it; in reverse order
     std::size_t running = 0;
   };
 
@@ -149,7 +144,7 @@ class Replica {
   void regroup();
   void regroup(Place& place);
   void regroup_front(Place& place);
-  void stop(bool for_good);
+  void stop();
   void say_local();
   std::vector<ChunkId> sorted_chunks() const;
   Place& open(ChunkId chunk);
@@ -157,10 +152,13 @@ class Replica {
   void begin(Place& place);
   void finish(Place& place, Status status);
   void remove_front(Place& place);
-  void forget_job(Job& job);
+  void forget_job(Job& job, ChunkId chunk);
+  void proceed(Place& place);
+  void make_inherited(Place& place);
   void tidy(ChunkId chunk);
   bool serving() const { return role_ == State::serving; }
-  bool head() const { return serving() && head_ && lease_; }
+  bool leased() const { return lease_ && chain_ >= lease_version_; }
+  bool head() const { return serving() && head_ && leased(); }
 
   // writes.cpp: from clients and predecessors
   void on(const ClientWrite& write);
@@ -169,27 +167,24 @@ class Replica {
   bool attach(Place& place, const Update& update);
   void begin_client(Place& place);
   void begin_update(Place& place);
-  void follow(Place& place);
   bool may_apply(const Job& job) const;
-  void apply(Place& place, bool any_base);
+  void apply(Place& place, bool any_base = false);
+  void set_committed(Place& place, Version version, bool removes, std::uint32_t length);
   void applied(Place& place, const Applied& applied);
   void refused(Place& place, Status status);
   void advance(Place& place);
-  void forward(Place& place);
-  void send(const Place& place);
+  void send(Place& place);
+  void resend(Op op);
   void commit(Place& place);
   void acknowledged(Place& place);
   void drop(Place& place, Status status);
-  void answer(Op op, TargetId to, Status status);
+  void answer(Op op, TargetId to, ChainVersion chain_version, Status status);
   void refuse_clients(Job& job);
   void register_channel(const Job& job, ChunkId chunk);
   void count(Job& job);
-  void uncount(Job& job);
-  void diverge(Place& place);
 
   // reads.cpp
   void on(const Read& read);
-  void serve(Op op, const Place& place, Version version);
   void serve_parked(Place& place);
   void refuse_parked(Place& place);
 
@@ -197,9 +192,11 @@ class Replica {
   void on(const Page& page);
   void begin_sync(Place& place);
   void continue_sync();
-  void compare_for_sync(const Page& page, const std::vector<Entry>& own, ChunkId bound, bool bounded);
-  bool straggler() const;
-  void ask_page(TargetId to);
+  bool differs_for_sync(const Entry* mine, const Entry* theirs) const;
+  bool straggling() const;
+  void ask(Ask what, TargetId to, ChunkId chunk = {});
+  void ask_again(Op op, const Asked& asked);
+  void start_differences(What what);
 
   // follow.cpp: the SYNCING target itself, and what a LASTSRV one is asked
   void on(const PageAsk& ask);
@@ -214,7 +211,7 @@ class Replica {
   void start_recovery();
   void begin_take(Place& place);
   void continue_recovery();
-  void compare_for_recovery(const Page& page, const std::vector<Entry>& own, ChunkId bound, bool bounded);
+  bool differs_for_recovery(const Entry* mine, const Entry* theirs) const;
 
   // repair.cpp: contents from another replica
   void on(const Damaged& damaged);
@@ -222,7 +219,8 @@ class Replica {
   void begin_repair(Place& place);
   void fetch(Place& place);
   void fetch_failed(Place& place, bool unsure);
-  void send_fetch(const Place& place, TargetId to, Version version, bool as_is);
+  void fetch_later(Place& place);
+  void give_up(Place& place);
   void mended(Place& place, Status status);
   void resume(Place& place);
   Version wanted(const Place& place) const;
@@ -256,8 +254,11 @@ class Replica {
   bool successor_syncs_ = false;
   TargetId recovering_ = 0;  // the RECOVERING member
   bool lease_ = false;
+  ChainVersion lease_version_ = 0;
   bool complete_;
   bool failed_ = false;
+  bool stopping_ = false;  // stop() comes at the end of this step
+  bool stopped_ = false;   // since this routing: it could not follow
   ChainVersion uptodate_ = 0;
   LocalState local_;
 
@@ -271,6 +272,7 @@ class Replica {
   Op routing_op_ = 1;      // the first one of this routing
   std::size_t old_ = 0;    // Applies under way from before this routing
   Op settled_seen_ = 0;    // of the predecessor
+  std::map<Op, Status> refused_;  // its updates that were refused for good, from settled_seen_ on
   std::map<Op, ChunkId> updates_;
   std::map<Op, Asked> asks_;
   std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
