@@ -71,7 +71,12 @@ Index::Leaf& Index::split(Leaves::iterator at, ChunkId chunk) {
 
 void Index::put(const IndexEntry& entry) {
   if (leaves_.empty()) leaves_.emplace(entry.chunk(), std::make_unique<Leaf>());
-  const auto at = leaf_of(entry.chunk());
+  auto at = leaf_of(entry.chunk());
+  if (entry.chunk() < at->first) {  // before all: the first leaf's key goes down with it
+    auto node = leaves_.extract(at);
+    node.key() = entry.chunk();
+    at = leaves_.insert(std::move(node)).position;
+  }
   Leaf* leaf = at->second.get();
   std::size_t place = leaf->lower_bound(entry.chunk());
   if (place < leaf->count && leaf->entries[place].chunk() == entry.chunk()) {

@@ -53,11 +53,11 @@ struct Apply {
   bool committed = false;     // commits in the same record
   std::uint32_t offset = 0;   // WRITE: of the bytes
   std::uint32_t length = 0;   // TRUNCATE, EXTEND: the new length; no change if it is not shorter, longer
-  std::span<const std::byte> bytes;  // WRITE, REPLACE; the caller's until apply() returns
+  std::span<const std::byte> bytes = {};  // WRITE, REPLACE; the caller's until apply() returns
   // CRC32C of the pieces of `bytes` cut where the chunk's blocks of 4096 begin (first and last may be short); empty: the
   // store computes them. They are stored as they are given, not compared with the bytes.
-  std::span<const std::uint32_t> crcs;
-  Tag tag;  // client 0: none
+  std::span<const std::uint32_t> crcs = {};
+  Tag tag = {};  // client 0: none
 };
 
 struct Done {

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fireflyer._native.fs3.store import Fault, SimDisk
+from fireflyer._native.fs3.store import SimDisk
 from fireflyer.fs3.manager.chains import Chain, Public
 from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain
 from tests.fs3.sim.clients import Client
-from tests.fs3.sim.faults import Nemesis, Profile
+from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis, Profile
 from tests.fs3.sim.managing import BrokenInvariant, Manager, Records, describe
 from tests.fs3.sim.storage import StorageProcess
 from tests.fs3.sim.world import Network, World
@@ -61,7 +61,7 @@ class Machine:
     def cut_soon(self, calls: int, down: float) -> None:
         """Power goes at the `calls`-th call of the disk from here, in the middle of it."""
         if self.process is not None:
-            self.disk.fail(calls, Fault.io)
+            self.disk.fail(calls, EIO)
             self.cut_at = self.disk.calls() + calls
             self.down = down
 
@@ -77,7 +77,7 @@ class Machine:
 
     def mend_disk(self) -> None:
         if not self.cut_at:
-            self.disk.fail(0, Fault.none)
+            self.disk.fail(0, NO_FAULT)
 
     def wipe(self) -> None:
         """An empty disk in place of this one."""
@@ -202,9 +202,8 @@ class Cluster:
             if process is None or process.store is None:
                 yield f"{machine.name} has no store"
                 continue
-            for entry in process.store.page(None, 1000):
-                if entry.pending.version:
-                    yield f"{machine.name}: chunk {entry.chunk} has version {entry.pending.version} pending"
+            for chunk in process.pending():
+                yield f"{machine.name}: chunk {chunk} has a version pending"
 
     def check_replicas(self) -> None:
         """All replicas hold the same, their bytes are good, and clients' last reads see them."""

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from tests.fs3.sim.storage import StorageProcess
 
 SEND_TIMEOUT = 0.15
-COMPLETE = 0  # which of the store's state words says that it is a whole replica: 0, or 1 where it is not
+OK, NOT_FOUND = Status.ok.value, Status.not_found.value
+Tagged = tuple[int, int, int, int, int, int, int]  # as Store.tags() has them
 LOCAL = {
     replica.Local.online: LocalState.ONLINE,
     replica.Local.uptodate: LocalState.UPTODATE,
@@ -21,27 +22,29 @@ LOCAL = {
 
 def apply(process: "StorageProcess", action: Any) -> None:
     cargo = process.payloads.get(action.payload)
-    data, crcs = b"", ()
+    data, crcs = cargo or b"", b""
     if isinstance(cargo, Contents):
         data, crcs = cargo.data, cargo.crcs
-    elif cargo is not None:
-        data = cargo
     assert process.store is not None
-    status = process.store.apply(
-        action.op,
-        store.Apply(
-            chunk=action.chunk,
-            base=store.ANY_BASE if action.any_base else action.base,
-            version=action.version,
-            chain_version=action.chain_version,
-            kind=action.kind,
-            committed=action.committed,
-            offset=action.offset,
-            length=action.length,
-            bytes=data,
-            crcs=crcs,
-            tag=action.tag,
-        ),
+    tag = action.tag
+    status = Status(
+        process.store.apply(
+            action.op,
+            action.chunk.inode,
+            action.chunk.index,
+            store.ANY_BASE if action.any_base else action.base,
+            action.version,
+            action.chain_version,
+            action.kind.value,
+            action.offset,
+            action.length,
+            data,
+            crcs,
+            action.committed,
+            tag.client,
+            tag.channel,
+            tag.seq,
+        )
     )
     process.powered()
     if status is Status.ok:
@@ -54,39 +57,37 @@ def apply(process: "StorageProcess", action: Any) -> None:
 
 def commit(process: "StorageProcess", action: Any) -> None:
     """Needs no sync of its own: it rides along with the next."""
+    chunk = action.chunk
     assert process.store is not None
-    status = process.store.commit(action.chunk, action.version)
+    status = process.store.commit(chunk.inode, chunk.index, action.version)
     process.powered()
-    assert status is Status.ok or process.store.failed(), f"commit refused: {status}"
+    assert status == OK or process.store.failed(), f"commit refused: {status}"
 
 
 def drop(process: "StorageProcess", action: Any) -> None:
+    chunk = action.chunk
     assert process.store is not None
-    status = process.store.drop(action.chunk, action.version)
+    status = process.store.drop(chunk.inode, chunk.index, action.version)
     process.powered()
-    assert status is Status.ok or process.store.failed(), f"drop refused: {status}"
+    assert status == OK or process.store.failed(), f"drop refused: {status}"
     wait_for_sync(process, action.op)
 
 
 def mark(process: "StorageProcess", action: Any) -> None:
     assert process.store is not None
-    words = list(process.store.state())
-    words[COMPLETE] = 1
-    process.store.keep_state(words)
-    for client in sorted({tagged.tag.client for tagged in process.store.tags()}):
+    process.store.keep_state(1, *process.store.state()[1:])
+    for client in sorted({client for client, *_ in process.store.tags()}):
         process.store.forget_client(client)
     process.powered()
 
 
 def conclude(process: "StorageProcess", action: Any) -> None:
     assert process.store is not None
-    words = list(process.store.state())
-    words[COMPLETE] = 0
-    process.store.keep_state(words)
     process.store.raise_floor(action.floor)
     for tagged in process.payloads.get(action.payload, ()):
-        process.store.keep_tag(tagged)
+        process.store.keep_tag(*tagged)
     process.store.clear_damage()
+    process.store.keep_state(0, *process.store.state()[1:])
     process.powered()
     wait_for_sync(process, action.op)
 
@@ -129,13 +130,12 @@ def send(process: "StorageProcess", action: Any) -> None:
     process.ask(process.machine.cluster.nodes[to], between, SEND_TIMEOUT, told)
 
 
-def without_pending(process: "StorageProcess", tagged: Any) -> Any:
+def without_pending(process: "StorageProcess", tagged: Tagged) -> Tagged:
     """A tag as the target that syncs may know it: of a write that is pending yet, that it did not happen."""
     assert process.store is not None
-    entry = process.store.entry(tagged.chunk)
-    if not tagged.version or entry.pending.version != tagged.version:
-        return tagged
-    return store.Tagged(tagged.tag, tagged.chunk, 0, 0)
+    client, channel, seq, inode, index, version, _ = tagged
+    pending = process.store.entry(inode, index)[6]
+    return (client, channel, seq, inode, index, 0, 0) if version and pending == version else tagged
 
 
 def cargo_of(process: "StorageProcess", message: Any, *, as_is: bool) -> tuple[Any, Status]:
@@ -159,37 +159,19 @@ def reply(process: "StorageProcess", action: Any) -> None:
 
 
 def serve_read(process: "StorageProcess", action: Any) -> None:
-    """Takes hold of the bytes now and sends them a little later."""
+    """Takes the bytes now and sends them a little later."""
     asked, answer = process.reads.pop(action.op), process.clients.pop(action.op)
     assert process.store is not None
-    reading = process.store.read(action.chunk, action.version, asked.offset, asked.length)
-    process.powered()
-    if reading.status is Status.not_found:
-        # A newer version, committed in its own record, is durable but not reported yet.
-        reading = process.store.read(action.chunk, 0, asked.offset, asked.length)
-        process.powered()
-    if reading.status is not Status.ok:
-        answer(ReadAnswer(reading.status))
-        return
-    process.readings[action.op] = reading
-    process.later(process.disk_time(), deliver, process, action.op, answer)
-
-
-def deliver(process: "StorageProcess", op: int, answer: Callable[[Any], None]) -> None:
-    """The process alone holds the reading: it must be gone before the store is, wherever the process ends."""
-    reading = process.readings.pop(op)
-    data = reading.copy()
-    status = Status.io_error if data is None else Status.ok
-    answer(
-        ReadAnswer(
-            status,
-            reading.version,
-            reading.chunk_length,
-            reading.offset,
-            data or b"",
-            tuple(reading.crcs),
-        )
-    )
+    found: tuple[int, int, int, int, bytes, bytes] = (NOT_FOUND, 0, 0, 0, b"", b"")
+    for version in (action.version, 0):
+        # Not found: a newer version, committed in its own record, is durable but not reported yet.
+        if found[0] == NOT_FOUND:
+            chunk = action.chunk
+            found = process.store.read(chunk.inode, chunk.index, version, asked.offset, asked.length)
+            process.powered()
+    status, version, whole, offset, data, crcs = found
+    said = ReadAnswer(Status(status), version, whole, offset, data, crcs)
+    process.later(process.disk_time(), answer, said)
 
 
 def pause(process: "StorageProcess", action: Any) -> None:

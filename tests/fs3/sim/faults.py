@@ -4,13 +4,14 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fireflyer._native.fs3.store import Fault
 from tests.fs3.sim.clients import Habits
 from tests.fs3.sim.managing import Times
 from tests.fs3.sim.world import Weather
 
 if TYPE_CHECKING:
     from tests.fs3.sim.cluster import Cluster, Machine
+
+NO_FAULT, EIO, NO_SPACE = range(3)  # SimDisk.fail's
 
 KINDS = {
     "crash": 3.0,
@@ -188,13 +189,13 @@ class Nemesis:
     def full(self) -> None:
         machine = self.any()
         self.note(f"the disk of {machine.name} is full")
-        machine.disk.fail(self.world.rng.randrange(5), Fault.no_space)
+        machine.disk.fail(self.world.rng.randrange(5), NO_SPACE)
         self.world.after(self.while_down(), machine.mend_disk)
 
     def io_error(self) -> None:
         machine = self.any()
         self.note(f"the disk of {machine.name} fails")
-        machine.disk.fail(self.world.rng.randrange(20), Fault.io, self.world.rng.choice((1, 3, 1000)))
+        machine.disk.fail(self.world.rng.randrange(20), EIO, self.world.rng.choice((1, 3, 1000)))
         self.world.after(self.while_down(), machine.mend_disk)
 
     def lie(self) -> None:

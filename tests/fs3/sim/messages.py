@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from fireflyer._native import crc32c
 from fireflyer._native.fs3 import Status
-from fireflyer._native.fs3.store import crc32c
 
 BLOCK = 4096
 Tag = tuple[int, int, int]  # client, channel, seq
@@ -43,14 +43,14 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """Whole blocks from `offset` on, with the CRC32C of each; `length` is the chunk's."""
+    """Whole blocks from `offset` on, with their CRC32Cs; `length` is the chunk's."""
 
     status: Status
     version: int = 0
     length: int = 0
     offset: int = 0
     data: bytes = b""
-    crcs: tuple[int, ...] = ()
+    crcs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,14 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A chunk whole, with the CRC32C of each block as stored."""
+    """A chunk whole, with the CRC32Cs of its blocks as stored."""
 
     data: bytes
-    crcs: tuple[int, ...]
+    crcs: bytes
 
 
-def good(data: bytes, crcs: tuple[int, ...]) -> bool:
-    """Whether each whole block (the last one as long as the chunk) has its CRC."""
-    blocks = range(0, len(data), BLOCK)
-    return len(blocks) == len(crcs) and all(
-        crc32c(data[at : at + BLOCK]) == crc for at, crc in zip(blocks, crcs, strict=True)
+def good(data: bytes, crcs: bytes) -> bool:
+    """Whether each whole block (the last one as long as the chunk) has its CRC (little-endian u32)."""
+    return crcs == b"".join(
+        crc32c(data[at : at + BLOCK]).to_bytes(4, "little") for at in range(0, len(data), BLOCK)
     )

@@ -22,6 +22,8 @@ class Node(Process):
         self.incarnation = 0
         self.lease_end = -1e9
         self.leased = False
+        self.lease_version = 0
+        """The chain's version at the manager when the lease was given."""
         self.beats = 0
 
     def locals_(self) -> dict[int, Local]:
@@ -58,6 +60,7 @@ class Node(Process):
             if chains is None:
                 return
             self.learn(chains)
+            self.lease_version = max((chain.version for chain in chains), default=0)
             if sent + self.times.lease > max(self.lease_end, self.clock()):
                 self.lease_end = sent + self.times.lease
                 self.later(self.lease_end - self.clock(), self.check_lease)

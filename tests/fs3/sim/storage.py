@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fireflyer._native.fs3 import ChunkId, Kind, Status, Tag, replica, store
 from fireflyer.errors import FireflyerError, StorageError
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState
-from tests.fs3.sim.deeds import HANDLERS
+from tests.fs3.sim.deeds import HANDLERS, LOCAL
 from tests.fs3.sim.managing import Times
 from tests.fs3.sim.messages import Between, Contents, Read, Report, Write, good
 from tests.fs3.sim.node import Node
@@ -50,7 +50,6 @@ class StorageProcess(Node):
         self.clients: dict[int, Callable[[Any], None]] = {}
         self.reads: dict[int, Read] = {}
         self.neighbours: dict[tuple[int, int], Answering] = {}
-        self.readings: dict[int, Any] = {}
         self.riding: list[int] = []  # ops that the next sync makes durable beside the store's own
         self.given = 0  # applies that the store has taken since the last sync
         self.syncing = False
@@ -65,9 +64,9 @@ class StorageProcess(Node):
 
     def open_store(self) -> None:
         machine = self.machine
-        options = store.Options(log_bytes=self.world.rng.choice((2048, 16384, 1 << 26)), reserve_bytes=0)
+        log_bytes = self.world.rng.choice((2048, 16384, 1 << 26))
         try:
-            self.store = store.Store.open(machine.disk, store.Identity(self.target, 1), options)
+            self.store = store.Store(machine.disk, self.target, 1, log_bytes, 0)
         except (FireflyerError, ValueError) as error:
             self.powered()
             self.note(f"cannot open its store: {error}")
@@ -84,7 +83,10 @@ class StorageProcess(Node):
 
     def registered(self) -> None:
         assert self.store is not None
-        self.replica = replica.Replica(self.target, self.incarnation, replica.StoreLookup(self.store))
+        lookup = replica.StoreLookup(self.store.core)
+        self.replica = replica.Replica(self.target, self.incarnation, lookup)
+        told = self.replica.local
+        self.local = (LOCAL[told.state], told.version)
         self.beat_always()
         self.later(SCRUB_PAUSE * self.world.rng.random(), self.scrub, None, self.world.now, False)
 
@@ -98,10 +100,11 @@ class StorageProcess(Node):
     def crash(self) -> None:
         super().crash()
         self.reads.clear()
-        self.readings.clear()
         self.payloads.clear()
         self.replica = None
-        self.store = None
+        if self.store is not None:
+            self.store.close()
+            self.store = None
 
     def powered(self) -> None:
         """Raises where power went in the call of the disk that has just come back."""
@@ -150,7 +153,7 @@ class StorageProcess(Node):
 
     def lease_changed(self) -> None:
         if self.replica is not None:
-            self.guarded(self.carry_out, replica.Lease(self.leased))
+            self.guarded(self.carry_out, replica.Lease(self.leased, self.lease_version))
 
     def locals_(self) -> dict[int, Local]:
         state, version = self.local
@@ -229,7 +232,7 @@ class StorageProcess(Node):
         """One sync of the store, and what it made durable."""
         assert self.store is not None
         riding, self.riding, self.given = self.riding, [], 0
-        done += [(one.op, one.status, one.length) for one in self.store.sync()]
+        done += [(op, Status(status), length) for op, status, _, length, _ in self.store.sync()]
         self.powered()
         status = Status.io_error if self.store.failed() else Status.ok
         done += [(op, status, 0) for op in riding]
@@ -254,19 +257,16 @@ class StorageProcess(Node):
             self.ending = True
             self.later(0.02 * self.world.rng.random(), self.restart)
 
-    def contents_of(self, chunk: ChunkId, version: int, *, as_is: bool) -> tuple[Contents | None, Status]:
+    def contents_of(
+        self, chunk: ChunkId, version: int, *, as_is: bool
+    ) -> tuple[Contents | None, Status]:
         """A chunk's whole contents as stored; `corrupt` where they fail their CRCs and are not wanted so."""
         assert self.store is not None
-        reading = self.store.read(chunk, version, 0, WHOLE)
+        status, _, _, _, data, crcs = self.store.read(chunk.inode, chunk.index, version)
         self.powered()
-        if reading.status is not Status.ok:
-            return None, reading.status
-        data = reading.copy()
-        self.powered()
-        if data is None:
-            return None, Status.io_error
-        contents = Contents(data, tuple(reading.crcs))
-        return contents, Status.ok if as_is or good(data, contents.crcs) else Status.corrupt
+        if status:
+            return None, Status(status)
+        return Contents(data, crcs), Status.ok if as_is or good(data, crcs) else Status.corrupt
 
     # ---- the scrub
 
@@ -276,7 +276,7 @@ class StorageProcess(Node):
 
         def check() -> None:
             assert self.store is not None
-            found.append(self.store.check(chunk))
+            found.append(Status(self.store.check(chunk.inode, chunk.index)))
             self.powered()
 
         if not self.guarded(check):
@@ -287,26 +287,31 @@ class StorageProcess(Node):
             self.step(replica.Damaged(chunk))
         return found[0] in (Status.ok, Status.not_found)
 
-    def scrub(self, after: ChunkId | None, began: float, spoiled: bool) -> None:
+    def scrub(self, after: tuple[int, int] | None, began: float, spoiled: bool) -> None:
         """One chunk now, the next one soon; a pass that found nothing is remembered by the machine."""
         assert self.store is not None
-        entries = self.store.page(after, 1)
-        if entries:
-            spoiled |= not self.verify(entries[0].chunk)
-            if not self.alive:
-                return
-            self.later(SCRUB_PAUSE / 20, self.scrub, entries[0].chunk, began, spoiled)
+        rows = self.store.page(after, 1)
+        if rows:
+            inode, index = rows[0][:2]
+            spoiled |= not self.verify(ChunkId(inode, index))
+            if self.alive:
+                self.later(SCRUB_PAUSE / 20, self.scrub, (inode, index), began, spoiled)
             return
         if not spoiled:
             self.machine.scrubbed = began
         self.later(SCRUB_PAUSE, self.scrub, None, self.world.now, False)
 
+    def pending(self) -> list[int]:
+        """The chunks that have a pending version."""
+        assert self.store is not None
+        return [row[1] for row in self.store.page(None, 1000) if row[6]]
+
     def contents(self) -> dict[int, tuple[int, bytes]]:
         """All chunks: version and verified bytes; for the end of a history."""
         assert self.store is not None
         found = {}
-        for entry in self.store.page(None, 1000):
-            whole, status = self.contents_of(entry.chunk, entry.committed.version, as_is=False)
-            assert whole is not None, f"{self.name}: chunk {entry.chunk.index}: {status}"
-            found[entry.chunk.index] = (entry.committed.version, whole.data)
+        for inode, index, version, *_ in self.store.page(None, 1000):
+            whole, status = self.contents_of(ChunkId(inode, index), version, as_is=False)
+            assert whole is not None, f"{self.name}: chunk {index}: {status}"
+            found[index] = (version, whole.data)
         return found
