@@ -14,6 +14,7 @@
     │   └── Unavailable        the place does not answer, or with transient errors only
     ├── CollectiveError        a collective operation cannot complete
     │   └── RankFailed         because of one rank; `rank` names it
+    ├── FileError              a POSIX error number of a file operation; also Python's OSError of its kind
     ├── CheckpointError        no checkpoint that can be used, or state that cannot be saved
     ├── DatasetError           the catalog refuses or cannot do what was asked of a dataset
     │   ├── NoSuchDataset      it, or this version of it, is not there
@@ -27,6 +28,8 @@ ValueError and TypeError.
 `retryable` says whether the same call may succeed later without a change by the caller.
 """
 
+import errno as numbers
+import os
 from collections.abc import Mapping
 
 
@@ -117,6 +120,56 @@ class Unavailable(StorageError):
     """A place does not answer, or only with errors that come and go."""
 
     retryable = True
+
+
+class FileError(FireflyerError, OSError):
+    """A file operation cannot be done; `errno` says why, as in POSIX.
+
+    `FileError(errno, path)` makes an object that is also of Python's class for that number
+    (FileNotFoundError, PermissionError, ...), so that either can be caught.
+    """
+
+    def __new__(cls, number: int, path: str | bytes = "") -> "FileError":
+        kind = _KINDS.get(number, FileError) if cls is FileError else cls
+        made = OSError.__new__(kind, number, os.strerror(number), os.fsdecode(path))
+        assert isinstance(made, FileError)
+        return made
+
+    def __init__(self, number: int, path: str | bytes = "") -> None:
+        """The fields are set by __new__."""
+
+    def __reduce__(self) -> tuple[type["FileError"], tuple[int, str]]:
+        return FileError, (self.errno or 0, self.filename)
+
+
+class _NotFound(FileError, FileNotFoundError):
+    """ENOENT."""
+
+
+class _Exists(FileError, FileExistsError):
+    """EEXIST."""
+
+
+class _Permission(FileError, PermissionError):
+    """EACCES, EPERM."""
+
+
+class _IsADirectory(FileError, IsADirectoryError):
+    """EISDIR."""
+
+
+class _NotADirectory(FileError, NotADirectoryError):
+    """ENOTDIR."""
+
+
+_KINDS: dict[int, type[FileError]] = {
+    numbers.ENOENT: _NotFound,
+    numbers.EEXIST: _Exists,
+    numbers.EACCES: _Permission,
+    numbers.EPERM: _Permission,
+    numbers.EISDIR: _IsADirectory,
+    numbers.ENOTDIR: _NotADirectory,
+}
 
 
 class CollectiveError(FireflyerError):
