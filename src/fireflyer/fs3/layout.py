@@ -27,7 +27,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     table_version: int
     chunk_size: int
     stripe: int
-    seed: int
+    seed: int = 0
 
     def __post_init__(self) -> None:
         size = self.chunk_size

@@ -118,7 +118,6 @@ def next_chain(chain: Chain, locals_: Mapping[int, Local], proceed: bool = False
     if _serves(members):
         members = [_retire(member) for member in members]
     members = [_aliveness(member, locals_) for member in members]
-    members.sort(key=_rank)
     if _serves(members):
         members = _start_sync(members, locals_)
     ordered = tuple(sorted(members, key=_rank))

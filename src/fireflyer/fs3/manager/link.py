@@ -50,7 +50,7 @@ class ManagerLink:
     ) -> None:
         """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with it.
 
-        One attempt, no longer than the lease; the next heartbeat is the retry.
+        Tried for no longer than the lease, which counts from `now` however often it was sent.
 
         Raises:
             Stale: this process must stop. Others: the manager did not answer.
