@@ -135,39 +135,43 @@ class Work:
 
     def link(self, source: str, target: str) -> None:
         node, place = self.find(source), self.parent(target)
-        if self.nodes[node][0]:
-            raise Refused(errno.EPERM)
         if place in self.entries:
             raise Refused(errno.EEXIST)
+        if self.nodes[node][0]:
+            raise Refused(errno.EPERM)
         self.entries[place] = node
 
     def rename(self, source: str, target: str, flag: str = "") -> None:
-        node, place = self.find(source), self.parent(target)
-        other = self.entries.get(place)
-        self.no_loop(node, place[0])
-        if flag == "exchange":
-            if other is None:
-                raise Refused(errno.ENOENT)
-            self.no_loop(other, self.parent(source)[0])
-            self.entries[self.parent(source)], self.entries[place] = other, node
-            return
+        old, new = self.parent(source), self.parent(target)
+        node, other = self.entries.get(old), self.entries.get(new)
+        if node is None or (flag == "exchange" and other is None):
+            raise Refused(errno.ENOENT)
         if other is not None and flag == "noreplace":
             raise Refused(errno.EEXIST)
+        if node in self.way(new[0]):
+            raise Refused(errno.EINVAL)
+        if other in self.way(old[0]):
+            raise Refused(errno.EINVAL if flag == "exchange" else errno.ENOTEMPTY)
         if other == node:
             return
-        if other is not None:
-            self.replaceable(node, other)
-            self.drop(place)
-        del self.entries[self.parent(source)]
-        self.entries[place] = node
+        if flag == "exchange":
+            assert other is not None
+            self.entries[old] = other
+        else:
+            if other is not None:
+                self.replaceable(node, other)
+                self.drop(new)
+            del self.entries[old]
+        self.entries[new] = node
 
-    def no_loop(self, node: int, into: int) -> None:
-        """A directory does not go below itself."""
-        above = {child: directory for (directory, _), child in self.entries.items()}
-        while into != ROOT:
-            if into == node:
-                raise Refused(errno.EINVAL)
-            into = above[into]
+    def way(self, directory: int) -> list[int]:
+        """A directory and those above it, without the root."""
+        above = {child: parent for (parent, _), child in self.entries.items()}
+        found = []
+        while directory != ROOT:
+            found.append(directory)
+            directory = above[directory]
+        return found
 
     def replaceable(self, node: int, other: int) -> None:
         is_directory, other_is = self.nodes[node][0], self.nodes[other][0]

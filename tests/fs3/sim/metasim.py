@@ -71,6 +71,7 @@ class MetaServer(Process):
         self.fibers: list[Fiber] = []
         self.current: Fiber | None = None
         self.service = MetaService(SlowEngine(engine, self), now=lambda: int(self.clock() * 1e9))
+        self.service._fresh()  # takes inode numbers now: later it would hold a lock while others run
 
     def sleep(self) -> None:
         fiber = self.current
@@ -82,7 +83,7 @@ class MetaServer(Process):
         def body(fiber: Fiber) -> Any:
             self.current = fiber
             try:
-                return self.service.handle(message)
+                return self.service.execute(message)
             except FireflyerError as error:
                 return error
 
