@@ -15,6 +15,16 @@ def crc32(data: Buffer, value: int = 0) -> int:
     CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.
     """
 
+def crc32c(data: Buffer, start: int = 0) -> int:
+    """
+    CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.
+    """
+
+def crc32c_combine(a: int, b: int, bytes_b: int) -> int:
+    """
+    The CRC32C of two pieces after each other, from theirs and the second one's length.
+    """
+
 def isa() -> str:
     """
     Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).

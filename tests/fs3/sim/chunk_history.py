@@ -1,4 +1,5 @@
-"""What clients did to one chunk, and whether a chunk that takes one operation at a time could answer so."""
+"""What clients did to one chunk, and whether a chunk that takes one operation at a time could answer
+so."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,8 +58,8 @@ def glimpse(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A state of the model. `version` is the chunk's newest, or a bound below it where `exact` is false (the
-    newest change is of unknown outcome, so that its version was never told)."""
+    """A state of the model. `version` is the chunk's newest, or a bound below it where `exact` is
+    false (the newest change is of unknown outcome, so that its version was never told)."""
 
     contents: bytes | None
     version: int

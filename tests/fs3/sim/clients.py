@@ -1,17 +1,20 @@
-"""A client: writes, reads and removes chunks through the chain as the real one does, and records what it was told.
+"""A client: writes, reads and removes chunks through the chain as the real one does, and records what
+it was told.
 
-A write keeps its tag over all retries until its deadline; then its outcome is unknown. A read is verified against the
-CRCs that came with it and asked elsewhere when they do not match; wrong bytes that match their CRCs are for the checker.
+A write keeps its tag over all retries until its deadline; then its outcome is unknown. A read is
+verified against the CRCs that came with it and asked elsewhere when they do not match; wrong bytes
+that match their CRCs are for the checker.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from fireflyer._native.fs3 import Status
-from fireflyer.fs3.manager.chains import Chain, Public
 from tests.fs3.sim.chunk_history import ChunkOp
 from tests.fs3.sim.messages import BLOCK, Read, Report, Write, good
 from tests.fs3.sim.world import Network, Process, World
+
+from fireflyer._native.fs3 import Status
+from fireflyer.fs3.manager.chains import Chain, Public
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,15 @@ class Attempt:
             message: Any = Read(chain.id, chain.version, op.chunk, op.offset, op.length)
         else:
             target = serving[0]
-            message = Write(chain.id, chain.version, self.tag, op.kind, op.chunk, op.offset, op.length, op.data)
-        client.ask(client.nodes[target], message, client.habits.attempt, lambda answer: self.told(target, answer))
+            message = Write(
+                chain.id, chain.version, self.tag, op.kind, op.chunk, op.offset, op.length, op.data
+            )
+        client.ask(
+            client.nodes[target],
+            message,
+            client.habits.attempt,
+            lambda answer: self.told(target, answer),
+        )
 
     def told(self, target: int, answer: Any) -> None:
         if self.over:
@@ -220,4 +230,3 @@ class Attempt:
             client.channel += 1
             client.seq = 0
         client.finished()
-

@@ -1,16 +1,18 @@
-"""A simulated cluster: machines with disks that outlive their processes, a manager, clients; and its end."""
+"""A simulated cluster: machines with disks that outlive their processes, a manager, clients; and its
+end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fireflyer._native.fs3.store import SimDisk
-from fireflyer.fs3.manager.chains import Chain, Public
 from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain
 from tests.fs3.sim.clients import Client
 from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis, Profile
 from tests.fs3.sim.managing import BrokenInvariant, Manager, Records, describe
 from tests.fs3.sim.storage import StorageProcess
 from tests.fs3.sim.world import Network, World
+
+from fireflyer.fs3.manager.chains import Chain, Public
 
 CHAIN = 1
 
@@ -42,7 +44,9 @@ class Machine:
         """Starts the storage process, if the machine is there and none runs."""
         if self.process is None:
             self.cluster.world.note(self.name, "starts")
-            self.process = StorageProcess(self.cluster.world, self.cluster.network, self, self.cluster.profile.times)
+            self.process = StorageProcess(
+                self.cluster.world, self.cluster.network, self, self.cluster.profile.times
+            )
             self.process.begin()
 
     def crash(self) -> None:
@@ -98,7 +102,7 @@ class Cluster:
     clients: list[Client] = field(default_factory=list)
     history: list[ChunkOp] = field(default_factory=list)
     manager: Manager | None = None
-    unrepairable: list[str] = field(default_factory=list)
+    unrepairable: list[tuple[str, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         world, profile = self.world, self.profile
@@ -115,7 +119,9 @@ class Cluster:
         for machine in self.machines:
             world.after(world.rng.random() * 0.05, machine.start)
         for number in range(1, profile.clients + 1):
-            client = Client(world, self.network, number, self.chain, self.nodes, profile.habits, self.history)
+            client = Client(
+                world, self.network, number, self.chain, self.nodes, profile.habits, self.history
+            )
             self.clients.append(client)
 
     @property
@@ -185,7 +191,9 @@ class Cluster:
         bound = mended + self.profile.times.recovery_wait + 30.0
         while complaint := next(self.complaints(mended), ""):
             if world.now > bound:
-                raise NotHealed(f"{complaint} after {world.now - mended:.1f} s: {describe(self.chain)}")
+                raise NotHealed(
+                    f"{complaint} after {world.now - mended:.1f} s: {describe(self.chain)}"
+                )
             world.run(world.now + 0.25)
 
     def complaints(self, mended: float) -> Iterator[str]:
@@ -213,14 +221,18 @@ class Cluster:
             contents = machine.process.contents()
             for name, others in seen.values():
                 if contents != others:
-                    raise NotHealed(f"{machine.name} and {name} differ: {sketch(contents)} {sketch(others)}")
+                    raise NotHealed(
+                        f"{machine.name} and {name} differ: {sketch(contents)} {sketch(others)}"
+                    )
             seen[machine.target] = (machine.name, contents)
         now = self.world.now
         _, contents = seen[1]
         for chunk in range(self.profile.habits.chunks):
             version, data = contents.get(chunk, (0, b""))
             whole = len(data) if version else -1
-            self.history.append(ChunkOp(0, "read", now, now, 0, 1 << 30, data, version, whole, chunk))
+            self.history.append(
+                ChunkOp(0, "read", now, now, 0, 1 << 30, data, version, whole, chunk)
+            )
 
     def check_histories(self) -> None:
         for chunk in range(self.profile.habits.chunks):
@@ -233,7 +245,13 @@ class Cluster:
 
 
 def sketch(contents: dict[int, tuple[int, bytes]]) -> str:
-    return "{" + ", ".join(f"{chunk}: v{version} of {len(data)}" for chunk, (version, data) in contents.items()) + "}"
+    return (
+        "{"
+        + ", ".join(
+            f"{chunk}: v{version} of {len(data)}" for chunk, (version, data) in contents.items()
+        )
+        + "}"
+    )
 
 
 __all__ = ["BrokenInvariant", "Cluster", "Machine", "NotHealed", "NotLinearizable"]

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tests.fs3.sim.messages import Between, Contents, ReadAnswer, WriteAnswer
+
 from fireflyer._native.fs3 import Kind, Status, replica, store
 from fireflyer.fs3.manager.chains import LocalState
-from tests.fs3.sim.messages import Between, Contents, ReadAnswer, WriteAnswer
 
 if TYPE_CHECKING:
     from tests.fs3.sim.storage import StorageProcess
@@ -131,7 +132,8 @@ def send(process: "StorageProcess", action: Any) -> None:
 
 
 def without_pending(process: "StorageProcess", tagged: Tagged) -> Tagged:
-    """A tag as the target that syncs may know it: of a write that is pending yet, that it did not happen."""
+    """A tag as the target that syncs may know it: of a write that is pending yet, that it did not
+    happen."""
     assert process.store is not None
     client, channel, seq, inode, index, version, _ = tagged
     pending = process.store.entry(inode, index)[6]
@@ -167,7 +169,9 @@ def serve_read(process: "StorageProcess", action: Any) -> None:
         # Not found: a newer version, committed in its own record, is durable but not reported yet.
         if found[0] == NOT_FOUND:
             chunk = action.chunk
-            found = process.store.read(chunk.inode, chunk.index, version, asked.offset, asked.length)
+            found = process.store.read(
+                chunk.inode, chunk.index, version, asked.offset, asked.length
+            )
             process.powered()
     status, version, whole, offset, data, crcs = found
     said = ReadAnswer(Status(status), version, whole, offset, data, crcs)
@@ -188,7 +192,7 @@ def release(process: "StorageProcess", action: Any) -> None:
 
 
 def unrepairable(process: "StorageProcess", action: Any) -> None:
-    process.machine.cluster.unrepairable.append((process.name, action.chunk, action.version))
+    process.machine.cluster.unrepairable.append((process.name, action.chunk.index, action.version))
 
 
 HANDLERS: dict[type, Callable[["StorageProcess", Any], None]] = {

@@ -1,7 +1,7 @@
 """What goes wrong in a history, by chance and within the budget of docs/fs3.md."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.fs3.sim.clients import Habits
@@ -37,9 +37,9 @@ class Profile:
 
     targets: int = 3
     clients: int = 2
-    habits: Habits = Habits()
-    weather: Weather = Weather()
-    times: Times = Times()
+    habits: Habits = field(default_factory=Habits)
+    weather: Weather = field(default_factory=Weather)
+    times: Times = field(default_factory=Times)
     pause: float = 0.5
     """Mean seconds between faults."""
     duration: float = 4.0
@@ -79,13 +79,14 @@ def draw(rng: random.Random, kinds: tuple[str, ...] | None = None) -> Profile:
         pause=rng.choice((0.15, 0.4, 1.0)),
         duration=rng.choice((2.0, 4.0)),
         together=rng.choice((0.1, 0.4)),
-        kinds=tuple(kind for kind in chosen if kinds is None or kind in kinds) or (kinds or ("crash",)),
+        kinds=tuple(kind for kind in chosen if kinds is None or kind in kinds)
+        or (kinds or ("crash",)),
     )
 
 
 class Nemesis:
-    """Breaks a cluster until `end()`. While a disk has lied and no scrub has found what it lost, nothing else breaks: the
-    budget wants another up-to-date replica until then."""
+    """Breaks a cluster until `end()`. While a disk has lied and no scrub has found what it lost,
+    nothing else breaks: the budget wants another up-to-date replica until then."""
 
     def __init__(self, cluster: "Cluster") -> None:
         self.cluster = cluster
@@ -97,7 +98,11 @@ class Nemesis:
 
     def next(self) -> None:
         rng = self.world.rng
-        pause = 0.0 if rng.random() < self.profile.together else rng.expovariate(1.0 / self.profile.pause)
+        pause = (
+            0.0
+            if rng.random() < self.profile.together
+            else rng.expovariate(1.0 / self.profile.pause)
+        )
         self.world.after(pause, self.strike)
 
     def strike(self) -> None:
@@ -199,7 +204,8 @@ class Nemesis:
         self.world.after(self.while_down(), machine.mend_disk)
 
     def lie(self) -> None:
-        """A synced write is lost or lands elsewhere; perhaps power goes soon after, of this node or of all."""
+        """A synced write is lost or lands elsewhere; perhaps power goes soon after, of this node or
+        of all."""
         if not self.cluster.calm():
             return
         machine = self.liar = self.any()
@@ -232,8 +238,3 @@ class Nemesis:
         """Nothing breaks any more, and what is broken is mended at once."""
         self.over = True
         self.note("faults end")
-
-
-def only(profile: Profile, *kinds: str) -> Profile:
-    """The same profile with these kinds of faults."""
-    return replace(profile, kinds=kinds)

@@ -14,8 +14,8 @@ class Killed(BaseException):
 class Fiber:
     """Runs `body(fiber)` for a process; `done(result)` is called in the scheduler when it returns.
 
-    Thread contract: exactly one of the scheduler and the fibers runs at a time, and control passes by `_go`
-    and `_back` only; so a history stays a function of its seed.
+    Thread contract: exactly one of the scheduler and the fibers runs at a time, and control passes by
+    `_go` and `_back` only; so a history stays a function of its seed.
     """
 
     def __init__(

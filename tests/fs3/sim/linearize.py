@@ -33,8 +33,8 @@ class Undecided(Exception):
 
 @dataclass(frozen=True)
 class Verdict(Generic[Op]):
-    """`order` explains the history when `ok`; else it is the longest order that was found, and `stuck` holds
-    the operations of which one had to come next and none could."""
+    """`order` explains the history when `ok`; else it is the longest order that was found, and
+    `stuck` holds the operations of which one had to come next and none could."""
 
     ok: bool
     order: tuple[Op, ...]

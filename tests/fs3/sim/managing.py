@@ -1,11 +1,13 @@
-"""The manager of a simulated cluster: leases, the recovery wait and publication around the real `next_chain`."""
+"""The manager of a simulated cluster: leases, the recovery wait and publication around the real
+`next_chain`."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fs3.sim.world import Answering, Network, Process, World
+
 from fireflyer.fs3.manager import chains
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState, Public
-from tests.fs3.sim.world import Answering, Network, Process, World
 
 
 class BrokenInvariant(AssertionError):
@@ -53,7 +55,13 @@ class Manager(Process):
     """One life of the manager."""
 
     def __init__(
-        self, world: World, network: Network, records: Records, nodes: dict[int, str], times: Times, watchers: list[str]
+        self,
+        world: World,
+        network: Network,
+        records: Records,
+        nodes: dict[int, str],
+        times: Times,
+        watchers: list[str],
     ) -> None:
         super().__init__(world, network, "mgr")
         self.records = records
@@ -144,7 +152,10 @@ class Manager(Process):
 
 def describe(chain: Chain) -> str:
     """A chain in one line."""
-    members = " ".join(f"{m.target}:{m.state.name}" + (f"#{m.incarnation}" if m.incarnation else "") for m in chain.members)
+    members = " ".join(
+        f"{m.target}:{m.state.name}" + (f"#{m.incarnation}" if m.incarnation else "")
+        for m in chain.members
+    )
     return f"chain {chain.id} v{chain.version}: {members}"
 
 
@@ -166,4 +177,13 @@ def check_step(before: Chain, after: Chain) -> None:
             raise BrokenInvariant(f"{what}: {describe(before)} -> {describe(after)}")
 
 
-__all__ = ["BrokenInvariant", "Heard", "LocalState", "Manager", "Records", "Times", "check_step", "describe"]
+__all__ = [
+    "BrokenInvariant",
+    "Heard",
+    "LocalState",
+    "Manager",
+    "Records",
+    "Times",
+    "check_step",
+    "describe",
+]

@@ -1,4 +1,5 @@
-"""What travels between clients and storage nodes, and from replica to replica, with the bytes that go along."""
+"""What travels between clients and storage nodes, and from replica to replica, with the bytes that go
+along."""
 
 from dataclasses import dataclass
 from typing import Any

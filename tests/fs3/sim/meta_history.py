@@ -1,4 +1,5 @@
-"""What clients did to names, and whether a tree that takes one operation at a time could have answered so."""
+"""What clients did to names, and whether a tree that takes one operation at a time could have
+answered so."""
 
 import errno
 from collections.abc import Sequence

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fs3.sim.fibers import Fiber, Killed
+from tests.fs3.sim.linearize import UNKNOWN
+from tests.fs3.sim.managing import BrokenInvariant
+from tests.fs3.sim.meta_history import READS, Failed, MetaOp, check_meta
+from tests.fs3.sim.world import Answering, Network, Process, Weather, World
+
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.kv.memory import MemoryEngine
 from fireflyer.fs3.kv.transaction import Outcome, Transaction
 from fireflyer.fs3.meta import messages
 from fireflyer.fs3.meta.inode import DIRECTORY, ROOT
 from fireflyer.fs3.meta.service import MetaService
-from tests.fs3.sim.fibers import Fiber, Killed
-from tests.fs3.sim.linearize import UNKNOWN
-from tests.fs3.sim.managing import BrokenInvariant
-from tests.fs3.sim.meta_history import READS, Failed, MetaOp, check_meta
-from tests.fs3.sim.world import Answering, Network, Process, Weather, World
 
 PATHS = ("/a", "/b", "/d", "/d/a", "/d/b", "/e", "/e/a", "/d/e")
 USER = messages.User(0, 0)
@@ -38,7 +39,8 @@ KINDS = {
 
 
 class SlowEngine:
-    """The store as one server's requests see it: each begin and commit takes virtual time, in which others commit."""
+    """The store as one server's requests see it: each begin and commit takes virtual time, in which
+    others commit."""
 
     def __init__(self, engine: MemoryEngine, server: "MetaServer") -> None:
         self._engine = engine
@@ -124,14 +126,17 @@ def draw_meta(rng: random.Random) -> MetaProfile:
         maybe=rng.choice((0.0, 0.1, 0.3)),
         crash_pause=rng.choice((0.05, 0.2, 1e9)),
         weather=Weather(
-            late_chance=rng.choice((0.0, 0.05)), late=0.4, loss=rng.choice((0.0, 0.05)), twice=rng.choice((0.0, 0.1))
+            late_chance=rng.choice((0.0, 0.05)),
+            late=0.4,
+            loss=rng.choice((0.0, 0.05)),
+            twice=rng.choice((0.0, 0.1)),
         ),
     )
 
 
 class MetaClient(Process):
-    """One client process, with one request at a time; it sends a request again, with its number, until it is answered
-    or its deadline has passed."""
+    """One client process, with one request at a time; it sends a request again, with its number,
+    until it is answered or its deadline has passed."""
 
     def __init__(self, cluster: "MetaCluster", number: int) -> None:
         super().__init__(cluster.world, cluster.network, f"cli{number}")
@@ -178,7 +183,9 @@ class MetaClient(Process):
             return
 
         def told(answer: Any) -> None:
-            if answer is None or not (isinstance(answer, FileError) or not isinstance(answer, Exception)):
+            if answer is None or not (
+                isinstance(answer, FileError) or not isinstance(answer, Exception)
+            ):
                 self.later(self.world.rng.random() * 0.02, self.send, op, request, until)
                 return
             op.end, op.answer = self.world.now, answer_of(op, answer)
@@ -200,7 +207,9 @@ def call_of(op: MetaOp) -> Any:
     path = op.arguments[0].encode()
     second = op.arguments[1].encode() if op.kind in ("rename", "link") else b""
     if op.kind == "rename":
-        flags = {"": 0, "noreplace": messages.NOREPLACE, "exchange": messages.EXCHANGE}[op.arguments[2]]
+        flags = {"": 0, "noreplace": messages.NOREPLACE, "exchange": messages.EXCHANGE}[
+            op.arguments[2]
+        ]
         return messages.Rename(ROOT, path, ROOT, second, flags)
     if op.kind == "link":
         return messages.Link(ROOT, path, ROOT, second)
@@ -212,18 +221,24 @@ def call_of(op: MetaOp) -> Any:
         return messages.Stat(ROOT, path, follow=False)
     if op.kind == "readdir":
         return messages.ReadDirectory(ROOT, path)
-    return {"mkdir": messages.MakeDirectory, "unlink": messages.Unlink, "rmdir": messages.RemoveDirectory}[op.kind](
-        ROOT, path
-    )
+    return {
+        "mkdir": messages.MakeDirectory,
+        "unlink": messages.Unlink,
+        "rmdir": messages.RemoveDirectory,
+    }[op.kind](ROOT, path)
 
 
 def answer_of(op: MetaOp, answer: Any) -> Any:
     """The answer in the model's terms."""
     if isinstance(answer, FileError):
-        return Failed(answer.errno)
+        return Failed(answer.errno or 0)
     if op.kind == "stat":
         is_directory = answer.kind == DIRECTORY
-        return is_directory, 0 if is_directory else answer.length, 0 if is_directory else answer.nlink
+        return (
+            is_directory,
+            0 if is_directory else answer.length,
+            0 if is_directory else answer.nlink,
+        )
     if op.kind == "readdir":
         return tuple(name.decode() for name, _, _ in answer.entries)
     return None
@@ -241,7 +256,8 @@ class MetaCluster:
         )
         self.history: list[MetaOp] = []
         self.servers = [
-            MetaServer(world, self.network, f"meta{number}", self.engine) for number in range(profile.servers)
+            MetaServer(world, self.network, f"meta{number}", self.engine)
+            for number in range(profile.servers)
         ]
         self.clients = [MetaClient(self, number + 1) for number in range(profile.clients)]
         world.after(world.rng.expovariate(1.0 / profile.crash_pause), self.strike)
@@ -267,7 +283,12 @@ class MetaCluster:
         world.run(world.now + 2.0)
         verdict = check_meta(self.history)
         if not verdict.ok:
-            lines = ["order found:", *map(str, verdict.order), "none can come next:", *map(str, verdict.stuck)]
+            lines = [
+                "order found:",
+                *map(str, verdict.order),
+                "none can come next:",
+                *map(str, verdict.stuck),
+            ]
             raise BrokenInvariant("not linearizable\n" + "\n".join(lines))
 
 

@@ -1,7 +1,8 @@
 """`make sim-mutants`: takes one rule of the protocol away at a time; the simulator must notice each.
 
-A mutant is a small replacement in one source file. Sources, simulator and native code are copied to a scratch
-directory, where each mutant is made, built if it is native, simulated until a history fails, and undone.
+A mutant is a small replacement in one source file. Sources, simulator and native code are copied to a
+scratch directory, where each mutant is made, built if it is native, simulated until a history fails,
+and undone.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from tests.fs3.sim.mutations import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parents[3]
 SCRATCH = ROOT / "build" / "mutants"
 COPIED = ("native", "src", "tests/fs3")
-SUFFIXES = (".py", ".hpp", ".cpp", ".inc", ".json")
+SUFFIXES = (".py", ".hpp", ".cpp", ".inl", ".json")
 RUN = """
 import runpy, sys
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
@@ -55,10 +56,22 @@ def build() -> None:
     """The native module of the scratch sources, beside the Python ones."""
     at = SCRATCH / "build"
     if not (at / "build.ninja").exists():
-        configure = ["cmake", "-S", SCRATCH, "-B", at, "-G", "Ninja", "-DSKBUILD=ON", "-DCMAKE_BUILD_TYPE=Release"]
+        configure = [
+            "cmake",
+            "-S",
+            SCRATCH,
+            "-B",
+            at,
+            "-G",
+            "Ninja",
+            "-DSKBUILD=ON",
+            "-DCMAKE_BUILD_TYPE=Release",
+        ]
         configure.append(f"-DPython_EXECUTABLE={sys.executable}")
         subprocess.run([str(part) for part in configure], check=True, capture_output=True)
-    subprocess.run(["cmake", "--build", str(at), "--target", "_native"], check=True, capture_output=True)
+    subprocess.run(
+        ["cmake", "--build", str(at), "--target", "_native"], check=True, capture_output=True
+    )
     for module in at.glob("_native*.so"):
         shutil.copy(module, SCRATCH / "src" / "fireflyer" / module.name)
 
@@ -74,7 +87,11 @@ def simulate(mutant: Mutant, histories: int, jobs: int) -> tuple[bool, str]:
         kind=f', "--kind", "{mutant.kind}"',
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", script], cwd=SCRATCH, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", script],
+        cwd=SCRATCH,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode not in (0, 1):
         return True, f"the simulator ended with {done.returncode}: {done.stderr.strip()[-200:]}"
@@ -86,7 +103,9 @@ def try_mutant(mutant: Mutant, histories: int, jobs: int) -> Outcome:
     path = SCRATCH / mutant.file
     sane = path.read_text()
     if sane.count(mutant.old) != 1:
-        raise SystemExit(f"mutant {mutant.name}: its text occurs {sane.count(mutant.old)} times in {mutant.file}")
+        raise SystemExit(
+            f"mutant {mutant.name}: its text occurs {sane.count(mutant.old)} times in {mutant.file}"
+        )
     path.write_text(sane.replace(mutant.old, mutant.new))
     try:
         build()  # also undoes the last native mutant

@@ -1,19 +1,22 @@
-"""A storage node's life around its target: registration, heartbeats and the lease; `storage.py` does the rest."""
+"""A storage node's life around its target: registration, heartbeats and the lease; `storage.py` does
+the rest."""
 
 from collections.abc import Callable
 from typing import Any
 
-from fireflyer.fs3.manager.chains import Chain, Local
 from tests.fs3.sim.managing import Times
 from tests.fs3.sim.world import Network, Process, World
 
+from fireflyer.fs3.manager.chains import Chain, Local
+
 
 class Node(Process):
-    """Keeps a lease by heartbeats; tells the target what the manager published and when the lease begins or ends.
+    """Keeps a lease by heartbeats; tells the target what the manager published and when the lease
+    begins or ends.
 
-    The order of what an answered heartbeat does matters: the chains that came with it first, then the lease, which
-    counts from when the heartbeat was sent. So whoever holds a lease knows a chain that was current after the
-    manager had last counted it alive.
+    The order of what an answered heartbeat does matters: the chains that came with it first, then the
+    lease, which counts from when the heartbeat was sent. So whoever holds a lease knows a chain that
+    was current after the manager had last counted it alive.
     """
 
     def __init__(self, world: World, network: Network, name: str, times: Times) -> None:

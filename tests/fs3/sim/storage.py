@@ -1,26 +1,33 @@
 """A simulated storage process: the real replica and the real chunk store, and the shell between them.
 
-It does what docs/fs3-chain.md asks of a shell, with virtual time for disk and network. Group commits come in batches:
-what the replica gives to the store waits a little, one sync takes all of it, and its results are told a little later.
+It does what docs/fs3-chain.md asks of a shell, with virtual time for disk and network. Group commits
+come in batches: what the replica gives to the store waits a little, one sync takes all of it, and its
+results are told a little later.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fireflyer._native.fs3 import ChunkId, Kind, Status, Tag, replica, store
-from fireflyer.errors import FireflyerError, StorageError
-from fireflyer.fs3.manager.chains import Chain, Local, LocalState
 from tests.fs3.sim.deeds import HANDLERS, LOCAL
 from tests.fs3.sim.managing import Times
 from tests.fs3.sim.messages import Between, Contents, Read, Report, Write, good
 from tests.fs3.sim.node import Node
 from tests.fs3.sim.world import Answering, Network, World
 
+from fireflyer._native.fs3 import ChunkId, Kind, Status, Tag, replica, store
+from fireflyer.errors import FireflyerError, StorageError
+from fireflyer.fs3.manager.chains import Chain, Local, LocalState
+
 if TYPE_CHECKING:
     from tests.fs3.sim.cluster import Machine
 
 INODE = 7
-KINDS = {"write": Kind.write, "truncate": Kind.truncate, "extend": Kind.extend, "remove": Kind.remove}
+KINDS = {
+    "write": Kind.write,
+    "truncate": Kind.truncate,
+    "extend": Kind.extend,
+    "remove": Kind.remove,
+}
 STATES = list(replica.State.__members__.values())
 WHOLE = 1 << 26
 SCRUB_PAUSE = 0.5
@@ -112,8 +119,8 @@ class StorageProcess(Node):
             raise PowerLost
 
     def guarded(self, action: Callable[..., None], *args: Any) -> bool:
-        """Whether power stayed on in an action on the disk. Where it went, the machine goes down once nothing
-        of the action is left that holds the store."""
+        """Whether power stayed on in an action on the disk. Where it went, the machine goes down once
+        nothing of the action is left that holds the store."""
         try:
             action(*args)
         except PowerLost:
@@ -148,7 +155,9 @@ class StorageProcess(Node):
             if chain.version <= self.chain_version:
                 continue
             self.chain_version = chain.version
-            members = [replica.Member(m.target, STATES[m.state], m.incarnation) for m in chain.members]
+            members = [
+                replica.Member(m.target, STATES[m.state], m.incarnation) for m in chain.members
+            ]
             self.step(replica.Routing(chain.version, members))
 
     def lease_changed(self) -> None:
@@ -260,7 +269,8 @@ class StorageProcess(Node):
     def contents_of(
         self, chunk: ChunkId, version: int, *, as_is: bool
     ) -> tuple[Contents | None, Status]:
-        """A chunk's whole contents as stored; `corrupt` where they fail their CRCs and are not wanted so."""
+        """A chunk's whole contents as stored; `corrupt` where they fail their CRCs and are not wanted
+        so."""
         assert self.store is not None
         status, _, _, _, data, crcs = self.store.read(chunk.inode, chunk.index, version)
         self.powered()

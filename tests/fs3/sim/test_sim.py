@@ -1,7 +1,6 @@
 """Some seconds of what `make sim` does for hours; and seeds that once failed."""
 
 import pytest
-
 from tests.fs3.sim.faults import KINDS, Profile
 from tests.fs3.sim.simulate import history
 

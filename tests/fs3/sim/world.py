@@ -1,8 +1,9 @@
 """Time, chance and the network of one simulated history: all of it follows from a seed.
 
-One queue of events in true time. A process sees its own clock, whose rate is within half a per cent of true, and only
-acts while it lives: events of a dead process are dropped, those of a frozen one wait. Nothing here reads a real clock
-or iterates over a set of objects, so a seed gives the same history everywhere.
+One queue of events in true time. A process sees its own clock, whose rate is within half a per cent
+of true, and only acts while it lives: events of a dead process are dropped, those of a frozen one
+wait. Nothing here reads a real clock or iterates over a set of objects, so a seed gives the same
+history everywhere.
 """
 
 import heapq
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-Action = Callable[..., None]
+Action = Callable[..., object]
 
 
 class World:
@@ -23,7 +24,7 @@ class World:
         self.traced = traced
         self.transcript: list[str] = []
         self.after_each: Action | None = None
-        self._queue: list[tuple[float, int, "Process | None", Action, tuple[Any, ...]]] = []
+        self._queue: list[tuple[float, int, Process | None, Action, tuple[Any, ...]]] = []
         self._count = 0
         self.events = 0
 
@@ -73,8 +74,9 @@ class Weather:
 
 @dataclass
 class Network:
-    """Carries messages between names. Any message may be delayed, lost, doubled, overtaken; a request reaches whichever
-    process bears the name when it arrives, an answer only the very process that asked (its connection)."""
+    """Carries messages between names. Any message may be delayed, lost, doubled, overtaken; a request
+    reaches whichever process bears the name when it arrives, an answer only the very process that
+    asked (its connection)."""
 
     world: World
     weather: Weather = field(default_factory=Weather)
@@ -97,7 +99,9 @@ class Network:
         copies = 1
         if weather.loss or weather.twice:
             chance = rng.random()
-            copies = 0 if chance < weather.loss else 2 if chance < weather.loss + weather.twice else 1
+            copies = (
+                0 if chance < weather.loss else 2 if chance < weather.loss + weather.twice else 1
+            )
         for _ in range(copies):
             self.world.at(self.world.now + self._delay(), None, action, *args)
 
@@ -109,7 +113,9 @@ class Network:
         if process is None or not process.alive or (source.name, target) in self.cut:
             return
         if process.frozen_until > self.world.now:
-            self.world.at(process.frozen_until, process, self._arrive, source, target, number, message)
+            self.world.at(
+                process.frozen_until, process, self._arrive, source, target, number, message
+            )
             return
         process.received(message, Answering(self, process, source, number))
 
