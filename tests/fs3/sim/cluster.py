@@ -4,7 +4,6 @@ end."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fireflyer._native.fs3.store import SimDisk
 from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain
 from tests.fs3.sim.clients import Client
 from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis, Profile
@@ -12,6 +11,7 @@ from tests.fs3.sim.managing import BrokenInvariant, Manager, Records, describe
 from tests.fs3.sim.storage import StorageProcess
 from tests.fs3.sim.world import Network, World
 
+from fireflyer._native.fs3 import store
 from fireflyer.fs3.manager.chains import Chain, Public
 
 CHAIN = 1
@@ -32,7 +32,7 @@ class Machine:
     cluster: "Cluster"
     target: int
     name: str
-    disk: SimDisk
+    disk: store.SimDisk
     process: StorageProcess | None = None
     store_number: int = 0
     cut_at: int = 0
@@ -86,7 +86,7 @@ class Machine:
     def wipe(self) -> None:
         """An empty disk in place of this one."""
         self.crash()
-        self.disk = SimDisk(self.cluster.world.rng.getrandbits(32))
+        self.disk = store.SimDisk(self.cluster.world.rng.getrandbits(32))
         self.store_number = 0
 
 
@@ -113,7 +113,7 @@ class Cluster:
         self.names = ["mgr", *self.nodes.values(), *clients]
         self.records.chains[CHAIN] = Chain.new(CHAIN, tuple(targets))
         for target in targets:
-            disk = SimDisk(world.rng.getrandbits(32))
+            disk = store.SimDisk(world.rng.getrandbits(32))
             self.machines.append(Machine(self, target, self.nodes[target], disk))
         self.start_manager()
         for machine in self.machines:

@@ -152,7 +152,9 @@ class Work:
         if node in self.way(new[0]):
             raise Refused(errno.EINVAL)
         if other in self.way(old[0]):
-            raise Refused(errno.EINVAL if flag == "exchange" else errno.ENOTEMPTY)
+            if flag == "exchange":
+                raise Refused(errno.EINVAL)
+            raise Refused(errno.ENOTEMPTY if self.nodes[node][0] else errno.EISDIR)
         if other == node:
             return
         if flag == "exchange":

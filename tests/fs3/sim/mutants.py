@@ -20,11 +20,12 @@ SCRATCH = ROOT / "build" / "mutants"
 COPIED = ("native", "src", "tests/fs3")
 SUFFIXES = (".py", ".hpp", ".cpp", ".inl", ".json")
 RUN = """
-import runpy, sys
-sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
 sys.path[:0] = [{src!r}, {root!r}]
-sys.argv = ["simulate", "--histories", "{histories}", "--jobs", "{jobs}", "--first", "{first}"{kind}]
-runpy.run_module("tests.fs3.sim.simulate", run_name="__main__")
+from tests.fs3.sim import simulate
+sys.argv = ["simulate", "--histories", "{histories}", "--jobs", "{jobs}", "--kind", "{kind}"]
+sys.exit(simulate.main())
 """
 
 
@@ -69,23 +70,22 @@ def build() -> None:
         ]
         configure.append(f"-DPython_EXECUTABLE={sys.executable}")
         subprocess.run([str(part) for part in configure], check=True, capture_output=True)
-    subprocess.run(
-        ["cmake", "--build", str(at), "--target", "_native"], check=True, capture_output=True
+    made = subprocess.run(
+        ["cmake", "--build", str(at), "--target", "_native"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    if made.returncode:
+        raise SystemExit(made.stdout[-3000:])
     for module in at.glob("_native*.so"):
         shutil.copy(module, SCRATCH / "src" / "fireflyer" / module.name)
 
 
-def simulate(mutant: Mutant, histories: int, jobs: int) -> tuple[bool, str]:
+def simulate(kind: str, histories: int, jobs: int) -> tuple[bool, str]:
     """Whether a history failed, and what was said of it."""
-    script = RUN.format(
-        src=str(SCRATCH / "src"),
-        root=str(SCRATCH),
-        histories=histories,
-        jobs=jobs,
-        first=1,
-        kind=f', "--kind", "{mutant.kind}"',
-    )
+    root, src = str(SCRATCH), str(SCRATCH / "src")
+    script = RUN.format(src=src, root=root, histories=histories, jobs=jobs, kind=kind)
     done = subprocess.run(
         [sys.executable, "-P", "-c", script],
         cwd=SCRATCH,
@@ -110,7 +110,7 @@ def try_mutant(mutant: Mutant, histories: int, jobs: int) -> Outcome:
     try:
         build()  # also undoes the last native mutant
         began = time.monotonic()
-        caught, said = simulate(mutant, histories, jobs)
+        caught, said = simulate(mutant.kind, histories, jobs)
         return Outcome(mutant, caught, time.monotonic() - began, said)
     finally:
         path.write_text(sane)
@@ -124,6 +124,10 @@ def main() -> int:
     arguments = parser.parse_args()
     copy_sources()
     build()
+    for kind in ("chunks", "meta"):
+        failed, said = simulate(kind, 100, arguments.jobs)
+        if failed:
+            raise SystemExit(f"without any mutant: {said}")
     outcomes = []
     for mutant in MUTANTS:
         if arguments.only and mutant.name not in arguments.only:

@@ -253,6 +253,42 @@ MUTANTS = (
         "tagged.version == r.version) tagged.version = tagged.length = 0;",
         "tagged.version == ~Version{0}) tagged.version = tagged.length = 0;",
     ),
+    # Metadata
+    Mutant(
+        "a request that is sent again is done again",
+        "src/fireflyer/fs3/kv/run.py",
+        "self._record = record_key(*request) if request is not None else None",
+        "self._record = None",
+        "meta",
+    ),
+    Mutant(
+        "a refusal is not recorded",
+        "src/fireflyer/fs3/kv/run.py",
+        "        if self._record is None or self._refusal is None:\n",
+        "        if True:\n",
+        "meta",
+    ),
+    Mutant(
+        "forgotten answers are given anew",
+        "src/fireflyer/fs3/meta/service.py",
+        "if kept and number <= counter(t.get(record_key(client, 0))):",
+        "if not kept and number < 0:",
+        "meta",
+    ),
+    Mutant(
+        "what is uncertain counts as done",
+        "src/fireflyer/fs3/kv/run.py",
+        "            if outcome is not Outcome.COMMITTED\n",
+        "            if outcome is Outcome.CONFLICT\n",
+        "meta",
+    ),
+    Mutant(
+        "reads do not conflict",
+        "src/fireflyer/fs3/kv/history.py",
+        "            if last.get(key, 0) > version:\n",
+        "            if last.get(key, 0) > version + 1000:\n",
+        "meta",
+    ),
     # The client
     Mutant(
         "a retry has another tag",
