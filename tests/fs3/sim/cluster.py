@@ -189,22 +189,24 @@ class Cluster:
         """Waits until all serve, the clients are done and the disks were read through."""
         world, mended = self.world, self.world.now
         bound = mended + self.profile.times.recovery_wait + 30.0
-        while complaint := next(self.complaints(mended), ""):
+        since, version = mended, 0
+        while complaint := next(self.complaints(since), ""):
+            if self.chain.version != version:
+                since, version = world.now, self.chain.version
             if world.now > bound:
-                raise NotHealed(
-                    f"{complaint} after {world.now - mended:.1f} s: {describe(self.chain)}"
-                )
+                waited = world.now - mended
+                raise NotHealed(f"{complaint} after {waited:.1f} s: {describe(self.chain)}")
             world.run(world.now + 0.25)
 
-    def complaints(self, mended: float) -> Iterator[str]:
-        """What keeps the cluster from being at rest."""
+    def complaints(self, since: float) -> Iterator[str]:
+        """What keeps the cluster from being at rest: scrubs must have begun after `since`."""
         if not self.all_serve():
             yield "not all serve"
         for client in self.clients:
             if client.left or not client.idle:
                 yield f"{client.name} is not done"
         for machine in self.machines:
-            if machine.scrubbed <= mended:
+            if machine.scrubbed <= since:
                 yield f"{machine.name} is not scrubbed"
             process = machine.process
             if process is None or process.store is None:

@@ -23,6 +23,7 @@ KINDS = {
     "one_way": 1.0,
     "pair": 1.0,
     "from_manager": 1.0,
+    "split": 1.5,
     "manager": 0.7,
     "full": 0.7,
     "io_error": 0.7,
@@ -64,12 +65,12 @@ def draw(rng: random.Random, kinds: tuple[str, ...] | None = None) -> Profile:
             twice=rng.choice((0.0, 0.01, 0.1)),
         )
     habits = Habits(
-        operations=rng.randrange(15, 45),
-        pause=rng.choice((0.005, 0.03, 0.08)),
+        operations=rng.randrange(30, 60),
+        pause=rng.choice((0.02, 0.06, 0.12)),
         deadline=rng.choice((0.6, 1.5, 3.0)),
         chunks=rng.randrange(1, 5),
         reads=rng.choice((0.3, 0.45, 0.6)),
-        removes=rng.choice((0.0, 0.06, 0.15)),
+        removes=rng.choice((0.0, 0.06, 0.2)),
     )
     return Profile(
         targets=rng.randrange(3, 6),
@@ -94,6 +95,8 @@ class Nemesis:
         self.profile = cluster.profile
         self.over = False
         self.liar: Machine | None = None
+        self.lied_at = 0.0
+        self.lies = 0
         self.next()
 
     def next(self) -> None:
@@ -112,6 +115,8 @@ class Nemesis:
         kind = self.world.rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
         if self.liar is None:
             getattr(self, kind)()
+        elif self.liar.disk.lies_told() < self.lies:
+            self.lied_at = self.world.now  # it will lie when it next writes
         elif self.cluster.scrubbed_since(self.lied_at):
             self.note(f"the lie of {self.liar.name} is over")
             self.liar = None
@@ -182,6 +187,12 @@ class Nemesis:
         one, two = self.world.rng.sample(self.cluster.names, 2)
         self._cut([(one, two), (two, one)])
 
+    def split(self) -> None:
+        """Two parts that do not see each other; in the one without the manager, clients and nodes may."""
+        part = self.world.rng.sample(self.cluster.names, self.world.rng.randrange(2, 4))
+        others = [name for name in self.cluster.names if name not in part]
+        self._cut([pair for a in part for b in others for pair in ((a, b), (b, a))])
+
     def from_manager(self) -> None:
         name = self.any().name
         self._cut([(name, "mgr"), ("mgr", name)])
@@ -211,6 +222,7 @@ class Nemesis:
         machine = self.liar = self.any()
         self.lied_at = self.world.now
         self.note(f"the disk of {machine.name} lies")
+        self.lies = machine.disk.lies_told() + 1
         machine.disk.lie(self.world.rng.getrandbits(32))
         chance, wait = self.world.rng.random(), self.world.rng.random() * 0.3
         victims = [machine] if chance < 0.3 else self.cluster.machines if chance < 0.6 else []
@@ -223,6 +235,7 @@ class Nemesis:
             return
         machine = self.liar = self.any()
         self.lied_at = self.world.now
+        self.lies = 0
         self.note(f"{machine.name} gets an empty disk")
         machine.wipe()
         self.world.after(self.while_down(), machine.start)

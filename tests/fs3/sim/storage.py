@@ -307,9 +307,17 @@ class StorageProcess(Node):
             if self.alive:
                 self.later(SCRUB_PAUSE / 20, self.scrub, (inode, index), began, spoiled)
             return
+        if not self.guarded(self.snapshot):
+            return
         if not spoiled:
             self.machine.scrubbed = began
         self.later(SCRUB_PAUSE, self.scrub, None, self.world.now, False)
+
+    def snapshot(self) -> None:
+        """Writes the index anew: what a lying disk has done to the log is of no weight after it."""
+        assert self.store is not None
+        self.store.snapshot()
+        self.powered()
 
     def pending(self) -> list[int]:
         """The chunks that have a pending version."""
@@ -322,6 +330,7 @@ class StorageProcess(Node):
         found = {}
         for inode, index, version, *_ in self.store.page(None, 1000):
             whole, status = self.contents_of(ChunkId(inode, index), version, as_is=False)
-            assert whole is not None, f"{self.name}: chunk {index}: {status}"
+            assert status is Status.ok, f"{self.name}: {index}: {status}"
+            assert whole is not None
             found[index] = (version, whole.data)
         return found

@@ -20,7 +20,6 @@ def test_random_histories(kind: str) -> None:
     passed(list(many(kind, range(1, 201), PROCESSES)), 200)
 
 
-
 @pytest.mark.parametrize("fault", KINDS)
 def test_one_kind_of_fault(fault: str) -> None:
     results = [history(seed, profile=Profile(kinds=(fault,), pause=0.3)) for seed in range(3)]
