@@ -62,7 +62,7 @@ def commit(process: "StorageProcess", action: Any) -> None:
     assert process.store is not None
     status = process.store.commit(chunk.inode, chunk.index, action.version)
     process.powered()
-    assert status == OK or process.store.failed(), f"commit refused: {status}"
+    accepted(process, status)
 
 
 def drop(process: "StorageProcess", action: Any) -> None:
@@ -70,8 +70,17 @@ def drop(process: "StorageProcess", action: Any) -> None:
     assert process.store is not None
     status = process.store.drop(chunk.inode, chunk.index, action.version)
     process.powered()
-    assert status == OK or process.store.failed(), f"drop refused: {status}"
-    wait_for_sync(process, action.op)
+    if accepted(process, status):
+        wait_for_sync(process, action.op)
+
+
+def accepted(process: "StorageProcess", status: int) -> bool:
+    """Whether the store took it. It refuses only when it has failed, and is opened anew then."""
+    assert process.store is not None
+    assert status == OK or process.store.failed(), f"refused: {Status(status)}"
+    if status != OK:
+        process.restart_soon()
+    return status == OK
 
 
 def mark(process: "StorageProcess", action: Any) -> None:
@@ -164,16 +173,18 @@ def serve_read(process: "StorageProcess", action: Any) -> None:
     """Takes the bytes now and sends them a little later."""
     asked, answer = process.reads.pop(action.op), process.clients.pop(action.op)
     assert process.store is not None
-    found: tuple[int, int, int, int, bytes, bytes] = (NOT_FOUND, 0, 0, 0, b"", b"")
-    for version in (action.version, 0):
-        # Not found: a newer version, committed in its own record, is durable but not reported yet.
-        if found[0] == NOT_FOUND:
-            chunk = action.chunk
-            found = process.store.read(
-                chunk.inode, chunk.index, version, asked.offset, asked.length
-            )
-            process.powered()
+    inode, index = action.chunk.inode, action.chunk.index
+    found = process.store.read(inode, index, action.version, asked.offset, asked.length)
+    process.powered()
+    if found[0] == NOT_FOUND:
+        # A newer version, committed in its own record, is durable but not reported yet: it may be read.
+        # An older one, or none, may not.
+        found = process.store.read(inode, index, 0, asked.offset, asked.length)
+        process.powered()
     status, version, whole, offset, data, crcs = found
+    if status == NOT_FOUND or (status == OK and version < action.version):
+        answer(ReadAnswer(Status.io_error))
+        return
     said = ReadAnswer(Status(status), version, whole, offset, data, crcs)
     process.later(process.disk_time(), answer, said)
 

@@ -245,6 +245,8 @@ class StorageProcess(Node):
         self.powered()
         status = Status.io_error if self.store.failed() else Status.ok
         done += [(op, status, 0) for op in riding]
+        if status is Status.io_error:
+            self.restart_soon()  # even where nobody waits for this sync
         if self.store.snapshot_due():
             self.store.snapshot()
             self.powered()
@@ -262,7 +264,12 @@ class StorageProcess(Node):
     def applied(self, op: int, status: Status, length: int = 0) -> None:
         """The store's word. After an I/O error nobody knows what it holds: the process starts anew."""
         self.step(replica.Applied(op, status, length))
-        if status is Status.io_error and self.alive and not self.ending:
+        if status is Status.io_error and self.alive:
+            self.restart_soon()
+
+    def restart_soon(self) -> None:
+        """A store that failed is of no use: what the replica knows of it may be wrong."""
+        if not self.ending:
             self.ending = True
             self.later(0.02 * self.world.rng.random(), self.restart)
 
