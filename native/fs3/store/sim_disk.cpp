@@ -75,6 +75,7 @@ struct SimDisk::Change {
 struct SimDisk::Inode {
   Image cached, durable;
   std::vector<Change> changes;
+  bool apart = false;  // a sync failed, or a truncate is under way: any page of the two images may differ
 
   void keep(const Change& change) {
     switch (change.what) {
@@ -98,16 +99,15 @@ struct SimDisk::Inode {
     }
   }
   void forget_unsynced() {
-    for (const Change& change : changes) {  // what was touched is what can differ
-      if (change.what == Change::What::truncate) {
-        cached = {};
-        for (const auto& [number, page] : durable.pages) cached.pages[number] = std::make_unique<Page>(*page);
-        break;
-      }
+    if (apart) {
+      cached.pages.clear();
+      for (const auto& [number, page] : durable.pages) cached.pages[number] = std::make_unique<Page>(*page);
+      apart = false;
+    }
+    for (const Change& change : changes)  // what was touched is what can differ
       Image::pieces(change.offset, change.bytes, [&](std::uint64_t number, std::size_t, std::size_t, std::size_t) {
         show(number);
       });
-    }
     cached.size = durable.size;
     changes.clear();
   }
@@ -272,6 +272,7 @@ void SimDisk::truncate(File file, std::uint64_t size) {
   Inode& to = inode(file);
   if (fails(false)) raise("truncate");
   to.cached.cut(size);
+  to.apart = true;
   to.changes.push_back({Change::What::truncate, 0, 0, size, {}});
 }
 
@@ -288,7 +289,8 @@ void SimDisk::sync(File file) {
   Inode& to = inode(file);
   if (fails(false)) {
     for (const Change& change : to.changes) to.keep_some(change, state_);
-    to.changes.clear();  // what was not kept is still seen, and gone at the next power cut
+    to.changes.clear();
+    to.apart = true;  // what was not kept is still seen, and gone at the next power cut
     raise("sync");
   }
   std::vector<Change> changes = std::move(to.changes);

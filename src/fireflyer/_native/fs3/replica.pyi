@@ -1,0 +1,1 @@
+"""The replica's state machine, for simulations and tests"""
