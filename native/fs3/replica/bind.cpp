@@ -13,7 +13,6 @@
 
 #include "fs3/replica/map_store.hpp"
 #include "fs3/replica/print.hpp"
-#include "fs3/replica/store_lookup.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -226,9 +225,6 @@ void bind_lookups(nb::module_ m) {
                                    "pendings() -> list[Pending].")
       .def("__init__", [](ObjectLookup* at, nb::object store) { new (at) ObjectLookup(std::move(store)); }, "store"_a,
            nb::sig("def __init__(self, store: object) -> None"));
-  nb::class_<StoreLookup, Lookup>(m, "StoreLookup", "Over a chunk store, which stays open while this lives.")
-      .def("__init__", [](StoreLookup* at, const store::Store& core) { new (at) StoreLookup(core); }, "core"_a,
-           nb::keep_alive<1, 2>());
   nb::class_<MapStore, Lookup>(m, "MapStore", "A store whose chunks hold one number each; for tests.")
       .def(nb::init<>())
       .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "Its refusal, or nothing: sync() will say.")

@@ -178,6 +178,21 @@ def test_python_knows_the_errors_by_its_own_classes(ask: Ask) -> None:
         ask(m.RemoveDirectory(1, b"d"))
 
 
+def test_only_who_may_write_a_directory_gives_it_another_parent(ask: Ask) -> None:
+    ask(m.MakeDirectory(1, b"open", 0o777))
+    ask(m.MakeDirectory(1, b"open/theirs", 0o755))
+    ask(m.MakeDirectory(1, b"open/to", 0o777))
+    with pytest.raises(PermissionError):
+        ask(m.Rename(1, b"open/theirs", 1, b"open/to/x"), ALICE)
+    ask(m.Rename(1, b"open/theirs", 1, b"open/renamed"), ALICE)
+
+
+def test_chmod_by_who_is_not_in_the_group_takes_setgid(ask: Ask) -> None:
+    ask(m.ChangeOwner(1, b"tmp/alice", gid=20))
+    assert ask(m.ChangeMode(1, b"tmp/alice", 0o6755), ALICE).mode == 0o4755
+    assert ask(m.ChangeMode(1, b"tmp/alice", 0o6755)).mode == 0o6755
+
+
 def test_longest_names_and_paths_work(ask: Ask) -> None:
     name = b"n" * 255
     number = ask(m.Create(1, name)).number

@@ -39,11 +39,11 @@ class Cluster:
 
 @pytest.fixture(params=["memory", "injured", "sqlite"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    engine: Engine = {
-        "memory": MemoryEngine,
-        "injured": lambda: MemoryEngine(3, conflicts=0.3),
-        "sqlite": lambda: SqliteEngine(tmp_path / "m.sqlite"),
-    }[request.param]()
+    engine: Engine
+    if request.param == "sqlite":
+        engine = SqliteEngine(tmp_path / "m.sqlite")
+    else:
+        engine = MemoryEngine(3, conflicts=0.3 if request.param == "injured" else 0.0)
     yield Cluster(engine)
     engine.close()
 
@@ -188,7 +188,7 @@ def test_a_directory_is_listed_in_pages(cluster: Cluster) -> None:
 
 
 def test_requests_given_together_are_each_done_or_not(cluster: Cluster) -> None:
-    calls = [
+    calls: list[m.Reading | m.Writing] = [
         m.Create(1, b"a", exclusive=True),
         m.Create(1, b"a", exclusive=True),
         m.Stat(1, b"none"),
@@ -196,9 +196,8 @@ def test_requests_given_together_are_each_done_or_not(cluster: Cluster) -> None:
         m.MakeDirectory(1, b"e"),
         m.Unlink(1, b"none"),
     ]
-    answers = cluster.service.execute_many(
-        [Request(ROOT, 1, call, at + 1) for at, call in enumerate(calls)]
-    )
+    requests = [Request(ROOT, 1, call, at + 1) for at, call in enumerate(calls)]
+    answers: list[object] = [*cluster.service.execute_many(requests)]
     assert sum(isinstance(answer, FileExistsError) for answer in answers[:2]) == 1
     assert isinstance(answers[2], FileNotFoundError)
     assert isinstance(answers[3], Inode)

@@ -41,6 +41,48 @@ class Verdict(Generic[Op]):
     stuck: tuple[Op, ...] = ()
 
 
+class Frontier(Generic[Op]):
+    """Which operations may come next, after a set of those that have their places (bit i: `ops[i]`).
+
+    Known ones stand first in `ops`, by call, so that the search in them is short.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Op],
+        key: Callable[[Op], float],
+        same: Callable[[Op], Hashable],
+    ) -> None:
+        by_call = sorted(operations, key=lambda op: op.call)
+        self.ops = [op for op in by_call if op.end != UNKNOWN]
+        self.known = len(self.ops)
+        self.ops += [op for op in by_call if op.end == UNKNOWN]
+        self._key = key
+        self._same = same
+
+    def candidates(self, placed: int) -> list[int]:
+        """Those of known outcome by their keys, then the others: most of them changed nothing."""
+        ops, known = self.ops, self.known
+        first_end = UNKNOWN
+        found = []
+        i = (~placed & (placed + 1)).bit_length() - 1  # lowest clear bit
+        while i < known and ops[i].call <= first_end:
+            if not placed >> i & 1:
+                found.append(i)
+                first_end = min(first_end, ops[i].end)
+            i += 1
+        found = [i for i in found if ops[i].call <= first_end]
+        found.sort(key=lambda i: self._key(ops[i]))
+        tried = set()
+        for i in range(known, len(ops)):
+            if ops[i].call > first_end:
+                break
+            if not placed >> i & 1 and (effect := self._same(ops[i])) not in tried:
+                tried.add(effect)
+                found.append(i)
+        return found
+
+
 def linearize(
     operations: Sequence[Op],
     initial: State,
@@ -64,43 +106,20 @@ def linearize(
     Raises:
         Undecided: after `limit` states.
     """
-    # Bit i of a set: operation i has its place. Known ones first, by call, so that the frontier is a prefix.
-    known = sorted((op for op in operations if op.end != UNKNOWN), key=lambda op: op.call)
-    unknown = sorted((op for op in operations if op.end == UNKNOWN), key=lambda op: op.call)
-    ops = [*known, *unknown]
-    everything = (1 << len(known)) - 1
-
-    def candidates(placed: int) -> list[int]:
-        first_end = UNKNOWN
-        found = []
-        i = (~placed & (placed + 1)).bit_length() - 1  # lowest clear bit
-        while i < len(known) and known[i].call <= first_end:
-            if not placed >> i & 1:
-                found.append(i)
-                first_end = min(first_end, known[i].end)
-            i += 1
-        found = [i for i in found if known[i].call <= first_end]
-        found.sort(key=lambda i: key(ops[i]))
-        tried = set()
-        for i in range(len(known), len(ops)):  # last: most of them changed nothing
-            if ops[i].call > first_end:
-                break
-            if not placed >> i & 1 and (effect := same(ops[i])) not in tried:
-                tried.add(effect)
-                found.append(i)
-        return found
-
+    frontier = Frontier(operations, key, same)
+    known, ops = frontier.known, frontier.ops
+    everything = (1 << known) - 1
     if not known:
         return Verdict(True, ())
     seen: set[tuple[int, State]] = set()
     path: list[int] = []
     best: list[int] = []
-    stack: list[tuple[int, State, Iterator[int]]] = [(0, initial, iter(candidates(0)))]
+    stack: list[tuple[int, State, Iterator[int]]] = [(0, initial, iter(frontier.candidates(0)))]
     while stack:
         placed, state, choices = stack[-1]
         for i in choices:
             after = step(state, ops[i])
-            if after is None or (i >= len(known) and after == state):
+            if after is None or (i >= known and after == state):
                 continue
             place = (placed | 1 << i, after)
             if place in seen:
@@ -113,8 +132,8 @@ def linearize(
                 return Verdict(True, tuple(ops[j] for j in path))
             if len(path) > len(best):
                 best = path.copy()
-            following = candidates(place[0])
-            if any(j < len(known) and doomed(after, ops[j]) for j in following):
+            following = frontier.candidates(place[0])
+            if any(j < known and doomed(after, ops[j]) for j in following):
                 path.pop()
                 continue
             stack.append((place[0], after, iter(following)))
@@ -127,5 +146,5 @@ def linearize(
     return Verdict(
         False,
         tuple(ops[i] for i in best),
-        tuple(ops[i] for i in candidates(placed) if ops[i].end != UNKNOWN),
+        tuple(ops[i] for i in frontier.candidates(placed) if ops[i].end != UNKNOWN),
     )

@@ -14,7 +14,7 @@ from tests.fs3.sim.messages import Between, Contents, Read, Report, Write, good
 from tests.fs3.sim.node import Node
 from tests.fs3.sim.world import Answering, Network, World
 
-from fireflyer._native.fs3 import ChunkId, Kind, Status, Tag, replica, store
+from fireflyer._native.fs3 import ChunkId, Kind, Status, StoreLookup, Tag, replica, store
 from fireflyer.errors import FireflyerError, StorageError
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState
 
@@ -90,7 +90,7 @@ class StorageProcess(Node):
 
     def registered(self) -> None:
         assert self.store is not None
-        lookup = replica.StoreLookup(self.store.core)
+        lookup = StoreLookup(self.store.core)
         self.replica = replica.Replica(self.target, self.incarnation, lookup)
         told = self.replica.local
         self.local = (LOCAL[told.state], told.version)

@@ -7,7 +7,6 @@ import enum
 from typing import overload
 
 import fireflyer._native.fs3
-import fireflyer._native.fs3.store
 
 
 class State(enum.Enum):
@@ -97,11 +96,6 @@ class ObjectLookup(Lookup):
     """
 
     def __init__(self, store: object) -> None: ...
-
-class StoreLookup(Lookup):
-    """Over a chunk store, which stays open while this lives."""
-
-    def __init__(self, core: fireflyer._native.fs3.store.Core) -> None: ...
 
 class MapStore(Lookup):
     """A store whose chunks hold one number each; for tests."""
