@@ -154,8 +154,7 @@ void bind_events(nb::module_ m, Machine& r) {
   event<Routing>(m, r, "Routing")
       .def("__init__", [](Routing* at, ChainVersion version, std::vector<Member> members) {
              new (at) Routing{version, std::move(members)};
-           }, "version"_a, "members"_a)
-      .def_ro("version", &Routing::version);
+           }, "version"_a, "members"_a);
   message<PageAsk>(m, r, "PageAsk").def_ro("after", &PageAsk::after);
   message<Page>(m, r, "Page")
       .def_ro("entries", &Page::entries)
@@ -233,9 +232,6 @@ void bind_lookups(nb::module_ m) {
       .def("mark", &MapStore::mark)
       .def("conclude", &MapStore::conclude, "action"_a, "tags"_a)
       .def("sync", &MapStore::sync, "Makes all durable; what is done.")
-      .def("power_cut", &MapStore::power_cut, "lost"_a, "synced"_a = 0,
-           "The newest `lost` records not yet synced go, or `synced` whole syncs.")
-      .def("value", &MapStore::value, "chunk"_a, "version"_a)
       .def("entry", &MapStore::entry, "chunk"_a)
       .def("tags", &MapStore::tags, "pending_as_they_are"_a);
 }
@@ -257,7 +253,6 @@ void bind(nb::module_ m) {
       .def_prop_ro("incarnation", &Replica::incarnation)
       .def_prop_ro("local", &Replica::local, "The last LocalState.")
       .def_prop_ro("role", &Replica::role, "In which it works; offline also where the chain names another incarnation.")
-      .def_prop_ro("chain_version", &Replica::chain_version)
       .def_prop_ro("busy_chunks", &Replica::busy_chunks, "With jobs, pending versions or parked reads.")
       .def_prop_ro("outstanding", &Replica::outstanding, "Sends, Applies and Drops without an answer yet.");
 }

@@ -116,11 +116,6 @@ class MapStore(Lookup):
     def sync(self) -> list[Applied]:
         """Makes all durable; what is done."""
 
-    def power_cut(self, lost: int, synced: int = 0) -> None:
-        """The newest `lost` records not yet synced go, or `synced` whole syncs."""
-
-    def value(self, chunk: fireflyer._native.fs3.ChunkId, version: int) -> int: ...
-
     def entry(self, chunk: fireflyer._native.fs3.ChunkId) -> Entry: ...
 
     def tags(self, pending_as_they_are: bool) -> list[Tagged]: ...
@@ -198,9 +193,6 @@ class Replica:
         """
         In which it works; offline also where the chain names another incarnation.
         """
-
-    @property
-    def chain_version(self) -> int: ...
 
     @property
     def busy_chunks(self) -> int:
@@ -463,9 +455,6 @@ class Routing:
     def __init__(self, version: int, members: Sequence[Member]) -> None: ...
 
     def __repr__(self) -> str: ...
-
-    @property
-    def version(self) -> int: ...
 
 class PageAsk:
     def __repr__(self) -> str: ...
