@@ -12,7 +12,7 @@ from fireflyer._native.fs3 import store as native
 
 WRITE, TRUNCATE, EXTEND, REMOVE, REPLACE = range(5)
 OK, DIVERGED, CORRUPT, NO_SPACE, IO_ERROR, NOT_FOUND = (
-    native.STATUSES.index(name)
+    native.statuses().index(name)
     for name in ("ok", "diverged", "corrupt", "no_space", "io_error", "not_found")
 )
 EIO, ENOSPC = 1, 2
@@ -35,10 +35,10 @@ def test_crc32c() -> None:
 
 
 def test_kinds_and_statuses() -> None:
-    assert native.KINDS == ("write", "truncate", "extend", "remove", "replace")
+    assert native.kinds() == ("write", "truncate", "extend", "remove", "replace")
     store = open_store(native.SimDisk(1))
-    assert native.STATUSES[store.apply(1, 7, 0, 0, 0, 0, WRITE, data=b"x")] == "invalid"
-    assert native.STATUSES[store.apply(1, 7, 0, 0, 1, 0, 99, data=b"x")] == "invalid"
+    assert native.statuses()[store.apply(1, 7, 0, 0, 0, 0, WRITE, data=b"x")] == "invalid"
+    assert native.statuses()[store.apply(1, 7, 0, 0, 1, 0, 99, data=b"x")] == "invalid"
     assert store.read(7, 0)[0] == NOT_FOUND
 
 
