@@ -53,8 +53,8 @@ class Profile:
 def draw(rng: random.Random, kinds: tuple[str, ...] | None = None) -> Profile:
     """A random profile: some calm, some wild, most with a few kinds of faults only."""
     chosen = list(KINDS)
-    if rng.random() < 0.6:
-        chosen = rng.sample(chosen, rng.randrange(1, 6))
+    if rng.random() < 0.75:
+        chosen = rng.sample(chosen, rng.randrange(1, 4))
     weather = Weather()
     if rng.random() < 0.5:
         weather = Weather(
@@ -66,7 +66,7 @@ def draw(rng: random.Random, kinds: tuple[str, ...] | None = None) -> Profile:
         )
     habits = Habits(
         operations=rng.randrange(30, 60),
-        pause=rng.choice((0.02, 0.06, 0.12)),
+        pause=rng.choice((0.01, 0.03, 0.08)),
         deadline=rng.choice((0.6, 1.5, 3.0)),
         chunks=rng.randrange(1, 5),
         reads=rng.choice((0.3, 0.45, 0.6)),
@@ -74,7 +74,7 @@ def draw(rng: random.Random, kinds: tuple[str, ...] | None = None) -> Profile:
     )
     return Profile(
         targets=rng.randrange(3, 6),
-        clients=rng.randrange(1, 4),
+        clients=rng.choice((1, 2, 3, 3)),
         habits=habits,
         weather=weather,
         pause=rng.choice((0.15, 0.4, 1.0)),
