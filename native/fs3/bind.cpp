@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "fs3/replica/store_lookup.hpp"
 #include "fs3/types.hpp"
 
 namespace nb = nanobind;
@@ -72,6 +73,9 @@ void bind(nb::module_ m) {
   io::bind(m.def_submodule("io", "The storage service"));
   replica::bind(m.def_submodule("replica", "The replica's state machine, for simulations and tests"));
   store::bind(m.def_submodule("store", "Chunk stores on real and simulated disks"));
+  nb::class_<replica::StoreLookup, replica::Lookup>(m, "StoreLookup", "What a replica asks of a chunk store, which stays open.")
+      .def("__init__", [](replica::StoreLookup* at, const store::Store& core) { new (at) replica::StoreLookup(core); },
+           "core"_a, nb::keep_alive<1, 2>());
 }
 
 }  // namespace ff::fs3

@@ -1,4 +1,6 @@
 // The SYNCING target's side of a sync, and what a LASTSRV target tells the RECOVERING one.
+#include <algorithm>
+
 #include "fs3/replica/replica.hpp"
 
 namespace ff::fs3::replica {
@@ -32,6 +34,7 @@ void Replica::on(const SyncDone& done) {
     conclude_ = next_op_++;
     conclude_answer_ = done.op;
     conclude_payload_ = payload;
+    floor_ = std::max(floor_, done.floor);  // as the store's will be: numbers of removed versions are used up
     act(Conclude{conclude_, done.floor, payload});
     return;
   } else if (!mine || conclude_ < routing_op_) {  // one of an older routing is still under way

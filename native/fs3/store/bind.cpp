@@ -171,11 +171,13 @@ void bind(nb::module_ m) {
       nb::sig("def kinds() -> tuple[str, ...]"), "The names of the kinds of an apply, by number.");
   m.attr("ANY_BASE") = kAnyBase;
   bind_disks(m);
+  nb::class_<Store>(m, "Core", "What the lookup of a replica stands on.");
   nb::class_<PyStore>(m, "Store", "The chunks of one target. native/fs3/store/store.hpp says what each call means.")
       .def(nb::init<Disk&, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>(), "disk"_a, "target"_a = 0,
            "chain"_a = 0, "log_bytes"_a = Options{}.log_bytes, "reserve_bytes"_a = Options{}.reserve_bytes,
            nb::keep_alive<1, 2>(),
            "Opens or makes it. Raises ValueError for another target's, StorageError or NoSpace.")
+      .def_prop_ro("core", &PyStore::get, nb::rv_policy::reference_internal, "Good until the store is closed.")
       .def("close", &PyStore::close, "Writes nothing: what was not synced is as after a crash.")
       .def("apply", &PyStore::apply, "op"_a, "inode"_a, "index"_a, "base"_a, "version"_a, "chain_version"_a, "kind"_a,
            "offset"_a = 0, "length"_a = 0, "data"_a = nb::bytes("", 0), "crcs"_a = nb::bytes("", 0), "committed"_a = false,

@@ -1,5 +1,6 @@
 // The write path behind the bytes: what records do to the state, the group commit, and when space is free.
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "fs3/store/core.hpp"
@@ -25,7 +26,9 @@ void Core::erase_entry(ChunkId chunk) {
 void Core::keep_tag(const Tagged& tagged) {
   if (tagged.tag.client == 0) return;
   auto [at, fresh] = tags_.try_emplace({tagged.tag.client, tagged.tag.channel}, tagged);
-  if (!fresh && at->second.tag.seq <= tagged.tag.seq) at->second = tagged;
+  if (fresh) return;
+  const Tagged& known = at->second;  // its tag differs in seq only
+  if (std::pair{known.tag.seq, known.version} <= std::pair{tagged.tag.seq, tagged.version}) at->second = tagged;
 }
 
 // The version becomes the committed one.
@@ -81,7 +84,10 @@ void Core::install(const Record& r, std::vector<Extent>& freed) {
     }
     case RecordKind::drop: {
       const auto pending = pending_.find(r.chunk);
-      if (pending != pending_.end() && pending->second.entry.version == r.version) give_up(r.chunk, freed);
+      if (pending == pending_.end() || pending->second.entry.version != r.version) break;
+      give_up(r.chunk, freed);
+      for (auto& [channel, tagged] : tags_)  // its write may be sent again, and is none that happened
+        if (tagged.chunk == r.chunk && tagged.version == r.version) tagged.version = tagged.length = 0;
       break;
     }
     case RecordKind::floor: floor_ = std::max(floor_, r.version); break;

@@ -144,9 +144,10 @@ class Store {
   // The pending `version` becomes the committed one, at once; its record rides along with the next sync(). Before that
   // sync a crash may bring the pending version back. diverged: no such pending version, or an Apply under way.
   Status commit(ChunkId chunk, Version version);
-  Status drop(ChunkId chunk, Version version);  // gives the pending version up, as commit() otherwise
+  // Gives the pending version up, and its tag gets version 0, in one record; as commit() otherwise.
+  Status drop(ChunkId chunk, Version version);
   void raise_floor(Version floor);              // these four ride along with the next sync() too
-  void keep_tag(const Tagged& tagged);          // unless a newer one of the channel is known
+  void keep_tag(const Tagged& tagged);          // unless one of a larger seq, or of that seq and a larger version, is known
   void forget_client(std::uint64_t client);     // its tags
   void keep_state(const std::array<std::uint64_t, 4>& words);  // words of the replica's own
 

@@ -49,6 +49,9 @@ class SimDisk(Disk):
     def used_bytes(self, prefix: str = '') -> int:
         """Of the files whose names begin so."""
 
+class Core:
+    """What the lookup of a replica stands on."""
+
 class Store:
     """
     The chunks of one target. native/fs3/store/store.hpp says what each call means.
@@ -58,6 +61,10 @@ class Store:
         """
         Opens or makes it. Raises ValueError for another target's, StorageError or NoSpace.
         """
+
+    @property
+    def core(self) -> Core:
+        """Good until the store is closed."""
 
     def close(self) -> None:
         """Writes nothing: what was not synced is as after a crash."""

@@ -28,14 +28,20 @@ class Job(Generic[T]):
             raises of FireflyerError is the job's result, and nothing is written.
         request: (client, number) that names this job for ever; the body's answers must then be bytes.
             Without one the body must be harmless when it takes effect twice.
+        refusal: of a request that was sent before: what to record where the body raises. Without it a copy of
+            the request that comes late would be done, though its client was told that it was refused.
     """
 
-    __slots__ = ("_record", "body", "result")
+    __slots__ = ("_record", "_refusal", "body", "result")
 
     def __init__(
-        self, body: Callable[[Transaction], T], request: tuple[int, int] | None = None
+        self,
+        body: Callable[[Transaction], T],
+        request: tuple[int, int] | None = None,
+        refusal: Callable[[FireflyerError], bytes] | None = None,
     ) -> None:
         self.body = body
+        self._refusal = refusal
         self.result: T | FireflyerError | None = None
         self._record = record_key(*request) if request is not None else None
 
@@ -53,7 +59,7 @@ class Job(Generic[T]):
         except FireflyerError as error:
             transaction.end()
             self.result = error
-            return None
+            return self._refused(engine, error)
         except BaseException:
             transaction.end()
             raise
@@ -62,6 +68,19 @@ class Job(Generic[T]):
             return None
         if self._record is not None:
             transaction.set(self._record, cast(bytes, self.result))
+        return transaction
+
+    def _refused(self, engine: Engine, error: FireflyerError) -> Transaction | None:
+        """The transaction that records a refusal, where one is wanted."""
+        if self._record is None or self._refusal is None:
+            return None
+        transaction = engine.begin()
+        done = transaction.get(self._record)
+        if done is not None:
+            self.result = cast(T, done)
+            transaction.end()
+            return None
+        transaction.set(self._record, self._refusal(error))
         return transaction
 
 

@@ -385,6 +385,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     A `number` above 0 names the request for ever within its client: sent again, it is not done again but
     answered as the first time. The client has the answers of all its requests up to `acknowledged`.
+    `again`: it was sent before, so copies of it may still be on their way.
     """
 
     user: User
@@ -392,3 +393,4 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     call: Reading | Writing
     number: int = 0
     acknowledged: int = 0
+    again: bool = False

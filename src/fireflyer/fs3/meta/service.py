@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from fireflyer.errors import FireflyerError
+from fireflyer.errors import FileError, FireflyerError, Stale
 from fireflyer.fs3.kv.run import Job, record_key, run, run_many
 from fireflyer.fs3.kv.transaction import Engine, Transaction, counter, counter_value
 from fireflyer.fs3.meta import (
@@ -97,6 +97,22 @@ def initialize(t: Transaction, now: int, layout: Layout = DEFAULT_LAYOUT) -> Non
         t.set(ALLOCATOR, counter_value(ROOT + 1))
 
 
+REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
+
+
+def _refusal(error: FireflyerError) -> bytes:
+    if isinstance(error, FileError):
+        return REFUSED + encode((error.errno or 0, error.filename))
+    raise error
+
+
+def _answer(request: Request, record: bytes) -> Answer | FireflyerError:
+    """The answer in a record."""
+    if record.startswith(REFUSED):
+        return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, str]))
+    return _DECODERS[type(request.call)](record)
+
+
 class Numbers:
     """Inode numbers, taken from the store in blocks."""
 
@@ -180,7 +196,7 @@ class MetaService:
         for at, request, job in writes:
             result = job.result
             if isinstance(result, bytes):
-                result = _DECODERS[type(request.call)](result)
+                result = _answer(request, result)
             if not isinstance(result, FireflyerError):
                 self._done(request, now)
             answers[at] = result
@@ -213,14 +229,17 @@ class MetaService:
             self._cleared[client] = clear_to  # should it fail, the next one clears these too
 
         def body(t: Transaction) -> bytes | Answer:
+            if kept and number <= counter(t.get(record_key(client, 0))):
+                raise Stale(f"request {number} of client {client} was answered and forgotten")
             answer = operation(t, context, call)
             if refresh and not isinstance(call, messages.EndClient):
                 sessions.seen(t, client, now)
             if clear_to:
-                t.clear_range(record_key(client, 0), record_key(client, clear_to + 1))
+                t.clear_range(record_key(client, 1), record_key(client, clear_to + 1))
+                t.set(record_key(client, 0), counter_value(clear_to))
             return encode(answer) if kept else answer
 
-        return Job(body, (client, number) if kept else None)
+        return Job(body, (client, number) if kept else None, _refusal if request.again else None)
 
     def _done(self, request: Request, now: int) -> None:
         """Remembers what need not be written again for this client."""
