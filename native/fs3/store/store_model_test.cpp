@@ -29,7 +29,7 @@ int main() {
   const char* const only = std::getenv("FIREFLYER_STORE_SEED");
   const char* const many = std::getenv("FIREFLYER_STORE_HISTORIES");
   const std::uint64_t first = only ? std::strtoull(only, nullptr, 10) : 1;
-  const std::uint64_t last = only ? first : many ? std::strtoull(many, nullptr, 10) : 2000;
+  const std::uint64_t last = only ? first : many ? std::strtoull(many, nullptr, 10) : 300;
   const auto begin = std::chrono::steady_clock::now();
   for (std::uint64_t seed = first; seed <= last; ++seed) {
     ff::fs3::store::running_seed = seed;
