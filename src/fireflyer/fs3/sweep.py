@@ -1,0 +1,89 @@
+"""Frees what files without names occupy. One thread, beside the metadata service."""
+
+import threading
+from collections.abc import Callable
+from secrets import randbits
+
+from fireflyer.errors import FireflyerError
+from fireflyer.fs3.client.cluster import Cluster
+from fireflyer.fs3.client.data import Data
+from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.meta.inode import FILE, Inode
+from fireflyer.fs3.meta.messages import (
+    Answer,
+    Collect,
+    Collected,
+    Removal,
+    Removals,
+    Request,
+    User,
+)
+from fireflyer.log import get_logger
+from fireflyer.rpc.proof import Secret
+
+EVERY_S = 1.0
+DEADLINE_S = 5.0
+"""For one step; what takes longer is tried again in the next round."""
+ROOT_USER = User(0, 0, ())
+log = get_logger("fs3")
+
+
+class Sweep:
+    """Runs from the constructor to `close`."""
+
+    def __init__(self, execute: Callable[[Request], Answer], manager: str, secret: Secret) -> None:
+        """`execute` is the metadata service's. Raises WireError if the manager does not answer."""
+        settings = Settings(deadline_s=DEADLINE_S)
+        self._execute = execute
+        self._cluster = Cluster(randbits(62) + 1, manager, secret, settings)
+        self._data = Data(self._cluster, settings)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fs3-sweep", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Waits for the file that is being removed."""
+        self._stopping.set()
+        self._thread.join()
+        self._cluster.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(EVERY_S):
+            try:
+                self._collect()
+            except FireflyerError as error:
+                log.warning("files without names could not be freed; tried again: %s", error)
+
+    def _collect(self) -> None:
+        """All of them once; one whose chains do not answer stays for the next time."""
+        after = 0
+        while not self._stopping.is_set():
+            found = self._execute(Request(ROOT_USER, 0, Collect(after)))
+            assert isinstance(found, Removals)
+            if not found.items:
+                return
+            emptied = []
+            for item in found.items:
+                if self._stopping.is_set():
+                    break
+                if self._empty(item):
+                    emptied.append(item.inode)
+            self._execute(Request(ROOT_USER, 0, Collected(emptied)))
+            after = found.items[-1].inode
+
+    def _empty(self, item: Removal) -> bool:
+        try:
+            self._data.cut(_inode(item), 0, f"inode {item.inode}")
+        except FireflyerError as error:
+            log.warning("inode %d could not be freed; tried again: %s", item.inode, error)
+            return False
+        return True
+
+
+def _inode(item: Removal) -> Inode:
+    """As much of it as leads to its chunks."""
+    times = (0, 0, 0, 0)
+    return Inode(
+        *(1, item.inode, FILE, 0, 0, 0, 0, *times, 0, item.length_version),
+        layout=item.layout, dyn_stripe=item.chains, parent=0, name=b"",
+    )  # fmt: skip
