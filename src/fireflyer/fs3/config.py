@@ -16,8 +16,6 @@ from fireflyer.rpc.proof import Secret
 
 FILE = "cluster.toml"
 SECRET = "secret"
-LOCAL = "local"
-"""Name of the one node of an embedded file system."""
 SOCKET_PATH_BYTES = 107
 ANY_PORT = "127.0.0.1:0"
 
@@ -53,7 +51,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     metadata: str = "metadata"
     """Folder of the metadata store of that process."""
     replicas: Count = 1
-    """Of each byte, on different nodes; where there is only one node, on different targets of it."""
+    """Of each byte, on as many nodes."""
     chunk_kib: Annotated[int, msgspec.Meta(ge=4, le=64 << 10)] = 1024
     stripe: Count = 16
     """Over how many chains a file goes, at most."""
@@ -110,11 +108,8 @@ def _settled(config: ClusterConfig, base: Path) -> ClusterConfig:
         raise ConfigError("nodes need names, without slashes, and there must be one")
     if config.chunk_kib & (config.chunk_kib - 1):
         raise ConfigError(f"chunk_kib must be a power of two, not {config.chunk_kib}")
-    nodes = list(config.nodes.values())
-    places = len(nodes) if len(nodes) > 1 else nodes[0].targets
-    if config.replicas > places:
-        what = "nodes" if len(nodes) > 1 else "targets"
-        raise ConfigError(f"replicas = {config.replicas} needs as many {what}; there are {places}")
+    if config.replicas > (nodes := len(config.nodes)):
+        raise ConfigError(f"replicas = {config.replicas} needs as many nodes; there are {nodes}")
     return msgspec.structs.replace(
         config,
         manager=_address(config.manager, base),
@@ -153,32 +148,34 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         if not (directory / SECRET).exists():
             replace(directory / SECRET, secrets.token_hex(32) + "\n")
         if not path.exists():
-            replace(path, _TEMPLATE.format(replicas=replicas or 1, targets=targets or 4))
+            replace(path, _embedded(replicas or 1, targets or 4))
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"{directory} cannot hold a file system: {reason}") from None
     config = load(path)
     for name, asked, made in (
         ("replicas", replicas, config.replicas),
-        ("targets", targets, config.node(LOCAL).targets),
+        ("targets", targets, config.node("s1").targets),
     ):
         if asked not in (None, made):
             raise ConfigError(f"the file system in {directory} has {name} = {made}, not {asked}")
     return config
 
 
-_TEMPLATE = """\
+def _embedded(replicas: int, targets: int) -> str:
+    """A node for each replica, all in one process."""
+    head = f"""\
 # A file system in one process: `fireflyer fs up --dir` with this folder.
 manager = "unix:manager.sock"
-secret_file = "secret"
+secret_file = "{SECRET}"
 metadata = "."
 replicas = {replicas}
-
-[nodes.local]
-address = "unix:storage.sock"
-directory = "storage"
-targets = {targets}
 """
+    nodes = (
+        f'\n[nodes.s{n}]\naddress = "unix:s{n}.sock"\ntargets = {targets}\n'
+        for n in range(1, replicas + 1)
+    )
+    return head + "".join(nodes)
 
 
 def replace(path: Path, text: str) -> None:

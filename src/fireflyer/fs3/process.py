@@ -26,14 +26,16 @@ class Process:
 
     Attributes:
         manager: address of the manager.
-        node: the storage node, if that is among the roles.
+        nodes: the storage nodes by name, if that is among the roles.
     """
 
-    def __init__(self, config: ClusterConfig, roles: Collection[Role], name: str) -> None:
+    def __init__(
+        self, config: ClusterConfig, roles: Collection[Role], names: Collection[str]
+    ) -> None:
         """Starts the roles; waits for a manager elsewhere as long as it takes.
 
         Args:
-            name: of the storage node.
+            names: of the storage nodes.
 
         Raises:
             ConfigError: the configuration or what it names cannot be used; roles that do not go together.
@@ -42,7 +44,8 @@ class Process:
         _check(roles)
         self._secret = secret = config.secret
         self._control: Control | None = None
-        self.node: StorageNode | None = None
+        self.nodes: dict[str, StorageNode] = {}
+        self._ended = threading.Event()
         with contextlib.ExitStack() as started:
             self.manager = config.manager
             if Role.MANAGER in roles:
@@ -50,8 +53,12 @@ class Process:
                 started.callback(self._control.close)
                 self.manager = self._control.address
             if Role.STORAGE in roles:
-                self.node = _start_node(config.node(name), name, self.manager, secret)
-                started.callback(self.node.close)
+                for name in names:
+                    node = _start_node(
+                        config.node(name), name, self.manager, secret, self._ended.set
+                    )
+                    started.callback(node.close)
+                    self.nodes[name] = node
             self._end = started.pop_all()
 
     def set_up(self) -> None:

@@ -50,12 +50,15 @@ class Sweep:
     def _run(self) -> None:
         while not self._stopping.wait(EVERY_S):
             try:
-                self._collect()
+                self.round()
             except FireflyerError as error:
                 log.warning("files without names could not be freed; tried again: %s", error)
 
-    def _collect(self) -> None:
-        """All of them once; one whose chains do not answer stays for the next time."""
+    def round(self) -> None:
+        """Frees all that can be freed now; a file whose chains do not answer stays for the next round.
+
+        Any thread. Raises StorageError if the metadata service fails.
+        """
         after = 0
         while not self._stopping.is_set():
             found = self._execute(Request(ROOT_USER, 0, Collect(after)))
