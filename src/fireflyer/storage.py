@@ -142,11 +142,9 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
     scheme as an entry point of the group `fireflyer.storage` (a function of the URL: fs3://); else fsspec's.
     """
     text = os.fspath(place)
-    scheme = text.partition("://")[0] if "://" in text else ""
-    if not scheme:
-        return DirectoryStorage(Path(text))
-    if scheme == "file":
-        return DirectoryStorage(Path(text.removeprefix("file://")))
+    scheme, is_url, rest = text.partition("://")
+    if not is_url or scheme == "file":
+        return DirectoryStorage(Path(rest if is_url else text))
     for offered in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
         storage: Storage = offered.load()(text)
         return storage

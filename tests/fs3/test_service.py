@@ -28,8 +28,8 @@ class Cluster:
                 node.locate(other, number)
         self.version = 0
         self.route(self.targets)
-        for node in self.nodes:
-            node.lease(lease)
+        for node, target in zip(self.nodes, self.targets, strict=True):
+            node.lease(lease, [(target, self.version)])
 
     def route(self, serving: list[int]) -> None:
         """The chain has these members, all SERVING, at the next version."""

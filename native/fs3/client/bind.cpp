@@ -226,6 +226,8 @@ void bind(nb::module_ m) {
              new (self) Engine(client, {lanes, senders, limit}, connecting(std::move(connect)), look_at_signals);
            },
            "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 8, "connect_s"_a = 1.0,
+           nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
+                   "lanes: int = 8, senders: int = 8, connect_s: float = 1.0) -> None"),
            "connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or "
            "raises PeerLost or DeadlineExceeded.")
       .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
@@ -236,7 +238,8 @@ void bind(nb::module_ m) {
            "seconds"_a, Free(), "Likewise. What was tried keeps its tag, so that it is done once.")
       .def("query_last", [](Engine& e, Batch& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
            "batch"_a, "seconds"_a, Free(), "Likewise.")
-      .def("statistics", &statistics);
+      .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
+           "Counters: read_bytes, written_bytes, frames, mismatches, connections; most_large: large reads at a time.");
 }
 
 }  // namespace ff::fs3::client

@@ -83,10 +83,12 @@ class Node {
     if (const auto target = find(id)) target->routing(routing);
   }
 
-  // Of all targets, `left` seconds from now.
-  void lease(double left) {
+  // `left` seconds from now, for these targets with their chain's version at the manager.
+  void lease(double left, const std::vector<std::tuple<TargetId, ChainVersion>>& targets) {
     const auto until = Target::Clock::now() + std::chrono::duration_cast<Target::Clock::duration>(std::chrono::duration<double>(left));
-    for (const auto& target : all()) target->lease(until);
+    for (const auto& [id, version] : targets) {
+      if (const auto target = find(id)) target->lease(until, version);
+    }
   }
 
   std::vector<Report> reports() {
@@ -204,7 +206,8 @@ void bind(nb::module_ m) {
       .def("close", &Node::close, "target"_a, Free())
       .def("routing", &Node::routing, "target"_a, "version"_a, "members"_a, Free(),
            "The target's chain as published: members (target, state, incarnation) in order; an older one is passed over.")
-      .def("lease", &Node::lease, "left"_a, Free(), "The lease of all targets runs for so many seconds from now.")
+      .def("lease", &Node::lease, "left"_a, "targets"_a, Free(),
+           "The lease of these (target, version of its chain at the manager) runs for so many seconds from now.")
       .def("reports", &Node::reports, Free(),
            "(target, incarnation, local state, its version, number of its store, chain version known, role, failed) of each.")
       .def("wait", &Node::wait, "seconds"_a, Free(), "Until a report changes, at most so long; whether one did.")

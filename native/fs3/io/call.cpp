@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "base/crc32c.hpp"
@@ -27,7 +26,7 @@ void make_crcs(Piece& piece) {
 }  // namespace
 
 Engine::Call::Call(Engine& engine, Lane& lane, FrameKind kind, Clock::time_point deadline)
-    : engine_(engine), lane_(lane), kind_(kind), deadline_(deadline) {}
+    : engine_(engine), lane_(lane), kind_(kind), deadline_(deadline), table_(engine.table()) {}
 
 Engine::Call::~Call() {
   for (Queue& queue : queues_) {
@@ -41,10 +40,10 @@ Engine::Call::~Call() {
   for (; permitted_ != 0; --permitted_) engine_.permits_.give_back();
 }
 
-void Engine::Call::add(Piece& piece, const Table& table) {
-  const auto found = table.find(piece.chain);
+void Engine::Call::add(Piece& piece) {
+  const auto found = table_->find(piece.chain);
   const bool head = kind_ == FrameKind::write;
-  const Seat* const seat = found == table.end() ? nullptr : engine_.choose(found->second, piece, head);
+  const Seat* const seat = found == table_->end() ? nullptr : engine_.choose(found->second, piece, head);
   if (!seat) {
     piece.outcome = Outcome::no_route;
     return;
@@ -82,6 +81,7 @@ void Engine::Call::run() {
   }
   while (!finished() && Clock::now() < deadline_) {
     wait();
+    leave_stale();
     for (Queue& queue : queues_) {
       if (queue.link) advance(queue);
     }
@@ -193,10 +193,34 @@ void Engine::Call::advance(Queue& queue) {
   done_.clear();
   const bool standing = queue.link->advance(done_);
   for (const Request& request : done_) answered(queue, request);
-  if (standing) return;
+  if (!standing) lose(queue);
+}
+
+void Engine::Call::lose(Queue& queue) {
+  done_.clear();
+  queue.link->give_up(done_);
+  for (const Request& request : done_) answered(queue, request);
   queue.link = nullptr;
   lane_.links.erase(queue.node);
   end(queue, Outcome::unreachable);
+}
+
+// A node that is frozen or cut off does not answer, nor does its connection break: the manager's word ends the waiting.
+void Engine::Call::leave_stale() {
+  auto now = engine_.table();
+  if (now == table_) return;
+  table_ = std::move(now);
+  const auto serves = [this](const Piece& piece, std::uint32_t node) {
+    const auto chain = table_->find(piece.chain);
+    if (chain == table_->end() || chain->second.seats.empty()) return false;
+    const auto& seats = chain->second.seats;
+    if (kind_ == FrameKind::write) return seats.front().node == node;
+    return std::any_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat.node == node; });
+  };
+  for (Queue& queue : queues_) {
+    const auto stale = [&](const Piece* piece) { return piece->outcome == Outcome::open && !serves(*piece, queue.node); };
+    if (queue.link && std::any_of(queue.pieces.begin(), queue.pieces.end(), stale)) lose(queue);
+  }
 }
 
 void Engine::Call::answered(Queue& queue, const Request& request) {
@@ -232,8 +256,8 @@ void Engine::Call::wait() {
   if (in_line_) fds.push_back({lane_.wake(), POLLIN, 0});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
   if (left.count() <= 0) return;
-  const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), 60'000));
-  if (::poll(fds.data(), fds.size(), limit) < 0 && errno == EINTR) engine_.signal_();
+  const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), kLook));
+  if (::poll(fds.data(), fds.size(), limit) <= 0) engine_.signal_();  // it may have come outside of poll
 }
 
 }  // namespace ff::fs3::io

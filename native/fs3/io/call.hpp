@@ -12,12 +12,14 @@ namespace ff::fs3::io {
 
 class Engine::Call {
  public:
+  static constexpr int kLook = 100;  // ms, at most, until a change of the routing is noticed
+
   Call(Engine& engine, Lane& lane, FrameKind kind, Clock::time_point deadline);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  void add(Piece& piece, const Table& table);
+  void add(Piece& piece);
   void run();
 
  private:
@@ -41,6 +43,8 @@ class Engine::Call {
   void leave_line();
   Request next_frame(const Queue& queue) const;
   void advance(Queue& queue);
+  void lose(Queue& queue);  // its connection
+  void leave_stale();       // nodes from which the routing now takes what they were asked for
   void answered(Queue& queue, const Request& request);
   bool finished() const;
   void wait();
@@ -49,6 +53,7 @@ class Engine::Call {
   Lane& lane_;
   const FrameKind kind_;
   const Clock::time_point deadline_;
+  std::shared_ptr<const Table> table_;
   std::vector<Queue> queues_;
   std::size_t last_ = 0;      // queue of the last piece added
   bool in_line_ = false;      // for a permit

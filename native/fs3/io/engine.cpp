@@ -117,9 +117,8 @@ std::size_t Engine::run(FrameKind kind, std::span<Piece> pieces, Clock::time_poi
   }
   {
     Call call(*this, *lane.get(), kind, deadline);
-    const auto routes = table();
     for (Piece& piece : pieces) {
-      if (piece.outcome == Outcome::open) call.add(piece, *routes);
+      if (piece.outcome == Outcome::open) call.add(piece);
     }
     call.run();
   }

@@ -52,14 +52,15 @@ class Engine {
   using Clock = std::chrono::steady_clock;
   // A connected and proved socket to a node, within `limit`; the engine's from then on.
   using Connect = std::function<int(std::uint32_t node, std::chrono::milliseconds limit)>;
-  using Signal = std::function<void()>;  // a signal came while a call waited; may throw to end the call
+  using Signal = std::function<void()>;  // a signal may have come while a call waited; may throw to end the call
 
   static constexpr std::size_t kSmall = std::size_t{64} << 10;
   static constexpr unsigned kAhead = 3;  // frames outstanding on one connection
 
   Engine(std::uint64_t client, EngineOptions options, Connect connect, Signal signal = [] {});
 
-  // Replaces the routing; `local` is the node on this machine, or kAnyNode. Calls under way go on with theirs.
+  // Replaces the routing; `local` is the node on this machine, or kAnyNode. Calls under way go on with theirs, but wait no
+  // longer for nodes that do not serve any more what they were asked for.
   void routing(std::span<const Route> routes, std::uint32_t local);
 
   // Each tries the pieces that are `open` and returns how many of all are not ok then.

@@ -250,6 +250,28 @@ void a_deadline_ends_the_call_and_late_answers_touch_nothing() {
   CHECK(scene.nodes[2].connections == 2);  // not the one on which the late answer comes
 }
 
+void a_node_that_leaves_the_chain_is_not_waited_for() {
+  Scene scene;
+  std::mutex gate;
+  gate.lock();
+  scene.nodes[2].script([&gate](int fd, const Heard&, Bytes answer) {
+    std::lock_guard passed(gate);
+    return ScriptedNode::whole(fd, answer);
+  });
+  Bytes a(100'000), b(5000);
+  scene.nodes[0].put({1, 0}, Bytes(5000));
+  Piece pieces[] = {piece(1, 0, 3, a), piece(1, 0, 1, b)};
+  pieces[1].choice = 0;
+  std::thread caller([&] { CHECK(scene.engine.read(pieces, soon()) == 1); });
+  while (scene.nodes[2].frames == 0) std::this_thread::yield();
+  const Route routes[] = {{1, 11, {0}}, {3, 31, {1}}};
+  scene.engine.routing(routes, kAnyNode);
+  caller.join();  // long before the deadline
+  CHECK(pieces[0].outcome == Outcome::lost && pieces[1].outcome == Outcome::ok);
+  CHECK(scene.engine.statistics().large == 0);
+  gate.unlock();
+}
+
 void a_server_that_comes_back_gets_a_new_connection() {
   Scene scene;
   Bytes bytes = random_bytes(5000, 3), back(5000);
@@ -347,6 +369,7 @@ int main() {
   a_write_whose_outcome_is_not_known_keeps_its_tag();
   truncate_extend_and_remove_carry_no_bytes();
   a_deadline_ends_the_call_and_late_answers_touch_nothing();
+  a_node_that_leaves_the_chain_is_not_waited_for();
   a_server_that_comes_back_gets_a_new_connection();
   few_large_requests_are_outstanding();
   a_node_that_dies_gives_its_permits_back();

@@ -168,11 +168,11 @@ bool Link::quiet() const {
 
 bool Link::advance(std::vector<Request>& answered) {
   if (!broken_ && flush() && receive(answered) && flush()) return true;
-  fail(answered);
+  give_up(answered);
   return false;
 }
 
-void Link::fail(std::vector<Request>& answered) {
+void Link::give_up(std::vector<Request>& answered) {
   broken_ = true;
   unsent_.clear();
   for (Request& request : outstanding_) {

@@ -44,7 +44,8 @@ class Link {
   void post(Request request, std::uint64_t client);
   // Sends and receives what the socket takes and has, for a bounded time. False: broken; all requests are in `answered`.
   bool advance(std::vector<Request>& answered);
-  short events() const;  // what to poll for
+  void give_up(std::vector<Request>& answered);  // breaks it from here
+  short events() const;                          // what to poll for
   bool idle() const { return !broken_ && outstanding_.empty() && unsent_.empty(); }
   bool quiet() const;  // of an idle one: the other side sent nothing and is still there
   int fd() const { return fd_; }
@@ -68,7 +69,6 @@ class Link {
   void finish(std::vector<Request>& answered);
   void report(const Request& request);
   bool land();
-  void fail(std::vector<Request>& answered);
 
   const int fd_;
   bool broken_ = false;

@@ -17,6 +17,9 @@ void Peers::stop() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
     pauses_.clear();
+    asked_.clear();
+    heard_.clear();
+    connections_.clear();
     woken_.notify_all();
   }
   if (ticker_.joinable()) ticker_.join();
@@ -36,8 +39,9 @@ void Peers::post(std::weak_ptr<Target> from, Posted posted, Content content) {
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
-    const auto node = nodes_.find(to);
-    if (node != nodes_.end()) {
+    if (const auto heard = heard_.find(to); heard != heard_.end()) {
+      connection = heard->second;
+    } else if (const auto node = nodes_.find(to); node != nodes_.end()) {
       const auto found = connections_.find(node->second);
       if (found == connections_.end()) wanted_.insert(node->second);
       else connection = found->second;
@@ -79,12 +83,21 @@ void Peers::locate(TargetId target, std::uint32_t node) {
 
 void Peers::connected(std::uint32_t node, std::shared_ptr<Service::Connection> connection) {
   std::lock_guard lock(mutex_);
+  if (stopping_) return;
   wanted_.erase(node);
   connections_[node] = std::move(connection);
 }
 
+void Peers::heard(TargetId from, const std::shared_ptr<Service::Connection>& connection) {
+  std::lock_guard lock(mutex_);
+  if (stopping_) return;
+  auto& known = heard_[from];
+  if (!known || known->id < connection->id) known = connection;
+}
+
 void Peers::broken(const Service::Connection& connection) {
   std::unique_lock lock(mutex_);
+  std::erase_if(heard_, [&](const auto& one) { return one.second->id == connection.id; });
   std::erase_if(connections_, [&](const auto& one) {
     if (one.second->id != connection.id) return false;
     wanted_.insert(one.first);

@@ -38,6 +38,8 @@ class Peers final : public Courier {
 
   void locate(TargetId target, std::uint32_t node);
   void connected(std::uint32_t node, std::shared_ptr<Service::Connection> connection);
+  // A message of that target came on this connection: messages to it may go back on it.
+  void heard(TargetId from, const std::shared_ptr<Service::Connection>& connection);
   void broken(const Service::Connection& connection);
   // An answer to `op` of the target came; false if that was given up: the answer is too late.
   bool answered(TargetId target, replica::Op op);
@@ -60,6 +62,7 @@ class Peers final : public Courier {
   mutable std::mutex mutex_;  // guards what follows
   std::unordered_map<TargetId, std::uint32_t> nodes_;
   std::unordered_map<std::uint32_t, std::shared_ptr<Service::Connection>> connections_;
+  std::unordered_map<TargetId, std::shared_ptr<Service::Connection>> heard_;
   std::set<std::uint32_t> wanted_;
   std::map<Key, Asked> asked_;
   std::multimap<Clock::time_point, std::pair<std::weak_ptr<Target>, replica::Op>> pauses_;

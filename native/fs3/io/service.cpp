@@ -59,6 +59,7 @@ void Service::stop() {
     by_chain_.clear();
     by_id_.clear();
   }
+  for (const auto& [id, connection] : connections) connection->line.shut();  // others may hold it a little longer
   std::lock_guard lock(jobs_mutex_);
   jobs_.clear();
 }

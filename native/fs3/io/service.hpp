@@ -92,7 +92,7 @@ class Service {
   bool read(const Shared& connection, Frame& frame);
   void finish(ReadJob& job);
   bool write(const Shared& connection, Frame& frame);
-  bool message(Frame& frame);
+  bool message(const Shared& connection, Frame& frame);
   void query(const Shared& connection, const Frame& frame);
   void report(const Frame& frame);
   std::shared_ptr<Target> of_chain(std::uint32_t chain) const;

@@ -55,7 +55,7 @@ bool Service::handle(const Shared& connection, Frame& frame) {
   switch (frame.head.kind) {
     case FrameKind::read: return read(connection, frame);
     case FrameKind::write: return write(connection, frame);
-    case FrameKind::message: return message(frame);
+    case FrameKind::message: return message(connection, frame);
     case FrameKind::query_last: query(connection, frame); return true;
     case FrameKind::report: report(frame); return true;
     default: return false;
@@ -198,7 +198,7 @@ bool Service::write(const Shared& connection, Frame& frame) {
   return true;
 }
 
-bool Service::message(Frame& frame) {
+bool Service::message(const Shared& connection, Frame& frame) {
   auto posted = decode(frame.table);
   if (!posted) return false;
   ++messages_;
@@ -208,6 +208,7 @@ bool Service::message(Frame& frame) {
       [&]<class T>(const T& m) {
         if constexpr (std::is_same_v<T, replica::Update>) offset = m.kind == Kind::write ? m.offset : 0;
         if (asks(posted->message) == 0) answers = m.op;
+        peers_->heard(m.from, connection);
       },
       posted->message);
   Content content;

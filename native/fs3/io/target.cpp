@@ -16,11 +16,6 @@ using replica::Op;
 constexpr std::size_t kIncomplete = 0;  // the store's state word that is not 0 while it is no whole replica
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // what needs no sync of its own gets one by then
 
-replica::Entry entry_of(const store::Entry& found) {
-  return {found.chunk,          found.committed.version, found.committed.length, found.committed.crc,
-          found.pending.version, found.pending.remove};
-}
-
 bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<const std::uint32_t> crcs) {
   std::size_t from = 0;
   for (const std::uint32_t crc : crcs) {
@@ -32,45 +27,6 @@ bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<con
 }
 
 }  // namespace
-
-// ---- What the replica asks of the store --------------------------------------------------------------------------
-
-replica::Entry Target::StoreLookup::entry(ChunkId chunk) const {
-  auto found = entry_of(store_.entry(chunk));
-  found.chunk = chunk;
-  return found;
-}
-
-void Target::StoreLookup::page(ChunkId after, std::size_t limit, std::vector<replica::Entry>& to) const {
-  const bool first = after.inode == 0 && after.index == 0;
-  for (const auto& one : store_.page(first ? std::nullopt : std::optional(after), limit)) to.push_back(entry_of(one));
-}
-
-replica::Tagged Target::StoreLookup::tag(std::uint64_t client, std::uint32_t channel) const {
-  const auto found = store_.tag(client, channel);
-  return found ? replica::Tagged{found->tag, found->chunk, found->version} : replica::Tagged{};
-}
-
-bool Target::StoreLookup::complete() const { return store_.state()[kIncomplete] == 0 && !store_.damaged(); }
-
-std::vector<replica::Pending> Target::StoreLookup::pendings() const {
-  std::vector<replica::Pending> pendings;
-  const auto tags = store_.tags();
-  std::optional<ChunkId> after;
-  for (;;) {
-    const auto page = store_.page(after, 1024);
-    if (page.empty()) return pendings;
-    after = page.back().chunk;
-    for (const auto& one : page) {
-      if (one.pending.version == 0) continue;
-      const auto tagged = std::find_if(tags.begin(), tags.end(), [&](const store::Tagged& t) {
-        return t.chunk == one.chunk && t.version == one.pending.version;
-      });
-      const Tag tag = tagged == tags.end() ? Tag{} : tagged->tag;
-      pendings.push_back({one.chunk, one.pending.version, one.pending.length, one.pending.remove, tag});
-    }
-  }
-}
 
 // ---- Life --------------------------------------------------------------------------------------------------------
 
@@ -142,7 +98,7 @@ void Target::look_at_lease(Work& work) {
   const bool runs = Clock::now() < lease_until_;
   if (runs == lease_runs_) return;
   lease_runs_ = runs;
-  step_locked(replica::Lease{runs}, work);
+  step_locked(replica::Lease{runs, lease_version_}, work);
 }
 
 void Target::do_work(Work& work) {
@@ -264,12 +220,13 @@ void Target::routing(const replica::Routing& routing) {
   step(routing);
 }
 
-void Target::lease(Clock::time_point until) {
+void Target::lease(Clock::time_point until, ChainVersion version) {
   Work work;
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     lease_until_ = std::max(lease_until_, until);
+    lease_version_ = std::max(lease_version_, version);
     look_at_lease(work);
   }
   do_work(work);

@@ -26,6 +26,7 @@
 #include "fs3/io/messages.hpp"
 #include "fs3/io/wire.hpp"
 #include "fs3/replica/replica.hpp"
+#include "fs3/replica/store_lookup.hpp"
 #include "fs3/store/store.hpp"
 
 namespace ff::fs3::io {
@@ -74,8 +75,8 @@ class Target : public std::enable_shared_from_this<Target> {
   void failed(replica::Op op);
   void retry(replica::Op op);
   void routing(const replica::Routing& routing);
-  // The lease runs until then; a time that is over ends it.
-  void lease(Clock::time_point until);
+  // The lease runs until then; `version` is the chain's at the manager when that was granted. It is never shortened.
+  void lease(Clock::time_point until, ChainVersion version);
   // The chunk with the largest index of an inode, as far as it is committed.
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
@@ -92,19 +93,6 @@ class Target : public std::enable_shared_from_this<Target> {
   Report report() const;
 
  private:
-  class StoreLookup final : public replica::Lookup {
-   public:
-    explicit StoreLookup(const store::Store& store) : store_(store) {}
-    replica::Entry entry(ChunkId chunk) const override;
-    void page(ChunkId after, std::size_t limit, std::vector<replica::Entry>& to) const override;
-    replica::Tagged tag(std::uint64_t client, std::uint32_t channel) const override;
-    Version floor() const override { return store_.floor(); }
-    bool complete() const override;
-    std::vector<replica::Pending> pendings() const override;
-
-   private:
-    const store::Store& store_;
-  };
   struct Asking {  // a client's write or a parked read
     Wrote wrote;
     Later later;
@@ -146,7 +134,7 @@ class Target : public std::enable_shared_from_this<Target> {
   const TargetId id_;
   const std::uint32_t chain_;
   store::Store store_;
-  const StoreLookup lookup_;
+  const replica::StoreLookup lookup_;
   const std::shared_ptr<Courier> courier_;
   std::function<void()> changed_;
 
@@ -155,6 +143,7 @@ class Target : public std::enable_shared_from_this<Target> {
   replica::Actions actions_;
   Clock::time_point lease_until_{};
   bool lease_runs_ = false;
+  ChainVersion lease_version_ = 0;
   replica::Op next_op_ = 1;
   replica::Payload next_payload_ = 1;
   std::unordered_map<replica::Payload, Content> contents_;

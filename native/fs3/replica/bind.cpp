@@ -13,7 +13,6 @@
 
 #include "fs3/replica/map_store.hpp"
 #include "fs3/replica/print.hpp"
-#include "fs3/replica/store_lookup.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -25,6 +24,27 @@ void bind(nb::module_ m);
 namespace {
 
 using Machine = nb::class_<Replica>;
+
+// A store of Python's. What its methods raise comes out of step(), and the replica is not to be used any more.
+class ObjectLookup final : public Lookup {
+ public:
+  explicit ObjectLookup(nb::object store) : store_(std::move(store)) {}
+
+  Entry entry(ChunkId chunk) const override { return nb::cast<Entry>(store_.attr("entry")(chunk)); }
+  void page(ChunkId after, std::size_t limit, std::vector<Entry>& to) const override {
+    for (const nb::handle entry : store_.attr("page")(after, limit)) to.push_back(nb::cast<Entry>(entry));
+  }
+  Tagged tag(std::uint64_t client, std::uint32_t channel) const override {
+    const nb::object found = store_.attr("tag")(client, channel);
+    return found.is_none() ? Tagged{} : nb::cast<Tagged>(found);
+  }
+  Version floor() const override { return nb::cast<Version>(store_.attr("floor")()); }
+  bool complete() const override { return nb::cast<bool>(store_.attr("complete")()); }
+  std::vector<Pending> pendings() const override { return nb::cast<std::vector<Pending>>(store_.attr("pendings")()); }
+
+ private:
+  nb::object store_;
+};
 
 // The class of an event; Replica.step() takes it.
 template <class E>
@@ -70,12 +90,20 @@ void bind_values(nb::module_ m) {
       .def_ro("state", &Member::state)
       .def_ro("incarnation", &Member::incarnation);
   nb::class_<Entry>(m, "Entry", "What an index or a page says of a chunk; version 0: none.")
+      .def("__init__", [](Entry* at, const ChunkId& chunk, Version committed, std::uint32_t length, std::uint32_t crc,
+                          Version pending, bool removes) {
+             new (at) Entry{chunk, committed, length, crc, pending, removes};
+           }, "chunk"_a, "committed"_a = 0, "length"_a = 0, "crc"_a = 0, "pending"_a = 0, "removes"_a = false)
       .def_ro("chunk", &Entry::chunk)
       .def_ro("committed", &Entry::committed)
       .def_ro("length", &Entry::length)
       .def_ro("crc", &Entry::crc)
       .def_ro("pending", &Entry::pending)
       .def_ro("removes", &Entry::removes);
+  nb::class_<Pending>(m, "Pending", "A pending version; `length` is the chunk's with it.")
+      .def("__init__", [](Pending* at, const ChunkId& chunk, Version version, std::uint32_t length, bool removes,
+                          const Tag& tag) { new (at) Pending{chunk, version, length, removes, tag}; },
+           "chunk"_a, "version"_a, "length"_a, "removes"_a, "tag"_a = Tag{});
   nb::class_<Tagged>(m, "Tagged", "The newest write of a channel; version 0: it did not happen.")
       .def("__init__", [](Tagged* at, const Tag& tag, const ChunkId& chunk, Version version) {
              new (at) Tagged{tag, chunk, version};
@@ -126,8 +154,7 @@ void bind_events(nb::module_ m, Machine& r) {
   event<Routing>(m, r, "Routing")
       .def("__init__", [](Routing* at, ChainVersion version, std::vector<Member> members) {
              new (at) Routing{version, std::move(members)};
-           }, "version"_a, "members"_a)
-      .def_ro("version", &Routing::version);
+           }, "version"_a, "members"_a);
   message<PageAsk>(m, r, "PageAsk").def_ro("after", &PageAsk::after);
   message<Page>(m, r, "Page")
       .def_ro("entries", &Page::entries)
@@ -191,9 +218,12 @@ void bind_actions(nb::module_ m) {
 
 void bind_lookups(nb::module_ m) {
   nb::class_<Lookup>(m, "Lookup", "What a replica asks the store of its target.");
-  nb::class_<StoreLookup, Lookup>(m, "StoreLookup", "Over a chunk store, which it keeps alive.")
-      .def("__init__", [](StoreLookup* at, nb::handle store) { new (at) StoreLookup(nb::cast<const store::Store&>(store)); },
-           "store"_a, nb::sig("def __init__(self, store: object) -> None"), nb::keep_alive<1, 2>());
+  nb::class_<ObjectLookup, Lookup>(m, "ObjectLookup",
+                                   "Over an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], "
+                                   "tag(client, channel) -> Tagged | None, floor() -> int, complete() -> bool and "
+                                   "pendings() -> list[Pending].")
+      .def("__init__", [](ObjectLookup* at, nb::object store) { new (at) ObjectLookup(std::move(store)); }, "store"_a,
+           nb::sig("def __init__(self, store: object) -> None"));
   nb::class_<MapStore, Lookup>(m, "MapStore", "A store whose chunks hold one number each; for tests.")
       .def(nb::init<>())
       .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "Its refusal, or nothing: sync() will say.")
@@ -202,9 +232,6 @@ void bind_lookups(nb::module_ m) {
       .def("mark", &MapStore::mark)
       .def("conclude", &MapStore::conclude, "action"_a, "tags"_a)
       .def("sync", &MapStore::sync, "Makes all durable; what is done.")
-      .def("power_cut", &MapStore::power_cut, "lost"_a, "synced"_a = 0,
-           "The newest `lost` records not yet synced go, or `synced` whole syncs.")
-      .def("value", &MapStore::value, "chunk"_a, "version"_a)
       .def("entry", &MapStore::entry, "chunk"_a)
       .def("tags", &MapStore::tags, "pending_as_they_are"_a);
 }
@@ -226,7 +253,6 @@ void bind(nb::module_ m) {
       .def_prop_ro("incarnation", &Replica::incarnation)
       .def_prop_ro("local", &Replica::local, "The last LocalState.")
       .def_prop_ro("role", &Replica::role, "In which it works; offline also where the chain names another incarnation.")
-      .def_prop_ro("chain_version", &Replica::chain_version)
       .def_prop_ro("busy_chunks", &Replica::busy_chunks, "With jobs, pending versions or parked reads.")
       .def_prop_ro("outstanding", &Replica::outstanding, "Sends, Applies and Drops without an answer yet.");
 }

@@ -148,6 +148,7 @@ void Replica::make_inherited(Place& place) {
 }
 
 void Replica::on(const Lease& lease) {
+  if (lease.runs && lease_) return;
   lease_ = lease.runs;
   lease_version_ = lease.version;
   if (leased()) return;

@@ -263,6 +263,7 @@ class Replica {
   LocalState local_;
 
   Version floor_;  // at least 1: so the version of a chunk is at least 2, and 1 stands for "nothing was removed"
+  Version given_up_ = 0;  // the highest version dropped in this life: no number is given twice
   Chunks chunks_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, Mine> channels_;
   std::multiset<Version> creations_, removals_;  // of jobs under way

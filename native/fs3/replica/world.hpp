@@ -62,14 +62,15 @@ inline Chain next_chain(const Chain& chain, const std::map<TargetId, Said>& said
     const bool last = count(State::serving) == 0;
     for (Member* m : left) m->state = last ? State::lastsrv : away(*m);
     for (Member& m : members) {
-      if (m.state != State::lastsrv) continue;
-      if (count(State::serving) > 0) m.state = away(m);
-      if (proceed && m.state == State::lastsrv && (!alive(m) || faulty(m))) {
-        const auto good = std::count_if(members.begin(), members.end(), [&](const Member& o) {
-          return (o.state == State::lastsrv && alive(o) && !faulty(o)) || o.state == State::recovering;
-        });
-        if (good > 0) m.state = State::offline;
-      }
+      if ((m.state == State::recovering || m.state == State::syncing) && uptodate(m)) m.state = State::serving;
+    }
+    for (Member& m : members) {
+      if (m.state == State::syncing && count(State::serving) == 0) m.state = away(m);
+      if (!proceed || m.state != State::lastsrv || (alive(m) && !faulty(m))) continue;
+      const auto good = std::count_if(members.begin(), members.end(), [&](const Member& o) {
+        return (o.state == State::lastsrv && alive(o) && !faulty(o)) || o.state == State::recovering;
+      });
+      if (good > 0) m.state = State::offline;
     }
     order();
     if (count(State::serving) + count(State::recovering) == 0) {
@@ -83,7 +84,8 @@ inline Chain next_chain(const Chain& chain, const std::map<TargetId, Said>& said
       }
     }
     for (Member& m : members) {
-      if ((m.state == State::recovering || m.state == State::syncing) && uptodate(m)) m.state = State::serving;
+      const bool waits = m.state == State::lastsrv || m.state == State::recovering;
+      if (waits && count(State::serving) > 0) m.state = away(m);
       if (m.state == State::waiting && !alive(m)) m.state = State::offline;
       if (m.state == State::offline && alive(m)) m.state = State::waiting;
     }

@@ -63,8 +63,8 @@ void Replica::begin_client(Place& place) {
   Chunk& chunk = place.second;
   Job& job = chunk.jobs.front();
   job.base = chunk.committed;
-  job.version = job.base + 1;
-  if (job.base == 0) job.version = std::max(floor_, removals_.empty() ? 0 : *removals_.rbegin()) + 1;
+  job.version = std::max(job.base, given_up_) + 1;
+  if (job.base == 0) job.version = std::max({given_up_, floor_, removals_.empty() ? 0 : *removals_.rbegin()}) + 1;
   count(job);
   if (may_apply(job)) {
     apply(place);
@@ -324,6 +324,7 @@ void Replica::drop(Place& place, Status status) {
   job.outcome = status;
   job.op = next_op_++;
   applies_.emplace(job.op, place.first);
+  given_up_ = std::max(given_up_, place.second.pending);
   act(Drop{job.op, place.first, place.second.pending});
 }
 

@@ -158,10 +158,17 @@ void bind_disks(nb::module_& m) {
 }  // namespace
 
 void bind(nb::module_ m) {
-  m.doc() = "Chunk stores on real and simulated disks. Statuses and kinds are indices of STATUSES and KINDS.";
-  m.attr("STATUSES") = nb::make_tuple("ok", "stale_routing", "duplicate", "diverged", "corrupt", "no_space", "io_error",
-                                      "not_found", "invalid");
-  m.attr("KINDS") = nb::make_tuple("write", "truncate", "extend", "remove", "replace");
+  m.doc() = "Chunk stores on real and simulated disks. Statuses and kinds are indices of statuses() and kinds().";
+  m.def(
+      "statuses",
+      [] {
+        return nb::make_tuple("ok", "stale_routing", "duplicate", "diverged", "corrupt", "no_space", "io_error",
+                              "not_found", "invalid");
+      },
+      nb::sig("def statuses() -> tuple[str, ...]"), "The names of the statuses, by number.");
+  m.def(
+      "kinds", [] { return nb::make_tuple("write", "truncate", "extend", "remove", "replace"); },
+      nb::sig("def kinds() -> tuple[str, ...]"), "The names of the kinds of an apply, by number.");
   m.attr("ANY_BASE") = kAnyBase;
   bind_disks(m);
   nb::class_<PyStore>(m, "Store", "The chunks of one target. native/fs3/store/store.hpp says what each call means.")

@@ -63,7 +63,8 @@ class Model {
   bool chance(std::uint64_t one_in) { return below(one_in) == 0; }
   ChunkId id(std::uint64_t i) const { return {i / 2, static_cast<std::uint32_t>(i % 2)}; }
   Chunk& any_chunk(ChunkId& chunk) {
-    chunk = id(below(kChunks));
+    if (!chance(3)) last_ = id(below(kChunks));  // often the one of the step before
+    chunk = last_;
     return chunks_[chunk];
   }
 
@@ -170,11 +171,11 @@ class Model {
     ModelVersion& base = model.now().committed;
     Apply a{.chunk = chunk, .base = base.version, .version = ++version_, .chain_version = 7};
     a.kind = static_cast<Kind>(below(5));
-    if (chance(10)) a.base = kAnyBase;
+    if (chance(15)) a.base = kAnyBase;
     a.committed = chance(2);
     const std::uint64_t scale = chance(6) ? 70000 : chance(2) ? 20000 : 3000;
     Bytes bytes(1 + below(scale));
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(version_ * 31 + below(3));
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(version_ * 31 + i / 200);
     Bytes after = base.bytes;
     if (a.kind == Kind::write) {
       a.offset = static_cast<std::uint32_t>(chance(2) ? after.size() : below(after.size() + 5000));
@@ -230,7 +231,7 @@ class Model {
     Chunk& model = any_chunk(chunk);
     ModelChunk next = model.now();
     const Version version = next.pending.version;
-    const bool commits = !chance(4);
+    const bool commits = !chance(3);
     const Status status = commits ? store_->commit(chunk, version) : store_->drop(chunk, version);
     if (version == 0 || model.busy) {
       CHECK(status == Status::diverged);
@@ -245,14 +246,15 @@ class Model {
   }
 
   void ride() {
-    if (chance(2)) {
-      store_->raise_floor(floor_ = std::max(floor_, ++version_));
-      CHECK(store_->floor() == floor_);
-    } else {
-      store_->keep_tag({{1, 1, ++next_seq_}, id(0), 1, 0});
-      tags_[1].second = next_seq_;
+    for (std::uint64_t left = 1 + below(8); left > 0; --left) {
+      if (chance(2)) {
+        store_->raise_floor(floor_ = std::max(floor_, ++version_));
+        CHECK(store_->floor() == floor_);
+      } else {
+        store_->keep_tag({{1, 1, ++next_seq_}, id(0), 1, 0});
+        tags_[1].second = next_seq_;
+      }
     }
-    CHECK(!store_->failed());
   }
 
   void sync(bool failing) {
@@ -362,7 +364,7 @@ class Model {
     if (!lies_) CHECK(disk_.used_bytes("data-") == 0);
   }
 
-  static constexpr std::uint64_t kChunks = 5;
+  static constexpr std::uint64_t kChunks = 4;
   struct Waiting {
     ChunkId chunk;
     Tag tag;
@@ -371,6 +373,7 @@ class Model {
   std::mt19937_64 random_;
   SimDisk disk_;
   const bool lies_;
+  ChunkId last_;
   bool failures_ = false;  // a call was made to fail in some step
   std::optional<Store> store_;
   std::vector<Held> held_;

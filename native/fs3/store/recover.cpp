@@ -84,7 +84,6 @@ void Core::write_identity() {
 
 void Core::recover() {
   const std::vector<std::string> names = disk_.list();
-  disk_.sync_names();  // after a crash of the process alone, what is there need not be durable
   const std::vector<std::uint64_t> logs = numbers(names, "log-"), indexes = numbers(names, "index-");
   const bool identified = read_identity();
   bool damage_known = false;
@@ -114,6 +113,8 @@ void Core::recover() {
   if (!identified) write_identity();
   for (const std::uint64_t number : logs)
     if (std::find(needed.begin(), needed.end(), number) == needed.end()) disk_.remove(log_name(number));
+  for (const std::uint64_t number : indexes)
+    if (!identified) disk_.remove(index_name(number));
   punch_free(names);
   if (!damaged_ || damage_known) return;
   Record record;
@@ -133,7 +134,8 @@ void Core::read_log(std::uint64_t number, bool last) {
   if (file == kNoFile) throw Error(Code::storage, log_name(number) + " is gone");
   try {
     std::vector<std::byte> bytes(static_cast<std::size_t>(disk_.size(file)));
-    bytes.resize(disk_.read(file, 0, bytes.data(), bytes.size()));
+    const std::size_t got = disk_.read(file, 0, bytes.data(), bytes.size());
+    bytes.resize((got + kRecordStep - 1) / kRecordStep * kRecordStep);  // a power cut may end it within a record's padding
     LogWalk walk(bytes, {salt_, number}, next_sequence_);
     if (const auto first = walk.first_sequence(); first && *first < next_sequence_) {
       damaged_ = true;  // the log before went on after this one began
@@ -208,7 +210,7 @@ void Core::punch_free(const std::vector<std::string>& names) {
   }
 }
 
-// A new file with its BEGIN, durable; then it is the log. If it fails, the log before goes on and the new one is gone.
+// A new file with its BEGIN, durable with all names before it; then it is the log. If it fails, the log before goes on and the new one is gone.
 void Core::begin_log(std::uint64_t number) {
   Record begin;
   begin.sequence = next_sequence_;

@@ -184,6 +184,28 @@ void large_chunks() {
   CHECK(whole(store, chunk) == right && store.statistics().extent_bytes < 6'000'000);
 }
 
+// What a TRUNCATE cuts off stays for who reads it, and for a crash before its commit is durable.
+void truncate_seals() {
+  SimDisk disk(1);
+  std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
+  const ChunkId chunk{1, 0};
+  const Bytes right = pattern(10000, 1);
+  CHECK(put(*store, chunk, 0, right) == Status::ok);
+  Reading reading = store->read(chunk, 0, 0, ~std::uint32_t{0});
+  CHECK(store->apply(1, {.chunk = chunk, .base = 1, .version = 2, .kind = Kind::truncate, .length = 5000}) == Status::ok);
+  CHECK(store->sync().size() == 1 && store->commit(chunk, 2) == Status::ok);
+  CHECK(store->apply(1, {.chunk = chunk, .base = 2, .version = 3, .offset = 5000, .bytes = pattern(3000, 9)}) == Status::ok);
+  Bytes bytes(right.size());
+  CHECK(reading.copy(bytes.data()) == Status::ok && bytes == right);
+  reading = {};
+  store.reset();
+  disk.crash();
+  store.emplace(Store::open(disk, kIdentity, kOptions));
+  CHECK(store->entry(chunk).committed.version == 1 && whole(*store, chunk) == right);
+  CHECK(store->commit(chunk, 2) == Status::ok && store->sync().empty());
+  CHECK(put(*store, chunk, 2, pattern(3000, 9), 5000) == Status::ok && whole(*store, chunk).size() == 8000);
+}
+
 void full_disk() {
   SimDisk disk(1, 4 << 20);
   Store store = Store::open(disk, kIdentity, {.log_bytes = 1 << 20, .reserve_bytes = 256 << 10});
@@ -286,6 +308,7 @@ int main() {
   damaged_log_is_said();
   damaged_snapshot_and_identity_are_said();
   large_chunks();
+  truncate_seals();
   full_disk();
   real_directory();
   many_threads();

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ CHUNK = 16 << 10
 
 
 class Cluster:
-    """One process is manager and metadata service; each storage node has two targets, each chain two of them."""
+    """One process is manager and metadata service; each storage node has two targets."""
 
     def __init__(self, loop: LoopThread, folder: Path, nodes: int, replicas: int) -> None:
         self._loop, self._folder, self._replicas = loop, folder, replicas
@@ -80,9 +80,7 @@ class Cluster:
     def _node(self, name: str) -> StorageNode:
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
-        settings = NodeSettings(
-            directory=folder, name=name, workers=3, buffers=64 << 20, targets=2
-        )
+        settings = NodeSettings(directory=folder, name=name, workers=3, buffers=64 << 20, targets=2)
         return StorageNode(settings, self.address, Secret(SECRET))
 
     def stop(self, name: str, *, wipe: bool = False) -> None:
@@ -117,18 +115,31 @@ class Cluster:
         self._engine.close()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose nodes nobody stops; its file system is empty for each test that has `fs`."""
     with LoopThread("manager") as loop:
-        cluster = Cluster(loop, tmp_path, nodes=3, replicas=2)
+        cluster = Cluster(loop, tmp_path_factory.mktemp("calm"), nodes=3, replicas=2)
         yield cluster
         cluster.close()
 
 
-Connect = Callable[..., Client]
+@pytest.fixture
+def fs(calm: Cluster) -> Iterator[Client]:
+    """A client of the calm cluster."""
+    with calm.connect() as client:
+        yield client
+        for path, directories, files in [*client.walk("/")][::-1]:
+            for name in files:
+                client.unlink(f"{path}/{name}")
+            for name in directories:
+                client.rmdir(f"{path}/{name}")
 
 
 @pytest.fixture
-def fs(cluster: Cluster) -> Iterator[Client]:
-    with cluster.connect() as client:
-        yield client
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of the test's own."""
+    with LoopThread("manager") as loop:
+        cluster = Cluster(loop, tmp_path, nodes=3, replicas=2)
+        yield cluster
+        cluster.close()

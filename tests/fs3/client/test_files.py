@@ -29,7 +29,7 @@ def test_what_was_written_is_read(fs: Client, size: int) -> None:
     assert fs.stat("/a").st_size == size
 
 
-def test_random_reads_and_writes_behave_as_on_a_local_file(fs: Client, cluster: Cluster) -> None:
+def test_random_reads_and_writes_behave_as_on_a_local_file(fs: Client, calm: Cluster) -> None:
     rng = random.Random(7)
     model = bytearray()
     with fs.open("/a", "w+") as file:
@@ -50,12 +50,12 @@ def test_random_reads_and_writes_behave_as_on_a_local_file(fs: Client, cluster: 
                 assert file.pread(length, where) == model[where : where + length]
             assert file.size == len(model)
         assert file.pread(len(model), 0) == model
-    with cluster.connect() as other, other.open("a") as file:
+    with calm.connect() as other, other.open("a") as file:
         assert file.read() == model
 
 
-def test_length_is_seen_by_others_after_fsync_and_close(fs: Client, cluster: Cluster) -> None:
-    with cluster.connect() as other:
+def test_length_is_seen_by_others_after_fsync_and_close(fs: Client, calm: Cluster) -> None:
+    with calm.connect() as other:
         with fs.open("/a", "w") as file:
             file.write(b"one")
             file.fsync()
@@ -117,9 +117,10 @@ def test_batches_into_memory_of_several_kinds(fs: Client) -> None:
     data = rng.randbytes(4 * CHUNK)
     array = np.frombuffer(rng.randbytes(8 * 1000), np.float64)
     with fs.open("/a", "w+") as a, fs.open("/b", "w+") as b:
-        assert fs.write_many([(a, 0, data), (b, 100, array), (a, len(data), b"end")]) == len(
-            data
-        ) + 8000 + 3
+        assert (
+            fs.write_many([(a, 0, data), (b, 100, array), (a, len(data), b"end")])
+            == len(data) + 8000 + 3
+        )
         part, whole, numbers = bytearray(1000), bytearray(5 * CHUNK), np.zeros(1000)
         tensor = torch.zeros(2000, dtype=torch.bfloat16)
         view = memoryview(bytearray(50))[10:20]

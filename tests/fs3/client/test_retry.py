@@ -21,9 +21,13 @@ class Routes:
         self.nodes = list(nodes)
         self.version = 1
         self.asked = 0
+        self.waited: list[float] = []
 
-    def refresh(self, seen: int) -> None:
-        self.asked += 1
+    def wait(self, seen: int, seconds: float, *, ask: bool) -> None:
+        assert seen == self.version
+        assert seconds >= 0
+        self.asked += ask
+        self.waited.append(seconds)
 
     def serving(self, chain: int) -> list[int]:
         assert chain == CHAIN
@@ -71,8 +75,10 @@ def run(
 )
 def test_a_read_goes_to_the_nodes_that_have_not_failed_it(outcome: Outcome) -> None:
     script = Script({1: [outcome], 2: [outcome], 3: [Outcome.OK]})
-    asked = run(Routes([1, 2, 3]), script)
+    routes = Routes([1, 2, 3])
+    asked = run(routes, script)
     assert asked[0] == 1
+    assert not any(routes.waited)
     assert asked[-1] == 3
     assert len(asked) == len(set(asked))
 
@@ -89,7 +95,9 @@ def test_routing_is_asked_for_where_it_may_have_changed() -> None:
 
 def test_a_write_is_sent_to_the_head_until_it_is_done() -> None:
     outcomes = [Outcome.LOST, Outcome.STALE_ROUTING, Outcome.LATE, Outcome.CORRUPT, Outcome.OK]
-    assert run(Routes([1, 2]), Script({1: outcomes}), writes=True) == [1] * 5
+    routes = Routes([1, 2])
+    assert run(routes, Script({1: outcomes}), writes=True) == [1] * 5
+    assert all(routes.waited)
 
 
 def test_bytes_that_no_replica_has_are_corrupted() -> None:

@@ -37,6 +37,14 @@ def put(engine: Engine, **rows: bytes) -> None:
     run(engine, body)
 
 
+def put_keys(engine: Engine, keys: list[bytes]) -> None:
+    def body(t: Transaction) -> None:
+        for key in keys:
+            t.set(key, b"")
+
+    run(engine, body)
+
+
 def everything(engine: Engine) -> Rows:
     return run(engine, lambda t: t.get_range(b"", b"\xff"))
 
@@ -77,7 +85,7 @@ def test_a_transaction_sees_its_own_writes_and_nobody_elses(engine: Engine) -> N
 
 def test_a_range_of_many_pages_merges_with_own_writes(engine: Engine) -> None:
     keys = [b"k%04d" % i for i in range(0, 2000, 2)]
-    run(engine, lambda t: [t.set(key, b"") for key in keys])
+    put_keys(engine, keys)
     t = engine.begin()
     own = [b"k%04d" % i for i in range(1, 2000, 100)]
     for key in own:
@@ -164,7 +172,7 @@ def test_a_transaction_too_old_to_be_checked_conflicts(engine: Engine) -> None:
     blind.set(b"blind", b"")
     for part in range(3):
         keys = [b"k%d-%d" % (part, i) for i in range(KEPT_KEYS // 2 + 1)]
-        run(engine, lambda t, keys=keys: [t.set(key, b"") for key in keys])  # type: ignore[misc]
+        put_keys(engine, keys)
     assert old.get(b"a") == b"1"
     assert engine.commit_many([old, blind]) == [Outcome.CONFLICT, Outcome.COMMITTED]
 
@@ -251,7 +259,7 @@ def replay(state: dict[bytes, bytes], log: list[object]) -> None:
 
 def test_threads_that_move_amounts_keep_the_sum(engine: Engine) -> None:
     names = [b"a%d" % i for i in range(6)]
-    run(engine, lambda t: [t.set(name, (100).to_bytes(8, "big")) for name in names])
+    put(engine, **{name.decode(): (100).to_bytes(8, "big") for name in names})
     wrong: list[int] = []
 
     def total(t: Transaction) -> int:

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,9 +45,28 @@ class Comparison(RuleBasedStateMachine):
         self.handles: dict[int, Node] = {}
         self.next_handle = 1
         self.ask(USERS[0], m.ChangeMode(1, b"", 0o777))
+        self.furnish()
 
     def teardown(self) -> None:
         self.kv.close()
+
+    def furnish(self) -> None:
+        """A sticky directory, one with setgid, nested ones of others, files and a symlink in them."""
+        root, one, two, three = USERS
+        for user, path, mode in (
+            (root, b"a", 0o1777),
+            (one, b"a/b", 0o777),
+            (one, b"a/b/c", 0o755),
+            (two, b"b", 0o2777),
+            (three, b"b/a", 0o1777),
+        ):
+            call = m.MakeDirectory(1, path, mode)
+            self.both(user, call, partial(self.model.mkdir, user, self.model.root, path, mode))
+        for user, path in ((one, b"a/c"), (two, b"a/a"), (one, b"b/c"), (two, b"b/a/b")):
+            make = partial(self.model.create, user, self.model.root, path, 0o666, True, 0)
+            self.both(user, m.Create(1, path, 0o666, True), make)
+        link = partial(self.model.symlink, one, self.model.root, b"c", b"a/b")
+        self.both(one, m.Symlink(1, b"c", b"a/b"), link)
 
     def ask(self, user: User, call: Any) -> Any:
         self.number += 1
@@ -185,7 +205,7 @@ class Comparison(RuleBasedStateMachine):
     def set_xattr(self, u: User, at: int, path: bytes, value: bytes, flags: int) -> None:
         start = self.folder(at)
         call = m.SetXattr(self.known[start], path, b"user.x", value, flags)
-        self.both(u, call, lambda: self.model.set_xattr(u, start, path, value, flags))  # type: ignore[func-returns-value]
+        self.both(u, call, lambda: self.model.set_xattr(u, start, path, value, flags))
 
     # Open files.
 
@@ -261,7 +281,8 @@ class Injured(Comparison):
 
 class OnDisk(Comparison):
     def engine(self) -> Engine:
-        self.place = tempfile.TemporaryDirectory()
+        memory = Path("/dev/shm")  # what a power cut would leave is not this test's subject
+        self.place = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
         return SqliteEngine(Path(self.place.name) / "kv.sqlite")
 
     def teardown(self) -> None:

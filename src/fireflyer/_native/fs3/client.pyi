@@ -101,7 +101,7 @@ class Batch:
 class Engine:
     """The way to the bytes; docs/fs3-service.md. Any thread."""
 
-    def __init__(self, client: int, connect: Callable, lanes: int = 8, senders: int = 8, connect_s: float = 1.0) -> None:
+    def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 8, connect_s: float = 1.0) -> None:
         """
         connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or raises PeerLost or DeadlineExceeded.
         """
@@ -120,4 +120,7 @@ class Engine:
     def query_last(self, batch: Batch, seconds: float) -> int:
         """Likewise."""
 
-    def statistics(self) -> dict: ...
+    def statistics(self) -> dict[str, int]:
+        """
+        Counters: read_bytes, written_bytes, frames, mismatches, connections; most_large: large reads at a time.
+        """

@@ -23,8 +23,10 @@ class Node:
         The target's chain as published: members (target, state, incarnation) in order; an older one is passed over.
         """
 
-    def lease(self, left: float) -> None:
-        """The lease of all targets runs for so many seconds from now."""
+    def lease(self, left: float, targets: Sequence[tuple[int, int]]) -> None:
+        """
+        The lease of these (target, version of its chain at the manager) runs for so many seconds from now.
+        """
 
     def reports(self) -> list[tuple[int, int, int, int, int, int, int, bool]]:
         """

@@ -48,6 +48,8 @@ class Member:
 class Entry:
     """What an index or a page says of a chunk; version 0: none."""
 
+    def __init__(self, chunk: fireflyer._native.fs3.ChunkId, committed: int = 0, length: int = 0, crc: int = 0, pending: int = 0, removes: bool = False) -> None: ...
+
     @property
     def chunk(self) -> fireflyer._native.fs3.ChunkId: ...
 
@@ -66,6 +68,11 @@ class Entry:
     @property
     def removes(self) -> bool: ...
 
+class Pending:
+    """A pending version; `length` is the chunk's with it."""
+
+    def __init__(self, chunk: fireflyer._native.fs3.ChunkId, version: int, length: int, removes: bool, tag: fireflyer._native.fs3.Tag = ...) -> None: ...
+
 class Tagged:
     """The newest write of a channel; version 0: it did not happen."""
 
@@ -83,8 +90,10 @@ class Tagged:
 class Lookup:
     """What a replica asks the store of its target."""
 
-class StoreLookup(Lookup):
-    """Over a chunk store, which it keeps alive."""
+class ObjectLookup(Lookup):
+    """
+    Over an object with entry(chunk) -> Entry, page(after, limit) -> list[Entry], tag(client, channel) -> Tagged | None, floor() -> int, complete() -> bool and pendings() -> list[Pending].
+    """
 
     def __init__(self, store: object) -> None: ...
 
@@ -106,11 +115,6 @@ class MapStore(Lookup):
 
     def sync(self) -> list[Applied]:
         """Makes all durable; what is done."""
-
-    def power_cut(self, lost: int, synced: int = 0) -> None:
-        """The newest `lost` records not yet synced go, or `synced` whole syncs."""
-
-    def value(self, chunk: fireflyer._native.fs3.ChunkId, version: int) -> int: ...
 
     def entry(self, chunk: fireflyer._native.fs3.ChunkId) -> Entry: ...
 
@@ -189,9 +193,6 @@ class Replica:
         """
         In which it works; offline also where the chain names another incarnation.
         """
-
-    @property
-    def chain_version(self) -> int: ...
 
     @property
     def busy_chunks(self) -> int:
@@ -454,9 +455,6 @@ class Routing:
     def __init__(self, version: int, members: Sequence[Member]) -> None: ...
 
     def __repr__(self) -> str: ...
-
-    @property
-    def version(self) -> int: ...
 
 class PageAsk:
     def __repr__(self) -> str: ...

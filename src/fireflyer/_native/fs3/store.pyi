@@ -1,13 +1,15 @@
 """
-Chunk stores on real and simulated disks. Statuses and kinds are indices of STATUSES and KINDS.
+Chunk stores on real and simulated disks. Statuses and kinds are indices of statuses() and kinds().
 """
 
 from typing_extensions import Buffer
 
 
-STATUSES: tuple = ...
+def statuses() -> tuple[str, ...]:
+    """The names of the statuses, by number."""
 
-KINDS: tuple = ...
+def kinds() -> tuple[str, ...]:
+    """The names of the kinds of an apply, by number."""
 
 ANY_BASE: int = 18446744073709551615
 

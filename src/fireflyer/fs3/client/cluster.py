@@ -35,13 +35,14 @@ class Cluster:
         Raises:
             WireError: if none answers, or it has another secret.
         """
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the six below
+        self._news = threading.Condition(self._lock)
+        self._version = 0
+        self._asking = False
         self._local = ANY_NODE
         self._serving: dict[int, tuple[int, list[int]]] = {}  # chain: version, nodes
         self._addresses: dict[int, str] = {}
         self._maps: dict[tuple[int, Layout], FileMap] = {}
-        self._asking = threading.Lock()
-        self._secret = secret
         self.engine = Engine(
             client,
             _dialler(self._addresses, secret),
@@ -59,20 +60,32 @@ class Cluster:
     @property
     def version(self) -> int:
         """Of the routing that is known."""
-        return self._link.version
+        with self._lock:
+            return self._version
 
-    def refresh(self, seen: int) -> None:
-        """Asks for the routing, unless a newer one than version `seen` has come already.
+    def wait(self, seen: int, seconds: float, *, ask: bool) -> None:
+        """Until a newer routing than version `seen` is known, at most so many seconds.
 
-        A manager that does not answer changes nothing: what is known still leads to the nodes that are there.
+        Args:
+            ask: a manager is asked for it, too, and not only waited for.
         """
-        with self._asking:
-            if self.version > seen:
+        with self._lock:
+            if self._version > seen:
                 return
-            try:
-                self._link.refresh()
-            except FireflyerError as error:
-                get_logger("fs3").debug("the routing could not be asked for: %s", error)
+            if ask and not self._asking:
+                self._asking = True
+                threading.Thread(target=self._ask, name="fs3-routing", daemon=True).start()
+            self._news.wait_for(lambda: self._version > seen, seconds)
+
+    def _ask(self) -> None:
+        """In a thread of its own: a manager that does not answer keeps nobody from the nodes that do."""
+        try:
+            self._link.refresh()
+        except FireflyerError as error:
+            get_logger("fs3").debug("the routing could not be asked for: %s", error)
+        finally:
+            with self._lock:
+                self._asking = False
 
     def serving(self, chain: int) -> list[int]:
         """Nodes that serve a chain, the head first."""
@@ -84,6 +97,7 @@ class Cluster:
 
         Raises:
             StorageError: if its chain table is not known, or too small for it.
+            WireError: if no manager can be asked for the table.
         """
         with self._lock:
             known = self._maps.get((inode, layout))
@@ -91,7 +105,7 @@ class Cluster:
             return known
         table = self._link.table(layout.table, layout.table_version)
         if table is None:
-            self.refresh(self.version)
+            self._link.refresh()
             table = self._link.table(layout.table, layout.table_version)
         name = f"chain table {layout.table} version {layout.table_version}"
         if table is None:
@@ -118,6 +132,8 @@ class Cluster:
             if part.nodes:
                 self._local = _local(self._addresses)
             self.engine.routing(routes, self._local)
+            self._version = max(self._version, part.version)
+            self._news.notify_all()
 
 
 MAPS_KEPT = 4096

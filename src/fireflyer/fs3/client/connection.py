@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
 from fireflyer.fs3.client.file import File
@@ -13,7 +14,7 @@ from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
 from fireflyer.fs3.client.names import Names
 from fireflyer.fs3.client.settings import Settings, find_secret
 from fireflyer.fs3.meta.inode import ROOT, Inode
-from fireflyer.fs3.meta.messages import Create, Open
+from fireflyer.fs3.meta.messages import Close, Create, Open
 from fireflyer.rpc.proof import Secret
 
 if TYPE_CHECKING:
@@ -74,12 +75,17 @@ class Client(Names):
                 raise
             fresh = False
             inode = self._find(path, readable, handle, permissions)
-        file = File(
-            *(self._data, self._metadata, self._pulse, inode, name),
-            readable=readable,
-            handle=handle,
-            append=kind == "a",
-        )
+        try:
+            file = File(
+                *(self._data, self._metadata, self._pulse, inode, name),
+                readable=readable,
+                handle=handle,
+                append=kind == "a",
+            )
+        except FireflyerError:
+            if handle:
+                self._metadata.act(Close(inode.number, handle), Inode)
+            raise
         if kind == "w" and not fresh:
             with contextlib.ExitStack() as failed:
                 failed.callback(file.close)
@@ -120,8 +126,8 @@ class Client(Names):
         """Fills memory from files, all at once.
 
         Args:
-            requests: (file open for reading, offset, contiguous writable memory: a bytearray, a numpy array, a
-                tensor of torch's on the CPU, ...).
+            requests: (file open for reading, offset, contiguous writable memory: a bytearray, a numpy
+                array, a tensor of torch's on the CPU, ...).
 
         Returns:
             Bytes that each got: fewer than it has room for only at the end of its file.
@@ -170,8 +176,8 @@ class Client(Names):
 
         Args:
             files: open for reading.
-            rows: int64[n, 4], C order: index of the file, offset, bytes, address of memory that stays valid. What is
-                behind the end of a file is read as zeros.
+            rows: int64[n, 4], C order: index of the file, offset, bytes, address of memory that stays valid.
+                What is behind the end of a file is read as zeros.
 
         Raises:
             As `read_many`.
@@ -184,7 +190,7 @@ class Client(Names):
             file.truncate(length)
 
     def storage(self, path: Path = "/") -> "Fs3Storage":
-        """A directory as a place for checkpoints and datasets (`fireflyer.storage.Storage`), made if missing."""
+        """A directory, made if missing, as a `fireflyer.storage.Storage` for checkpoints and datasets."""
         from fireflyer.fs3.client.storage import Fs3Storage
 
         return Fs3Storage(self, os.fsdecode(encoded(path)))
@@ -217,8 +223,8 @@ def connect(
     Args:
         address: of its managers, host:port each.
         metadata: of its metadata services; the managers' where one process is both.
-        secret_file: holds the cluster's secret (mode 0600). By default the file that FIREFLYER_FS_SECRET_FILE names,
-            or the value of FIREFLYER_FS_SECRET.
+        secret_file: holds the cluster's secret (mode 0600). By default the file that
+            FIREFLYER_FS_SECRET_FILE names, or the value of FIREFLYER_FS_SECRET.
 
     Raises:
         ConfigError: an address or a secret that cannot be used.

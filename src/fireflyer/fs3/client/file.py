@@ -3,7 +3,6 @@
 import io
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 from fireflyer._native.fs3.client import FileMap
@@ -23,8 +22,8 @@ INDEX_LIMIT = 1 << 32
 class File(io.RawIOBase):
     """A file of fs3, in bytes and without a buffer of its own. Thread-safe but for its position.
 
-    What a write has returned from is durable. Others see the length when it was reported: by `fsync`, `close`,
-    `truncate`. A file opened after that has all of it (close-to-open).
+    What a write has returned from is durable. Others see the length when it was reported: by `fsync`,
+    `close`, `truncate`. A file opened after that has all of it (close-to-open).
     `io.BufferedReader(file)` and `io.TextIOWrapper` take it as they take any raw file.
     """
 
@@ -40,12 +39,14 @@ class File(io.RawIOBase):
         handle: int,
         append: bool = False,
     ) -> None:
-        """`handle`: 0, or of the session in which it is open for writing."""
+        """`handle`: 0, or of the session in which it is open for writing. Raises StorageError."""
+        self._handle = 0  # until there is something to close
+        self._process = os.getpid()
+        self._map: FileMap = data.map_of(inode)
         self.name = name
         self.mode = ("ab" if append else "rb+" if readable else "wb") if handle else "rb"
         self._data, self._metadata, self._pulse = data, metadata, pulse
-        self._readable, self._handle, self._append = readable, handle, append
-        self._map: FileMap = data.map_of(inode)
+        self._readable, self._append = readable, append
         self._lock = threading.Lock()  # guards what follows
         self._inode = inode
         self._position = 0
@@ -53,8 +54,7 @@ class File(io.RawIOBase):
         self._written = OMIT  # the largest end since the last report
         if handle:
             pulse.opened()
-            self._finalizer = weakref.finalize(self, pulse.closed)
-            self._finalizer.atexit = False
+        self._handle = handle
 
     # Attributes
 
@@ -96,7 +96,7 @@ class File(io.RawIOBase):
     def pread(self, size: int, offset: int) -> bytes:
         """At most `size` bytes from `offset`; fewer only at the end. Leaves the position alone."""
         memory = bytearray(max(0, min(size, self._end - offset)))
-        return bytes(memory[: self.pread_into(memory, offset)])
+        return memoryview(memory)[: self.pread_into(memory, offset)].tobytes()
 
     def pread_into(self, buffer: Buffer, offset: int) -> int:
         """Likewise, into contiguous memory; how many bytes it got.
@@ -153,7 +153,7 @@ class File(io.RawIOBase):
             self._written = max(self._written, end)
 
     def _widen(self, index: int) -> None:
-        """The first chunk at index `dyn_stripe` or beyond is about to be written: more chains may hold some."""
+        """Before the first chunk at index `dyn_stripe` or beyond is written: more chains may hold some."""
         with self._lock:
             inode = self._inode
         if index < inode.dyn_stripe or inode.dyn_stripe >= layout_of(inode).stripe:
@@ -219,6 +219,8 @@ class File(io.RawIOBase):
         """Reports the length and ends the session. A failure is raised; the file is closed all the same."""
         if self.closed:
             return
+        if self._process != os.getpid():  # a copy in a forked child: the file is the parent's
+            self._handle = 0
         try:
             if self._handle:
                 with self._lock:
@@ -227,7 +229,7 @@ class File(io.RawIOBase):
                 self._metadata.act(call, Inode)
         finally:
             if self._handle:
-                self._finalizer()
+                self._pulse.closed()
             super().close()
 
     def __del__(self) -> None:

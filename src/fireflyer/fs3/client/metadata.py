@@ -95,7 +95,7 @@ class Metadata:
 
 
 class Pulse:
-    """Keeps the sessions of a client alive while it has files open for writing; a thread while there are any."""
+    """Keeps a client's sessions alive: a thread while it has files open for writing."""
 
     def __init__(self, metadata: Metadata, every_s: float) -> None:
         self._metadata, self._every_s = metadata, every_s

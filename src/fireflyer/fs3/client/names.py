@@ -42,7 +42,8 @@ def status_of(inode: Inode) -> os.stat_result:
     extra = {
         **{f"st_{n}time": t / 1e9 for n, t in zip("amc", times, strict=True)},
         **{f"st_{n}time_ns": t for n, t in zip("amc", times, strict=True)},
-        "st_blksize": block, "st_blocks": (size + 511) // 512,
+        "st_blksize": block,
+        "st_blocks": (size + 511) // 512,
     }
     mode = KINDS[inode.kind] | inode.mode
     fields = (mode, inode.number, 0, inode.nlink, inode.uid, inode.gid, size, *whole)

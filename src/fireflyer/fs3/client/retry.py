@@ -32,7 +32,7 @@ class Routes(Protocol):
     @property
     def version(self) -> int: ...
 
-    def refresh(self, seen: int) -> None: ...
+    def wait(self, seen: int, seconds: float, *, ask: bool) -> None: ...
 
     def serving(self, chain: int) -> list[int]: ...
 
@@ -92,15 +92,14 @@ class Retry:
             failures = [Failure(n, Outcome(o), c, a) for n, o, c, a in batch.failures()]
             for failure in failures:
                 self._judge(failure)
-            if any(failure.outcome in OUTDATED for failure in failures):
-                self._routes.refresh(seen)
             moved = [self._move(batch, failure) for failure in failures]
             left = end - time.monotonic()
             if left <= 0:
                 self._give_up(failures[0], limit_s)
-            if self._routes.version == seen and not all(moved):
-                time.sleep(min(pause_s * random.uniform(0.5, 1.0), left))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            ask = any(failure.outcome in OUTDATED for failure in failures)
+            pause = 0.0 if all(moved) else pause_s * random.uniform(0.5, 1.0)
+            self._routes.wait(seen, min(pause, left), ask=ask)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _judge(self, failure: Failure) -> None:
         """Raises what cannot get better."""

@@ -74,6 +74,11 @@ class Fs3Storage:
             self._client_of_process, self._process = fresh._client_of_process, fresh._process
         return self._client_of_process
 
+    def close(self) -> None:
+        """Ends the client of a storage that was opened by its URL."""
+        if self._url and self._process == os.getpid():
+            self._client_of_process.close()
+
     def size(self, name: str) -> int | None:
         path = self._path(name)
         with _translated("look at", path):

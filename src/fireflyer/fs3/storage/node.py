@@ -78,7 +78,7 @@ class StorageNode:
         self._me: Registered | None = None
         self._again: dict[int, float] = {}  # targets that were open or failed to be: not before
         self._unreached: dict[int, float] = {}  # nodes: not before
-        self._incarnations: dict[int, int] = {}  # of open targets
+        self._chains: dict[int, int] = {}  # of open targets
         self._faults: dict[int, str] = {}
         self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._door.address)
@@ -141,8 +141,12 @@ class StorageNode:
             except FireflyerError as error:
                 get_logger("fs3").debug("a heartbeat was not answered: %s", error)
                 continue
-            # What came with the answer is known to the targets before their lease begins anew.
-            self._service.lease(self._lease.ends - time.monotonic())
+            self._service.lease(self._lease.ends - time.monotonic(), self._versions())
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Of the chains of the open targets, as of the heartbeat's answer or later."""
+        chains = {target: self._link.chain(number) for target, number in self._chains.items()}
+        return [(target, chain.version) for target, chain in chains.items() if chain]
 
     def _locals(self) -> dict[int, Local]:
         return {
@@ -160,7 +164,7 @@ class StorageNode:
             return
         for chain in part.chains:
             for target in chain.targets():
-                if target in self._incarnations:
+                if target in self._chains:
                     self._tell(target, chain.id)
 
     def _tell(self, target: int, number: int) -> None:
@@ -173,15 +177,15 @@ class StorageNode:
         """Opens those that got a chain, and anew those whose store failed; whether there was one."""
         assert self._me is not None
         for target, _, _, _, _, _, _, failed in self._service.reports():
-            if failed and target in self._incarnations:
+            if failed and target in self._chains:
                 get_logger("fs3").warning("target %d: its store failed and is opened anew", target)
                 self._service.close(target)
-                del self._incarnations[target]
+                del self._chains[target]
                 self._again[target] = time.monotonic() + PAUSE_S
         opened = False
         for slot in range(self.settings.targets):
             target = self.number * SLOTS + slot
-            if target in self._incarnations or self._again.get(target, 0) > time.monotonic():
+            if target in self._chains or self._again.get(target, 0) > time.monotonic():
                 continue
             number = self._link.chain_of(target)
             if number is not None:
@@ -202,7 +206,7 @@ class StorageNode:
             self._again[target] = time.monotonic() + 5 * PAUSE_S
             return False
         self._faults.pop(target, None)
-        self._incarnations[target] = incarnation
+        self._chains[target] = chain
         self._tell(target, chain)
         return True
 
@@ -234,7 +238,7 @@ class StorageNode:
         while not self._stopping.wait(1.0):
             chunks = max(1, self._service.statistics()["chunks"])
             pause = self.settings.scrub_s * SCRUB_CHUNKS / chunks
-            for target in list(self._incarnations):
+            for target in list(self._chains):
                 after = (0, 0)
                 while not self._stopping.wait(min(pause, 60.0)):
                     after = self._service.scrub(target, *after, SCRUB_CHUNKS)
