@@ -27,7 +27,7 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
     """All roles, in a folder. Returns when a signal ends it."""
     with _until_signal():
         settings = config.embed(folder, replicas, targets)
-        with Process(settings, ALL, config.LOCAL) as process:
+        with Process(settings, ALL, settings.nodes) as process:
             process.set_up()
             find.announce(folder, process.manager)
             _say(f"the file system in {folder} is ready at {process.manager}; Ctrl-C ends it")
@@ -43,9 +43,10 @@ def part(file: Path, role: str | None, name: str | None) -> None:
             raise typer.BadParameter(f"--name: which of {', '.join(sorted(settings.nodes))}?")
         name = next(iter(settings.nodes))
     what = ", ".join(role.name.lower() for role in sorted(roles))
-    with _until_signal(), Process(settings, roles, name) as process:
+    with _until_signal(), Process(settings, roles, [name]) as process:
         process.set_up()
-        node = f" of node {name} at {process.node.address}" if process.node else ""
+        nodes = process.nodes.items()
+        node = "".join(f" of node {its} at {node.address}" for its, node in nodes)
         _say(f"{what}{node}: ready, manager at {process.manager}; Ctrl-C ends it")
         process.wait()
 

@@ -105,8 +105,7 @@ class Control:
         wanted = set(self._config.nodes)
         if not self._tables:
             self._wait(lambda: wanted <= {node.name for node in self._nodes.values()})
-            one_node = len(wanted) == 1
-            table = self._link.lay_out(TABLE, self._config.replicas, one_node=one_node)
+            table = self._link.lay_out(TABLE, self._config.replicas)
             log.info("%d chains of %d targets", len(table.chains), self._config.replicas)
         self._wait(lambda: bool(self._tables))
         table = self._tables[max(self._tables)]

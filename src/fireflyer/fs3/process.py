@@ -54,9 +54,8 @@ class Process:
                 self.manager = self._control.address
             if Role.STORAGE in roles:
                 for name in names:
-                    node = _start_node(
-                        config.node(name), name, self.manager, secret, self._ended.set
-                    )
+                    settings = config.node(name)
+                    node = _start_node(settings, name, self.manager, secret, self._ended)
                     started.callback(node.close)
                     self.nodes[name] = node
             self._end = started.pop_all()
@@ -69,14 +68,13 @@ class Process:
             self._end.callback(sweep.close)  # before the chains that it asks
 
     def wait(self) -> None:
-        """Until the node ends by itself, if ever.
+        """Until a node ends by itself, if ever.
 
         Raises:
             Stale: it did.
         """
-        ended = self.node.ended if self.node else threading.Event()
-        ended.wait()
-        raise Stale("another process has taken the place of this node")
+        self._ended.wait()
+        raise Stale("another process has taken the place of a node of this one")
 
     def close(self) -> None:
         self._end.close()
@@ -95,7 +93,9 @@ def _check(roles: Collection[Role]) -> None:
         raise ConfigError("manager and meta share one store: run both in one process")
 
 
-def _start_node(config: NodeConfig, name: str, manager: str, secret: Secret) -> StorageNode:
+def _start_node(
+    config: NodeConfig, name: str, manager: str, secret: Secret, ended: threading.Event
+) -> StorageNode:
     settings = NodeSettings(
         directory=Path(config.directory),
         name=name,
@@ -114,7 +114,7 @@ def _start_node(config: NodeConfig, name: str, manager: str, secret: Secret) -> 
     _clear_socket(config.address)
     while True:
         try:
-            return StorageNode(settings, manager, secret)
+            return StorageNode(settings, manager, secret, ended)
         except WireError as error:
             if not error.retryable:
                 raise
