@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import pytest
 
 from fireflyer.cli.app import run_line
-from fireflyer.errors import ConfigError, ProtocolMismatch, Unavailable
+from fireflyer.errors import ConfigError, FileError, ProtocolMismatch, Unavailable
 from fireflyer.fs3.client import Settings, connect
 from fireflyer.fs3.config import FILE, ClusterConfig, embed, load
 from fireflyer.fs3.find import attach, find
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.sweep import Sweep
-from fireflyer.rpc.proof import Secret
 
 LIMIT_S = 60.0
 SIZES = [0, 1, 70_000, 1 << 20, (9 << 20) + 3]
@@ -292,6 +292,16 @@ def test_every_field_has_a_default() -> None:
     assert ClusterConfig().times.lease_s == 3.0
 
 
+@contextlib.contextmanager
+def sweeping(process: Process, config: ClusterConfig) -> Iterator[Sweep]:
+    """A sweep beside the one of the process."""
+    control = process._control
+    assert control
+    sweep = Sweep(control.execute, process.manager, config.secret, control.session_ns)
+    yield sweep
+    sweep.close()
+
+
 def test_what_has_no_name_any_more_is_freed(tmp_path: Path) -> None:
     config = embed(tmp_path / "fs", None, None)
     with Process(config, ALL, config.nodes) as process:
@@ -302,10 +312,27 @@ def test_what_has_no_name_any_more_is_freed(tmp_path: Path) -> None:
                 file.write(bytes(5 << 20))
             assert node.statistics()["chunks"] == 5
             client.unlink("/a")
-            assert process._control
-            sweep = Sweep(
-                process._control.execute, process.manager, Secret.from_file(config.secret_file)
-            )
-            sweep.round()
-            sweep.close()
+            with sweeping(process, config) as sweep:
+                sweep.round()
             assert node.statistics()["chunks"] == 0
+
+
+def test_the_file_of_a_vanished_writer_gets_its_length(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(embed(tmp_path / "fs", None, None), session_s=0.2)
+    silent = Settings(alive_s=3600.0)
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        secret = config.secret_file
+        with (
+            connect(process.manager, secret_file=secret, settings=silent) as vanished,
+            connect(process.manager, secret_file=secret) as client,
+            sweeping(process, config) as sweep,
+        ):
+            file = vanished.open("/a", "w")
+            file.write(bytes(range(256)) * 10_000)
+            while not client.stat("/a").st_size:
+                sweep.round()
+            with client.open("/a") as seen:
+                assert seen.read() == bytes(range(256)) * 10_000
+            with pytest.raises(FileError, match="file descriptor"):
+                file.close()

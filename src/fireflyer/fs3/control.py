@@ -71,6 +71,7 @@ class Control:
 
     Attributes:
         address: under which it is reached.
+        session_ns: see `ClusterConfig.session_s`.
     """
 
     def __init__(self, config: ClusterConfig, secret: Secret) -> None:
@@ -79,6 +80,7 @@ class Control:
             ConfigError: an address or folder that cannot be had. Unavailable: another process has the store.
         """
         self._config = config
+        self.session_ns = int(config.session_s * 1e9)
         self._news = threading.Condition()  # guards the three below
         self._nodes: dict[int, Node] = {}
         self._chains: dict[int, Chain] = {}
@@ -112,9 +114,8 @@ class Control:
         self._wait(lambda: all(map(self._serves, table.chains)))
         stripe = min(self._config.stripe, len(table.chains))
         layout = Layout(table.id, table.version, self._config.chunk_kib << 10, stripe)
-        session_ns = int(self._config.session_s * 1e9)
         with self._store.use() as engine:
-            self._service = MetaService(engine, layout=layout, session_ns=session_ns)
+            self._service = MetaService(engine, layout=layout, session_ns=self.session_ns)
 
     def execute(self, request: Request) -> Answer:
         """What a client asks of the metadata; raises Unavailable before `set_up` and while it closes."""

@@ -64,7 +64,8 @@ class Process:
         """Returns when the file system can be used, if this process is its manager; else at once."""
         if self._control:
             self._control.set_up()
-            sweep = Sweep(self._control.execute, self.manager, self._secret)
+            control, secret = self._control, self._secret
+            sweep = Sweep(control.execute, self.manager, secret, control.session_ns)
             self._end.callback(sweep.close)  # before the chains that it asks
 
     def wait(self) -> None:

@@ -1,6 +1,10 @@
-"""Frees what files without names occupy. One thread, beside the metadata service."""
+"""What nobody waits for: the ends of vanished clients, and the chunks of files without names.
+
+One thread, beside the metadata service. Each step may be done twice.
+"""
 
 import threading
+import time
 from collections.abc import Callable
 from secrets import randbits
 
@@ -13,9 +17,11 @@ from fireflyer.fs3.meta.messages import (
     Answer,
     Collect,
     Collected,
+    Expire,
     Removal,
     Removals,
     Request,
+    Settle,
     User,
 )
 from fireflyer.log import get_logger
@@ -31,8 +37,24 @@ log = get_logger("fs3")
 class Sweep:
     """Runs from the constructor to `close`."""
 
-    def __init__(self, execute: Callable[[Request], Answer], manager: str, secret: Secret) -> None:
-        """`execute` is the metadata service's. Raises WireError if the manager does not answer."""
+    def __init__(
+        self,
+        execute: Callable[[Request], Answer],
+        manager: str,
+        secret: Secret,
+        session_ns: int,
+    ) -> None:
+        """
+        Args:
+            execute: the metadata service's.
+            session_ns: how long a client that is not heard of keeps its files open for writing.
+
+        Raises:
+            WireError: the manager does not answer.
+        """
+        self._session_ns = session_ns
+        # Clients that could not be heard while the service was down get their time again.
+        self._settle_from = time.monotonic() + session_ns / 1e9
         settings = Settings(deadline_s=DEADLINE_S)
         self._execute = execute
         self._cluster = Cluster(randbits(62) + 1, manager, secret, settings)
@@ -52,13 +74,15 @@ class Sweep:
             try:
                 self.round()
             except FireflyerError as error:
-                log.warning("files without names could not be freed; tried again: %s", error)
+                log.warning("the metadata service did not answer; tried again: %s", error)
 
     def round(self) -> None:
-        """Frees all that can be freed now; a file whose chains do not answer stays for the next round.
+        """Settles and frees all that can be now; a file whose chains do not answer stays for the next round.
 
         Any thread. Raises StorageError if the metadata service fails.
         """
+        if time.monotonic() >= self._settle_from:
+            self._settle()
         after = 0
         while not self._stopping.is_set():
             found = self._execute(Request(ROOT_USER, 0, Collect(after)))
@@ -73,6 +97,21 @@ class Sweep:
                     emptied.append(item.inode)
             self._execute(Request(ROOT_USER, 0, Collected(emptied)))
             after = found.items[-1].inode
+
+    def _settle(self) -> None:
+        """Files that vanished clients had open for writing get the length that their chains know."""
+        found = self._execute(Request(ROOT_USER, 0, Expire(self._session_ns)))
+        assert isinstance(found, Removals)
+        for item in found.items:
+            if self._stopping.is_set():
+                return
+            try:
+                length = self._data.length(_inode(item), f"inode {item.inode}")
+                number, client, version = item.inode, item.client, item.length_version
+                call = Settle(number, client, length, version, self._session_ns)
+                self._execute(Request(ROOT_USER, 0, call))
+            except FireflyerError as error:
+                log.warning("inode %d could not be settled; tried again: %s", item.inode, error)
 
     def _empty(self, item: Removal) -> bool:
         try:
