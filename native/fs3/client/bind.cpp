@@ -79,6 +79,11 @@ struct Batch {
     for (const Piece& piece : pieces) found.push_back(piece.found);
     return found;
   }
+  std::vector<std::uint32_t> lengths() const {
+    std::vector<std::uint32_t> found;
+    for (const Piece& piece : pieces) found.push_back(piece.chunk_length);
+    return found;
+  }
 };
 
 Batch of_ranges(const std::vector<const FileMap*>& files, const Rows& rows) {
@@ -218,7 +223,8 @@ void bind(nb::module_ m) {
       .def("again", &Batch::again, "piece"_a, "node"_a = io::kAnyNode,
            "The next call tries it again; a read: at this node, if it serves the chain.")
       .def("chunk", &Batch::chunk, "piece"_a, "(inode, index) of a piece.")
-      .def("found", &Batch::found, "Of answered questions: index of the last chunk + 1; 0: there is none.");
+      .def("found", &Batch::found, "Of answered questions: index of the last chunk + 1; 0: there is none.")
+      .def("lengths", &Batch::lengths, "Likewise: bytes of that chunk.");
   nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/fs3-service.md. Any thread.")
       .def("__init__",
            [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s) {

@@ -191,3 +191,10 @@ def test_what_no_file_can_be(fs: Client) -> None:
             file.pwrite(b"x", 1 << 62)
         with pytest.raises(ValueError, match="no byte"):
             file.seek(-1)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "w", "a"])
+def test_a_directory_is_no_file(fs: Client, mode: str) -> None:
+    fs.mkdir("/a")
+    with pytest.raises(IsADirectoryError):
+        fs.open("/a", mode)

@@ -98,6 +98,9 @@ class Batch:
     def found(self) -> list[int]:
         """Of answered questions: index of the last chunk + 1; 0: there is none."""
 
+    def lengths(self) -> list[int]:
+        """Likewise: bytes of that chunk."""
+
 class Engine:
     """The way to the bytes; docs/fs3-service.md. Any thread."""
 

@@ -1,19 +1,20 @@
 """`connect` and what it gives."""
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fireflyer.errors import FireflyerError
+from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
 from fireflyer.fs3.client.file import File
 from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
 from fireflyer.fs3.client.names import Names
 from fireflyer.fs3.client.settings import Settings, find_secret
-from fireflyer.fs3.meta.inode import ROOT, Inode
+from fireflyer.fs3.meta.inode import DIRECTORY, ROOT, Inode
 from fireflyer.fs3.meta.messages import Close, Create, Open
 from fireflyer.rpc.proof import Secret
 
@@ -70,6 +71,8 @@ class Client(Names):
                 if fresh
                 else self._find(path, readable, handle)
             )
+            if inode.kind == DIRECTORY:
+                raise FileError(errno.EISDIR, name)
         except FileExistsError:
             if kind == "x":
                 raise

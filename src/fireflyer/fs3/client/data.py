@@ -106,12 +106,26 @@ class Data:
                 self._write(removal, 0, f"removing chunks of {what}", None)
             last = self._last(files, inode.chains, what)
 
+    def length(self, inode: Inode, what: str) -> int:
+        """Where the last chunk of a file ends, as its chains know it. Raises as `cut`."""
+        batch = self._ask(self.map_of(inode), inode.chains, what)
+        size = layout_of(inode).chunk_size
+        ends = [
+            (index - 1) * size + length
+            for index, length in zip(batch.found(), batch.lengths(), strict=True)
+            if index
+        ]
+        return max(ends, default=0)
+
     def _last(self, files: FileMap, chains: int, what: str) -> int:
         """Index of the last chunk of a file; -1: it has none."""
+        return max(self._ask(files, chains, what).found(), default=0) - 1
+
+    def _ask(self, files: FileMap, chains: int, what: str) -> Batch:
         batch = Batch.of_chains(files, chains)
         retry = Retry(self._cluster, self._settings, f"looking for chunks of {what}", writes=False)
         retry.run(self._cluster.engine.query_last, batch, 0, None)
-        return max(batch.found(), default=0) - 1
+        return batch
 
     def _write(self, batch: Batch, size: int, what: str, deadline_s: float | None) -> None:
         retry = Retry(self._cluster, self._settings, what, writes=True)

@@ -62,15 +62,21 @@ class StorageNode:
         ended: set when the node stopped by itself: another process has taken its place.
     """
 
-    def __init__(self, settings: NodeSettings, managers: str | list[str], secret: Secret) -> None:
-        """Waits for the manager.
+    def __init__(
+        self,
+        settings: NodeSettings,
+        managers: str | list[str],
+        secret: Secret,
+        ended: threading.Event | None = None,
+    ) -> None:
+        """Waits for the manager. `ended` may be shared with other nodes.
 
         Raises:
             ConfigError: if the directory, address or node cannot be used as asked.
             WireError: if no manager answers.
         """
         self.settings = settings
-        self.ended = threading.Event()
+        self.ended = ended or threading.Event()
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
         self._lock = threading.Lock()  # guards the service against use after its end
