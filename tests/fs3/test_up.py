@@ -20,6 +20,7 @@ import pytest
 
 from fireflyer.cli.app import run_line
 from fireflyer.errors import ConfigError, FileError, ProtocolMismatch, Unavailable
+from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Settings, connect
 from fireflyer.fs3.config import FILE, ClusterConfig, embed, load
 from fireflyer.fs3.find import attach, find
@@ -87,6 +88,14 @@ def fs(where: Path, *words: str | Path, code: int = 0) -> None:
     assert run_line(["fs", verb, "--dir", str(where), *rest]) == code
 
 
+def wait_until_whole(where: Path) -> None:
+    """Until each chain has all its replicas."""
+    deadline = time.monotonic() + LIMIT_S
+    while any(chain.state != "whole" for chain in survey.health(find(str(where))).chains):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def make_tree(folder: Path) -> dict[str, bytes]:
     """Files of many sizes, two directories deep, and their contents by name."""
     rng = random.Random(5)
@@ -129,6 +138,7 @@ def test_what_was_put_is_there_after_a_kill(tmp_path: Path, start: Start, replic
     assert contents(tmp_path / "out") == made
     with attach(str(where)) as client, client.open("/open") as seen:
         assert seen.read() == b"not!closed, not even said"
+    wait_until_whole(where)
     fs(where, "check")
     assert again.end(signal.SIGTERM) == 0
 
@@ -213,6 +223,7 @@ def test_three_nodes_in_three_processes(tmp_path: Path, start: Start) -> None:
     n1.end(signal.SIGKILL)
     n1 = start("--config", config, "--role", "manager,meta,storage", "--name", "n1")
     n1.ready()
+    wait_until_whole(config)
     fs(config, "check")
     for service in (back, n2, n1):
         assert service.end(signal.SIGTERM) == 0
