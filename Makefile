@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
 
-.PHONY: help setup demo test lint bench soak native-test fuzz stubs clean
+.PHONY: help setup demo test lint bench soak native-test fuzz sim sim-mutants stubs clean
 help:
 	@grep -E '^[a-z-]+: .*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -33,6 +33,12 @@ native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 
 fuzz: setup  ## ten minutes of damaged bytes for the native parsers, ten for those in Python (SECONDS=60 for less)
 	@scripts/fuzz.sh $(or $(SECONDS),1200)
+
+sim: setup  ## fs3 under a deterministic simulator: N=1000 histories, or the one of SEED=x with its transcript
+	@$(PY) -m tests.fs3.sim.simulate --histories $(or $(N),1000) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+sim-mutants: setup  ## takes one rule of fs3's protocol away at a time; the simulator must notice (minutes each)
+	@$(PY) -m tests.fs3.sim.mutants $(ARGS)
 
 stubs: setup  ## regenerate the committed type stubs of the native module
 	@scripts/stubs.sh

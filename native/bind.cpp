@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "base/crc32.hpp"
+#include "base/crc32c.hpp"
 #include "base/error.hpp"
 #include "simd/kernels.hpp"
 
@@ -12,6 +13,7 @@ namespace nb = nanobind;
 // One function a part, defined in native/<part>/bind.cpp.
 namespace ff::checkpoint { void bind(nb::module_ m); }
 namespace ff::ffrecord { void bind(nb::module_ m); }
+namespace ff::fs3 { void bind(nb::module_ m); }
 namespace ff::hai { void bind(nb::module_ m); }
 namespace ff::hfreduce { void bind(nb::module_ m); }
 namespace ff::storage { void bind(nb::module_ m); }
@@ -70,6 +72,14 @@ std::uint32_t crc32(nb::handle data, std::uint32_t value) {
   return ff::crc32(value, buffer.data(), buffer.size());
 }
 
+std::uint32_t crc32c(nb::handle data, std::uint32_t start) {
+  const Buffer buffer(data);
+  constexpr std::size_t kShort = 64 << 10;  // takes less time than giving the GIL away
+  if (buffer.size() <= kShort) return ff::crc32c(start, buffer.data(), buffer.size());
+  const nb::gil_scoped_release release;
+  return ff::crc32c(start, buffer.data(), buffer.size());
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -79,10 +89,16 @@ NB_MODULE(_native, m) {
   m.def("crc32", &crc32, nb::arg("data"), nb::arg("value") = 0,
         nb::sig("def crc32(data: typing_extensions.Buffer, value: int = 0) -> int"),
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
+  m.def("crc32c", &crc32c, nb::arg("data"), nb::arg("start") = 0,
+        nb::sig("def crc32c(data: typing_extensions.Buffer, start: int = 0) -> int"),
+        "CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.");
+  m.def("crc32c_combine", &ff::crc32c_combine, nb::arg("a"), nb::arg("b"), nb::arg("bytes_b"),
+        "The CRC32C of two pieces after each other, from theirs and the second one's length.");
   m.def("isa", [] { return ff::simd::kernels().isa; },
         "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
   ff::checkpoint::bind(m.def_submodule("checkpoint"));
   ff::ffrecord::bind(m.def_submodule("ffrecord"));
+  ff::fs3::bind(m.def_submodule("fs3"));
   ff::hai::bind(m.def_submodule("hai"));
   ff::hfreduce::bind(m.def_submodule("hfreduce"));
   ff::storage::bind(m.def_submodule("storage"));

@@ -3,10 +3,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-src/fireflyer/_native}
-mkdir -p "$out"
-stubgen=(.venv/bin/python -m nanobind.stubgen -q)
-"${stubgen[@]}" -m fireflyer._native -o "$out/__init__.pyi"
-for part in $(.venv/bin/python -c 'import types, fireflyer._native as n
-print(*(k for k, v in vars(n).items() if isinstance(v, types.ModuleType)))'); do
-  "${stubgen[@]}" -m "fireflyer._native.$part" -o "$out/$part.pyi"
+# One line a module: its name, and the file of its stub under $out. A module with others in it is a folder.
+.venv/bin/python - <<'END' | while read -r module file; do
+import types
+import fireflyer._native
+
+def show(module: types.ModuleType, path: str) -> None:
+    below = [value for value in vars(module).values() if isinstance(value, types.ModuleType)]
+    print(module.__name__, f"{path}/__init__.pyi" if below else f"{path}.pyi")
+    for each in below:
+        show(each, f"{path}/{each.__name__.rpartition('.')[2]}")
+
+show(fireflyer._native, ".")
+END
+  mkdir -p "$(dirname "$out/$file")"
+  .venv/bin/python -m nanobind.stubgen -q -m "$module" -o "$out/$file"
 done

@@ -5,13 +5,16 @@
     ├── WireError              between processes
     │   ├── ProtocolMismatch   the other side speaks another version or is not who it should be
     │   ├── PeerLost           the other side went away
-    │   └── DeadlineExceeded   no answer in time
+    │   ├── NotPrimary         it is not the one in charge; `address` says who is, if it knows
+    │   ├── DeadlineExceeded   no answer in time
+    │   └── Stale              another process has taken the caller's place: it must stop
     ├── StorageError           bytes at rest
     │   ├── Corrupted          a checksum or a structure does not hold
     │   ├── NoSpace            disk, quota or memory is full
     │   └── Unavailable        the place does not answer, or with transient errors only
     ├── CollectiveError        a collective operation cannot complete
     │   └── RankFailed         because of one rank; `rank` names it
+    ├── FileError              a POSIX error number of a file operation; also Python's OSError of its kind
     ├── CheckpointError        no checkpoint that can be used, or state that cannot be saved
     ├── DatasetError           the catalog refuses or cannot do what was asked of a dataset
     │   ├── NoSuchDataset      it, or this version of it, is not there
@@ -25,11 +28,27 @@ ValueError and TypeError.
 `retryable` says whether the same call may succeed later without a change by the caller.
 """
 
+import errno as numbers
+import os
+from collections.abc import Mapping
+
 
 class FireflyerError(Exception):
     """Root of the tree."""
 
     retryable = False
+
+    def fields(self) -> dict[str, object]:
+        """What crosses to another process beside the message."""
+        return dict(vars(self))
+
+    @classmethod
+    def rebuild(cls, message: str, fields: Mapping[str, object]) -> "FireflyerError":
+        """The error with this message and these `fields`; a kind with other state overrides both."""
+        error = cls.__new__(cls, message)
+        Exception.__init__(error, message)
+        vars(error).update(fields)
+        return error
 
 
 class ConfigError(FireflyerError):
@@ -50,10 +69,31 @@ class PeerLost(WireError):
     retryable = True
 
 
+class NotPrimary(WireError):
+    """The process asked is not the one in charge.
+
+    Attributes:
+        address: of the one in charge, or "".
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, address: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+
+    def __reduce__(self) -> tuple[type["NotPrimary"], tuple[str, str]]:
+        return type(self), (str(self), self.address)
+
+
 class DeadlineExceeded(WireError):
     """No answer within the deadline."""
 
     retryable = True
+
+
+class Stale(WireError):
+    """Another process has taken the place of the caller, which must stop."""
 
 
 class StorageError(FireflyerError):
@@ -80,6 +120,66 @@ class Unavailable(StorageError):
     """A place does not answer, or only with errors that come and go."""
 
     retryable = True
+
+
+class FileError(FireflyerError, OSError):
+    """A file operation cannot be done; `errno` says why, as in POSIX.
+
+    `FileError(errno, path)` makes an object that is also of Python's class for that number
+    (FileNotFoundError, PermissionError, ...), so that either can be caught.
+    """
+
+    def __new__(cls, number: int, path: str | bytes = "") -> "FileError":
+        kind = _KINDS.get(number, FileError) if cls is FileError else cls
+        made = OSError.__new__(kind, number, os.strerror(number), os.fsdecode(path))
+        assert isinstance(made, FileError)
+        return made
+
+    def __init__(self, number: int, path: str | bytes = "") -> None:
+        """The fields are set by __new__."""
+
+    def fields(self) -> dict[str, object]:
+        return {"errno": self.errno or 0, "path": os.fsencode(self.filename or "")}
+
+    @classmethod
+    def rebuild(cls, message: str, fields: Mapping[str, object]) -> "FileError":
+        number, path = fields["errno"], fields["path"]
+        if not isinstance(number, int) or not isinstance(path, bytes):
+            raise TypeError("a FileError has a number and a path")
+        return FileError(number, path)
+
+    def __reduce__(self) -> tuple[type["FileError"], tuple[int, str]]:
+        return FileError, (self.errno or 0, self.filename)
+
+
+class _NotFound(FileError, FileNotFoundError):
+    """ENOENT."""
+
+
+class _Exists(FileError, FileExistsError):
+    """EEXIST."""
+
+
+class _Permission(FileError, PermissionError):
+    """EACCES, EPERM."""
+
+
+class _IsADirectory(FileError, IsADirectoryError):
+    """EISDIR."""
+
+
+class _NotADirectory(FileError, NotADirectoryError):
+    """ENOTDIR."""
+
+
+_KINDS: dict[int, type[FileError]] = {
+    numbers.ENOENT: _NotFound,
+    numbers.EEXIST: _Exists,
+    numbers.EACCES: _Permission,
+    numbers.EPERM: _Permission,
+    numbers.EISDIR: _IsADirectory,
+    numbers.ENOTDIR: _NotADirectory,
+}
 
 
 class CollectiveError(FireflyerError):

@@ -36,16 +36,16 @@ def in_one_line(act: Callable[[], int]) -> int:
         return code
     except TyperException as error:
         return _fail(error.format_message(), error.exit_code)
-    except FireflyerError as error:
-        return _fail(str(error), 1)
     except (KeyboardInterrupt, Abort):
         return _fail("interrupted", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
+    except OSError as error:  # FileError too
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 1)
+    except FireflyerError as error:
+        return _fail(str(error), 1)
 
 
 def _fail(message: str, code: int) -> int:

@@ -3,6 +3,7 @@ from typing_extensions import Buffer
 from fireflyer._native import (
     checkpoint as checkpoint,
     ffrecord as ffrecord,
+    fs3 as fs3,
     hai as hai,
     hfreduce as hfreduce,
     storage as storage
@@ -12,6 +13,16 @@ from fireflyer._native import (
 def crc32(data: Buffer, value: int = 0) -> int:
     """
     CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.
+    """
+
+def crc32c(data: Buffer, start: int = 0) -> int:
+    """
+    CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.
+    """
+
+def crc32c_combine(a: int, b: int, bytes_b: int) -> int:
+    """
+    The CRC32C of two pieces after each other, from theirs and the second one's length.
     """
 
 def isa() -> str:

@@ -3,8 +3,8 @@
 import fnmatch
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fireflyer.checkpoint.manifest import DAMAGED, Generation, parse_directory
 from fireflyer.checkpoint.retention import Candidate, Keep, retired
 from fireflyer.checkpoint.snapshot import Snapshot
 from fireflyer.checkpoint.tree import Node, Tensor, path_name
-from fireflyer.cli.printing import age, as_json, plain, table
+from fireflyer.cli.printing import age, as_json, plain, progress, table
 from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.ffrecord.convert.listing import size_text
 from fireflyer.ffrecord.convert.placing import NewFolder, refuse_existing
@@ -79,7 +79,7 @@ def inspect(
     total = sum(nbytes_of(node) for _, node in wanted if isinstance(node, Tensor))
     found: dict[int, compare.Statistics | None] = {}
     if stats:
-        with _progress("reading", total) as advance:
+        with progress("reading", total) as advance:
             for _, node in wanted:
                 if isinstance(node, Tensor):
                     found[id(node)] = compare.statistics(snapshot, node)
@@ -155,7 +155,7 @@ def verify(directory: str, steps: Sequence[int], *, json: bool) -> int:
     catalog = _catalog(directory)
     chosen = _generations(catalog, steps)
     damaged: set[Generation] = set()
-    with _progress("verifying", survey.bytes_to_verify(catalog, chosen)) as advance:
+    with progress("verifying", survey.bytes_to_verify(catalog, chosen)) as advance:
         verifier = survey.Verifier(catalog, advance)
         for generation in chosen:
             if verifier.verify(generation):
@@ -194,7 +194,7 @@ def diff(directory: str, before: int, other: str, after: int, *, json: bool) -> 
     old = Snapshot.open(catalog, before)
     new = Snapshot.open(catalog if other == directory else _catalog(other), after)
     total = sum(nbytes_of(node) for node in old.tensors)
-    with _progress("comparing", total) as advance:
+    with progress("comparing", total) as advance:
         changes = compare.differences(old, new, advance)
     if json:
         as_json(changes)
@@ -252,7 +252,7 @@ def export(
         refuse_existing(out, force=force)
     total = sum(nbytes_of(node) for node in contents.tensors)
     made = NewFolder(out, force=force, own=_is_exported) if folder else nullcontext()
-    with _progress(f"exporting {contents}", total) as advance, made as new:
+    with progress(f"exporting {contents}", total) as advance, made as new:
         target = new.path if new is not None else out
         files = export_contents(contents, target, kind, shard_bytes=shard_bytes, advance=advance)
     names = [str(out / Path(file).name) for file in files] if folder else [str(out)]
@@ -274,7 +274,7 @@ def take_in(source: Path, directory: str, step: int, *, force: bool, json: bool)
             "import into another directory, or use --force if none does"
         )
     total = sum(nbytes_of(node) for node in contents.tensors)
-    with _progress(f"importing {source}", total) as advance:
+    with progress(f"importing {source}", total) as advance:
         generation = save_contents(storage, step, contents, advance)
     if json:
         found = {"step": generation.step, "tensors": len(contents.tensors), "bytes": total}
@@ -340,7 +340,7 @@ def _whole(catalog: Catalog, check: bool) -> Iterator[tuple[Generation, Any]]:
         yield from found
         return
     total = survey.bytes_to_verify(catalog, [generation for generation, _ in found])
-    with _progress("verifying", total) as advance:
+    with progress("verifying", total) as advance:
         verifier = survey.Verifier(catalog, advance)
         for generation, manifest in found:
             damages = verifier.verify(generation)
@@ -381,24 +381,3 @@ def _size(text: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or int(digits) == 0:
         raise typer.BadParameter(f"--shard-size: {text!r} is no size (use 500M, 5G or bytes)")
     return int(digits) * unit
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal; called with numbers of bytes."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(Text(plain(title)).markup, total=total)
-        yield lambda count: bar.advance(task, count)

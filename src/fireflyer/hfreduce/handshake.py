@@ -15,13 +15,15 @@ user: hello and the first byte are all.
 
 import enum
 import hashlib
-import hmac
 import secrets
 import struct
 from dataclasses import dataclass
 
+from fireflyer.rpc.proof import PROOF_BYTES as PROOF_BYTES
+from fireflyer.rpc.proof import prove
+from fireflyer.rpc.proof import proven as is_proven
+
 NONCE_BYTES = 32
-PROOF_BYTES = 32
 ADMITTED = b"+"
 UNKNOWN = b"?"  # no such group here, or no longer
 REFUSED = b"-"  # not proven
@@ -104,9 +106,9 @@ class Hello:
 
 def proof(key: bytes, role: bytes, hello: Hello, challenge: bytes) -> bytes:
     """What the side in `role` (b"caller" or b"callee") sends to prove that it has the key."""
-    return hmac.digest(key, role + hello.raw + challenge, hashlib.sha256)
+    return prove(key, role, hello.raw, challenge)
 
 
 def proven(given: bytes, key: bytes, role: bytes, hello: Hello, challenge: bytes) -> bool:
     """Is `given` the proof of that role? Takes the same time either way."""
-    return hmac.compare_digest(given, proof(key, role, hello, challenge))
+    return is_proven(given, key, role, hello.raw, challenge)

@@ -1,6 +1,7 @@
 """Storages by URL: any file system that fsspec knows; and what a path or URL stands for."""
 
 import ctypes
+import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ from fireflyer.storage.protocol import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+ENTRY_POINTS = "fireflyer.storage"
+"""Group of entry points: the scheme of a URL -> what makes a Storage of such a URL."""
 
 _PERMANENT = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
@@ -44,11 +48,19 @@ _BATCH_BYTES = 32 << 20
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """A directory's storage for a path or file:// URL, made if missing; fsspec's for any other URL."""
+    """The storage of a path or URL.
+
+    A directory, made if missing, for a path or file:// URL; what an installed package offers for the URL's
+    scheme as an entry point of the group `fireflyer.storage` (a function of the URL: fs3://); else fsspec's.
+    """
     text = os.fspath(place)
-    if text.startswith("file://"):
-        return DirectoryStorage(Path(text.removeprefix("file://")))
-    return FsspecStorage(text) if "://" in text else DirectoryStorage(Path(text))
+    scheme, is_url, rest = text.partition("://")
+    if not is_url or scheme == "file":
+        return DirectoryStorage(Path(rest if is_url else text))
+    for offered in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
+        storage: Storage = offered.load()(text)
+        return storage
+    return FsspecStorage(text)
 
 
 class FsspecStorage:

@@ -1,0 +1,34 @@
+// Ranges of files as pieces of chunks.
+//
+// Thread contract: none; one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fs3/io/piece.hpp"
+
+namespace ff::fs3::client {
+
+// A file's chunks: the chain of chunk i is chains[i mod their number] (docs/fs3.md).
+struct FileMap {
+  // Throws Code::invalid for a chunk size that none has, or without chains.
+  FileMap(std::uint64_t inode, std::uint64_t chunk_size, std::vector<std::uint32_t> chains);
+  std::uint64_t inode;
+  unsigned chunk_bits;
+  std::vector<std::uint32_t> chains;
+
+  std::uint32_t chain(std::uint64_t index) const { return chains[index % chains.size()]; }
+};
+
+struct Range {
+  std::size_t file;
+  std::int64_t offset, bytes;
+  std::byte* memory;
+};
+
+// One piece for each chunk that a range touches, in order. Throws Code::invalid for ranges outside of what files have.
+std::vector<io::Piece> split(std::span<const FileMap* const> files, std::span<const Range> ranges);
+
+}  // namespace ff::fs3::client

@@ -1,0 +1,251 @@
+// Python's view of the client's engine: `fireflyer._native.fs3.client`. Calls that move bytes release the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "fs3/client/batch.hpp"
+#include "fs3/io/engine.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ff::fs3::client {
+
+void bind(nb::module_ m);
+
+namespace {
+
+using Free = nb::call_guard<nb::gil_scoped_release>;
+using Rows = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using io::Engine;
+using io::Outcome;
+using io::Piece;
+
+// Views of Python's memory, let go with it.
+class Views {
+ public:
+  Views() = default;
+  Views(Views&&) = default;
+  Views& operator=(Views&&) = delete;
+  ~Views() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+  }
+  Py_buffer& add(nb::handle object, bool writable) {
+    Py_buffer view;
+    const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object.ptr(), &view, flags) != 0) throw nb::python_error();
+    return views_.emplace_back(view);
+  }
+
+ private:
+  std::vector<Py_buffer> views_;
+};
+
+struct Batch {
+  std::vector<Piece> pieces;
+  Views views = {};
+  std::vector<std::int64_t> counts = {};  // bytes of each request
+
+  std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failures() const {
+    std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> found;
+    for (std::size_t n = 0; n < pieces.size(); ++n) {
+      const Piece& piece = pieces[n];
+      if (piece.outcome != Outcome::ok) found.emplace_back(n, static_cast<int>(piece.outcome), piece.chain, piece.asked);
+    }
+    return found;
+  }
+  void again(std::size_t n, std::uint32_t node) {
+    if (n >= pieces.size()) throw Error(Code::invalid, "there is no piece " + std::to_string(n));
+    if (pieces[n].outcome == Outcome::ok) return;
+    pieces[n].outcome = Outcome::open;
+    pieces[n].choice = node;
+  }
+  std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const {
+    return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
+  }
+  std::vector<std::uint64_t> found() const {
+    std::vector<std::uint64_t> found;
+    for (const Piece& piece : pieces) found.push_back(piece.found);
+    return found;
+  }
+  std::vector<std::uint32_t> lengths() const {
+    std::vector<std::uint32_t> found;
+    for (const Piece& piece : pieces) found.push_back(piece.chunk_length);
+    return found;
+  }
+};
+
+Batch of_ranges(const std::vector<const FileMap*>& files, const Rows& rows) {
+  std::vector<Range> ranges;
+  ranges.reserve(rows.shape(0));
+  for (std::size_t n = 0; n < rows.shape(0); ++n) {
+    const std::int64_t* const row = rows.data() + 4 * n;
+    ranges.push_back({static_cast<std::size_t>(row[0]), row[1], row[2], reinterpret_cast<std::byte*>(row[3])});
+  }
+  return {split(files, ranges)};
+}
+
+// `ends`: of files, beyond which nothing is read; none for writes.
+Batch of_buffers(const std::vector<const FileMap*>& files, const std::vector<std::int64_t>& ends,
+                 const std::vector<std::tuple<std::size_t, std::int64_t, nb::object>>& requests) {
+  Batch batch;
+  std::vector<Range> ranges;
+  ranges.reserve(requests.size());
+  for (const auto& [file, offset, object] : requests) {
+    const Py_buffer& view = batch.views.add(object, !ends.empty());
+    std::int64_t bytes = view.len;
+    if (!ends.empty()) bytes = std::min(bytes, std::max<std::int64_t>(ends.at(file) - offset, 0));
+    batch.counts.push_back(bytes);
+    ranges.push_back({file, offset, bytes, static_cast<std::byte*>(view.buf)});
+  }
+  batch.pieces = split(files, ranges);
+  return batch;
+}
+
+Batch of_chunks(const FileMap& file, Kind kind, const std::vector<std::uint32_t>& indexes, std::uint32_t length) {
+  Batch batch;
+  batch.pieces.reserve(indexes.size());
+  for (const std::uint32_t index : indexes) {
+    Piece& piece = batch.pieces.emplace_back();
+    piece.chunk = {file.inode, index};
+    piece.chain = file.chain(index);
+    piece.kind = kind;
+    piece.length = length;
+  }
+  return batch;
+}
+
+Batch of_chains(const FileMap& file, std::size_t chains) {
+  Batch batch;
+  for (std::size_t n = 0; n < std::min(chains, file.chains.size()); ++n) {
+    Piece& piece = batch.pieces.emplace_back();
+    piece.chunk.inode = file.inode;
+    piece.chain = file.chains[n];
+  }
+  return batch;
+}
+
+Engine::Clock::time_point after(double seconds) {
+  constexpr double kLongest = 1e6;
+  return Engine::Clock::now() + std::chrono::duration_cast<Engine::Clock::duration>(
+                                    std::chrono::duration<double>(std::clamp(seconds, 0.0, kLongest)));
+}
+
+void look_at_signals() {
+  const nb::gil_scoped_acquire held;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+// Python's callable as the engine's: what says that nobody is there becomes an error of ours, all else goes up.
+Engine::Connect connecting(nb::callable connect) {
+  return [connect = std::move(connect)](std::uint32_t node, std::chrono::milliseconds limit) {
+    const nb::gil_scoped_acquire held;
+    try {
+      return nb::cast<int>(connect(node, std::chrono::duration<double>(limit).count()));
+    } catch (nb::python_error& error) {
+      const nb::module_ errors = nb::module_::import_("fireflyer.errors");
+      if (error.matches(errors.attr("PeerLost"))) throw Error(Code::peer_lost, error.what());
+      if (error.matches(errors.attr("DeadlineExceeded"))) throw Error(Code::deadline_exceeded, error.what());
+      throw;
+    }
+  };
+}
+
+void set_routing(Engine& engine,
+                 const std::vector<std::tuple<std::uint32_t, ChainVersion, std::vector<std::uint32_t>>>& chains,
+                 std::uint32_t local) {
+  std::vector<io::Route> routes;
+  routes.reserve(chains.size());
+  for (const auto& [chain, version, nodes] : chains) routes.push_back({chain, version, nodes});
+  engine.routing(routes, local);
+}
+
+nb::dict statistics(const Engine& engine) {
+  const auto now = engine.statistics();
+  nb::dict found;
+  found["read_bytes"] = now.read_bytes;
+  found["written_bytes"] = now.written_bytes;
+  found["frames"] = now.frames;
+  found["mismatches"] = now.mismatches;
+  found["connections"] = now.connections;
+  found["most_large"] = now.most_large;
+  return found;
+}
+
+}  // namespace
+
+void bind(nb::module_ m) {
+  m.attr("ANY_NODE") = io::kAnyNode;
+  nb::enum_<Outcome>(m, "Outcome", nb::is_arithmetic(), "What became of a piece; numbers below 16 are the service's.")
+      .value("OK", Outcome::ok)
+      .value("STALE_ROUTING", Outcome::stale_routing)
+      .value("CORRUPT", Outcome::corrupt)
+      .value("INVALID", Outcome::invalid)
+      .value("MISMATCH", Outcome::mismatch, "The bytes that came do not fit their CRCs.")
+      .value("LOST", Outcome::lost, "The connection broke; a write was done or not.")
+      .value("LATE", Outcome::late, "No answer in time; likewise.")
+      .value("UNREACHABLE", Outcome::unreachable, "No connection; not done.")
+      .value("NO_ROUTE", Outcome::no_route, "Nobody serves that chain; not done.")
+      .value("NO_SPACE", static_cast<Outcome>(Status::no_space))
+      .value("IO_ERROR", static_cast<Outcome>(Status::io_error))
+      .value("DUPLICATE", static_cast<Outcome>(Status::duplicate))
+      .value("DIVERGED", static_cast<Outcome>(Status::diverged))
+      .value("OPEN", Outcome::open);
+  nb::class_<FileMap>(m, "FileMap", "Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.")
+      .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a);
+  nb::class_<Batch>(m, "Batch", "Pieces of chunks, and what became of each. One thread at a time.")
+      .def(nb::new_(&of_ranges), "files"_a, "rows"_a,
+           "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that are "
+           "written must not overlap.")
+      .def_static("of_buffers", &of_buffers, "files"_a, "ends"_a, "requests"_a,
+                  nb::sig("def of_buffers(files: collections.abc.Sequence[FileMap], ends: collections.abc.Sequence[int], "
+                          "requests: collections.abc.Sequence[tuple[int, int, typing_extensions.Buffer]]) -> Batch"),
+                  "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: of each file, beyond "
+                  "which nothing is read; empty for a batch to write.")
+      .def_prop_ro("counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request of `of_buffers`.")
+      .def_static("of_chunks", &of_chunks, "file"_a, "kind"_a, "indexes"_a, "length"_a = 0,
+                  "The same for each of these chunks; `length`: of a chunk then.")
+      .def_static("of_chains", &of_chains, "file"_a, "chains"_a,
+                  "A question for the last chunk of the file on each of its first chains.")
+      .def("__len__", [](const Batch& batch) { return batch.pieces.size(); })
+      .def("failures", &Batch::failures, "(piece, outcome, chain, node asked) of those that are not OK.")
+      .def("again", &Batch::again, "piece"_a, "node"_a = io::kAnyNode,
+           "The next call tries it again; a read: at this node, if it serves the chain.")
+      .def("chunk", &Batch::chunk, "piece"_a, "(inode, index) of a piece.")
+      .def("found", &Batch::found, "Of answered questions: index of the last chunk + 1; 0: there is none.")
+      .def("lengths", &Batch::lengths, "Likewise: bytes of that chunk.");
+  nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/fs3-service.md. Any thread.")
+      .def("__init__",
+           [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s) {
+             const auto limit = std::chrono::milliseconds(std::lround(1000 * connect_s));
+             new (self) Engine(client, {lanes, senders, limit}, connecting(std::move(connect)), look_at_signals);
+           },
+           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 8, "connect_s"_a = 1.0,
+           nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
+                   "lanes: int = 8, senders: int = 8, connect_s: float = 1.0) -> None"),
+           "connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or "
+           "raises PeerLost or DeadlineExceeded.")
+      .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
+           "chains: (chain, version, nodes of the serving targets, head first). local: the node on this machine.")
+      .def("read", [](Engine& e, Batch& b, double seconds) { return e.read(b.pieces, after(seconds)); }, "batch"_a,
+           "seconds"_a, Free(), "Tries what is open; returns how many pieces are not OK.")
+      .def("write", [](Engine& e, Batch& b, double seconds) { return e.write(b.pieces, after(seconds)); }, "batch"_a,
+           "seconds"_a, Free(), "Likewise. What was tried keeps its tag, so that it is done once.")
+      .def("query_last", [](Engine& e, Batch& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
+           "batch"_a, "seconds"_a, Free(), "Likewise.")
+      .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
+           "Counters: read_bytes, written_bytes, frames, mismatches, connections; most_large: large reads at a time.");
+}
+
+}  // namespace ff::fs3::client

@@ -1,0 +1,225 @@
+// Python's view of the storage service: `fireflyer._native.fs3.io`. Descriptors given to it become its own.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/error.hpp"
+#include "fs3/io/service.hpp"
+#include "fs3/store/directory_disk.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ff::fs3::io {
+
+void bind(nb::module_ m);
+
+namespace {
+
+using Free = nb::call_guard<nb::gil_scoped_release>;
+using Members = std::vector<std::tuple<TargetId, int, replica::Incarnation>>;
+using Report = std::tuple<TargetId, replica::Incarnation, int, ChainVersion, std::uint64_t, ChainVersion, int, bool>;
+
+constexpr std::size_t kNumber = 1;  // the store's state word with its number; 0 is the replica's shell's
+
+// The number of a store, given when it was made: by it the manager sees that a disk was replaced.
+std::uint64_t number_of(store::Store& held) {
+  auto words = held.state();
+  if (words[kNumber] == 0) {
+    std::random_device random;
+    words[kNumber] = (std::uint64_t{random()} << 31 | random() >> 1) + 1;
+    held.keep_state(words);
+    held.sync();
+    if (held.failed()) throw Error(Code::storage, "a new chunk store cannot be written to");
+  }
+  return words[kNumber];
+}
+
+// A service, and its targets by number. Any thread.
+class Node {
+ public:
+  Node(unsigned workers, std::size_t buffers) : service_({workers, buffers}) {}
+  ~Node() { stop(); }
+
+  void open(const std::string& path, TargetId id, std::uint32_t chain, replica::Incarnation incarnation) {
+    auto disk = std::make_shared<store::DirectoryDisk>(path);
+    auto held = store::Store::open(*disk, {id, chain});
+    const std::uint64_t number = number_of(held);
+    auto target = std::make_shared<Target>(std::move(disk), std::move(held), id, chain, incarnation, service_.courier());
+    target->on_change([this] { changed(); });
+    std::lock_guard lock(mutex_);
+    if (targets_.contains(id)) throw Error(Code::invalid, "target " + std::to_string(id) + " is open");
+    service_.add(target);
+    targets_.emplace(id, Held{std::move(target), incarnation, number});
+  }
+
+  void close(TargetId id) {
+    Held held;
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = targets_.find(id);
+      if (found == targets_.end()) return;
+      held = std::move(found->second);
+      targets_.erase(found);
+    }
+    service_.remove(id);
+  }
+
+  void routing(TargetId id, ChainVersion version, const Members& members) {
+    replica::Routing routing{version, {}};
+    for (const auto& [target, state, incarnation] : members) {
+      routing.members.push_back({target, static_cast<replica::State>(state), incarnation});
+    }
+    if (const auto target = find(id)) target->routing(routing);
+  }
+
+  // `left` seconds from now, for these targets with their chain's version at the manager.
+  void lease(double left, const std::vector<std::tuple<TargetId, ChainVersion>>& targets) {
+    const auto until = Target::Clock::now() + std::chrono::duration_cast<Target::Clock::duration>(std::chrono::duration<double>(left));
+    for (const auto& [id, version] : targets) {
+      if (const auto target = find(id)) target->lease(until, version);
+    }
+  }
+
+  std::vector<Report> reports() {
+    std::vector<Report> reports;
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, held] : targets_) {
+      const auto now = held.target->report();
+      reports.emplace_back(id, held.incarnation, static_cast<int>(now.local.state), now.local.version, held.number,
+                           now.chain_version, static_cast<int>(now.role), now.failed);
+    }
+    return reports;
+  }
+
+  // Until a target has something else to say of itself, at most so many seconds; whether it has.
+  bool wait(double seconds) {
+    std::unique_lock lock(news_mutex_);
+    const bool told = woken_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return news_; });
+    news_ = false;
+    return told;
+  }
+
+  // Compares the bytes of up to `limit` chunks after (inode, index) with their CRCs and has damage repaired; where it
+  // came to, or (0, 0) at the end.
+  std::tuple<std::uint64_t, std::uint32_t> scrub(TargetId id, std::uint64_t inode, std::uint32_t index, std::size_t limit) {
+    const auto target = find(id);
+    if (!target) return {};
+    const bool first = inode == 0 && index == 0;
+    const auto page = target->store().page(first ? std::nullopt : std::optional(ChunkId{inode, index}), limit);
+    for (const auto& entry : page) target->suspect(entry.chunk);
+    if (page.empty()) return {};
+    return {page.back().chunk.inode, page.back().chunk.index};
+  }
+
+  nb::dict statistics() {
+    const auto now = service_.statistics();
+    nb::dict found;
+    found["connections"] = now.connections;
+    found["reads"] = now.reads;
+    found["writes"] = now.writes;
+    found["messages"] = now.messages;
+    found["read_bytes"] = now.read_bytes;
+    found["written_bytes"] = now.written_bytes;
+    found["refused"] = now.refused;
+    found["buffer_bytes"] = now.buffer_bytes;
+    store::Statistics sum;
+    for (const auto& target : all()) {
+      const auto one = target->store().statistics();
+      sum.chunks += one.chunks;
+      sum.bytes += one.bytes;
+      sum.extent_bytes += one.extent_bytes;
+      sum.index_bytes += one.index_bytes;
+      sum.log_bytes += one.log_bytes;
+    }
+    found["chunks"] = sum.chunks;
+    found["bytes"] = sum.bytes;
+    found["extent_bytes"] = sum.extent_bytes;
+    found["index_bytes"] = sum.index_bytes;
+    found["log_bytes"] = sum.log_bytes;
+    return found;
+  }
+
+  void serve(int fd) { service_.serve(fd); }
+  void locate(TargetId target, std::uint32_t node) { service_.locate(target, node); }
+  void connected(std::uint32_t node, int fd) { service_.connected(node, fd); }
+  std::vector<std::uint32_t> wanted() const { return service_.wanted(); }
+
+  void stop() {
+    service_.stop();
+    std::map<TargetId, Held> targets;
+    std::lock_guard lock(mutex_);
+    targets.swap(targets_);
+  }
+
+ private:
+  struct Held {
+    std::shared_ptr<Target> target;
+    replica::Incarnation incarnation = 0;
+    std::uint64_t number = 0;
+  };
+
+  std::shared_ptr<Target> find(TargetId id) {
+    std::lock_guard lock(mutex_);
+    const auto found = targets_.find(id);
+    return found == targets_.end() ? nullptr : found->second.target;
+  }
+  std::vector<std::shared_ptr<Target>> all() {
+    std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Target>> targets;
+    for (const auto& [id, held] : targets_) targets.push_back(held.target);
+    return targets;
+  }
+  void changed() {
+    std::lock_guard lock(news_mutex_);
+    news_ = true;
+    woken_.notify_all();
+  }
+
+  std::mutex news_mutex_;
+  std::condition_variable woken_;
+  bool news_ = false;
+  Service service_;
+  std::mutex mutex_;  // guards what follows
+  std::map<TargetId, Held> targets_;
+};
+
+}  // namespace
+
+void bind(nb::module_ m) {
+  nb::class_<Node>(m, "Node", "The storage service of one process. Any thread.")
+      .def(nb::init<unsigned, std::size_t>(), "workers"_a = 0, "buffers"_a = std::size_t{256} << 20,
+           "workers: threads, 0 for cores + 4. buffers: bytes of payload under way, at most.")
+      .def("open", &Node::open, "path"_a, "target"_a, "chain"_a, "incarnation"_a, Free(),
+           "Opens or makes a target's chunk store in a directory and takes its place in the chain. Raises StorageError, "
+           "NoSpace, ValueError.")
+      .def("close", &Node::close, "target"_a, Free())
+      .def("routing", &Node::routing, "target"_a, "version"_a, "members"_a, Free(),
+           "The target's chain as published: members (target, state, incarnation) in order; an older one is passed over.")
+      .def("lease", &Node::lease, "left"_a, "targets"_a, Free(),
+           "The lease of these (target, version of its chain at the manager) runs for so many seconds from now.")
+      .def("reports", &Node::reports, Free(),
+           "(target, incarnation, local state, its version, number of its store, chain version known, role, failed) of each.")
+      .def("wait", &Node::wait, "seconds"_a, Free(), "Until a report changes, at most so long; whether one did.")
+      .def("scrub", &Node::scrub, "target"_a, "inode"_a, "index"_a, "limit"_a, Free(),
+           "Reads and checks up to `limit` chunks after this one; returns the last one, (0, 0) at the end.")
+      .def("serve", &Node::serve, "fd"_a, Free(), "A proved connection of a client or another node.")
+      .def("locate", &Node::locate, "target"_a, "node"_a, Free(), "On which node a target is.")
+      .def("connected", &Node::connected, "node"_a, "fd"_a, Free(), "A proved connection to a node's service.")
+      .def("wanted", &Node::wanted, Free(), "Nodes to which a connection is missing.")
+      .def("statistics", &Node::statistics, nb::sig("def statistics(self) -> dict[str, int]"),
+           "Counters since the start, and what the chunk stores hold.")
+      .def("stop", &Node::stop, Free(), "Ends all threads and closes all targets; nothing may be called afterwards.");
+}
+
+}  // namespace ff::fs3::io

@@ -1,0 +1,263 @@
+#include "fs3/io/call.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+
+namespace ff::fs3::io {
+namespace {
+
+// CRCs of the pieces of what a write carries, cut where blocks begin. Made once: they vouch for the caller's bytes.
+void make_crcs(Piece& piece) {
+  if (!piece.carries() || !piece.crcs.empty()) return;
+  piece.crcs.reserve(pieces(piece.offset, piece.length));
+  for (std::size_t from = 0; from < piece.length;) {
+    const std::size_t step = std::min<std::size_t>(kBlock - (piece.offset + from) % kBlock, piece.length - from);
+    piece.crcs.push_back(crc32c(0, piece.memory + from, step));
+    from += step;
+  }
+}
+
+}  // namespace
+
+Engine::Call::Call(Engine& engine, Lane& lane, FrameKind kind, Clock::time_point deadline)
+    : engine_(engine), lane_(lane), kind_(kind), deadline_(deadline), table_(engine.table()) {}
+
+Engine::Call::~Call() {
+  for (Queue& queue : queues_) {
+    queue.load->fetch_sub(queue.charged, std::memory_order_relaxed);
+    for (Piece* piece : queue.pieces) {
+      if (piece->outcome == Outcome::open) piece->outcome = Outcome::late;
+    }
+  }
+  leave_line();
+  engine_.large_ -= permitted_;
+  for (; permitted_ != 0; --permitted_) engine_.permits_.give_back();
+}
+
+void Engine::Call::add(Piece& piece) {
+  const auto found = table_->find(piece.chain);
+  const bool head = kind_ == FrameKind::write;
+  const Seat* const seat = found == table_->end() ? nullptr : engine_.choose(found->second, piece, head);
+  if (!seat) {
+    piece.outcome = Outcome::no_route;
+    return;
+  }
+  if (piece.length == 0 && kind_ == FrameKind::read) {
+    piece.outcome = Outcome::ok;
+    return;
+  }
+  piece.asked = seat->node;
+  piece.chain_version = found->second.version;
+  if (last_ >= queues_.size() || queues_[last_].node != seat->node) {
+    const auto same = [&](const Queue& queue) { return queue.node == seat->node; };
+    last_ = static_cast<std::size_t>(std::find_if(queues_.begin(), queues_.end(), same) - queues_.begin());
+    if (last_ == queues_.size()) queues_.push_back({seat->node, seat->load});
+  }
+  Queue& queue = queues_[last_];
+  queue.pieces.push_back(&piece);
+  queue.charged += piece.length;
+  queue.load->fetch_add(piece.length, std::memory_order_relaxed);
+}
+
+// Connections that stand get their first frames before others are made.
+void Engine::Call::run() {
+  for (Queue& queue : queues_) {
+    const auto found = lane_.links.find(queue.node);
+    if (found == lane_.links.end()) continue;
+    if (found->second->quiet()) queue.link = found->second.get();
+    else lane_.links.erase(found);
+  }
+  push();
+  for (Queue& queue : queues_) {
+    if (queue.link || queue.next == queue.pieces.size()) continue;
+    connect(queue);
+    push();
+  }
+  while (!finished() && Clock::now() < deadline_) {
+    wait();
+    leave_stale();
+    for (Queue& queue : queues_) {
+      if (queue.link) advance(queue);
+    }
+    push();
+  }
+}
+
+// Afterwards nothing can be sent, received or issued without waiting for a socket or a permit.
+void Engine::Call::push() {
+  while (issue_all()) {
+    for (Queue& queue : queues_) {
+      if (queue.link) advance(queue);
+    }
+  }
+}
+
+void Engine::Call::connect(Queue& queue) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+  if (left.count() <= 0) return;
+  try {
+    const int fd = engine_.connect_(queue.node, std::min(left, engine_.options_.connect));
+    auto link = std::make_unique<Link>(fd);
+    queue.link = link.get();
+    lane_.links[queue.node] = std::move(link);
+    ++engine_.connections_;
+  } catch (const Error& error) {
+    if (error.code() != Code::peer_lost && error.code() != Code::deadline_exceeded) throw;
+    end(queue, Outcome::unreachable);
+  }
+}
+
+void Engine::Call::end(Queue& queue, Outcome outcome) {
+  for (; queue.next < queue.pieces.size(); ++queue.next) queue.pieces[queue.next]->outcome = outcome;
+}
+
+Request Engine::Call::next_frame(const Queue& queue) const {
+  Request request;
+  request.kind = kind_;
+  std::size_t table = 0;
+  const bool bytes_go = kind_ != FrameKind::query_last;
+  for (std::size_t n = queue.next; n < queue.pieces.size() && request.pieces.size() < kMostEntries; ++n) {
+    Piece* const piece = queue.pieces[n];
+    const std::uint64_t bytes = !bytes_go || (kind_ == FrameKind::write && !piece->carries()) ? 0 : piece->length;
+    table += sizeof(WriteEntry) + (bytes / kBlock + 2) * sizeof(std::uint32_t);
+    if (!request.pieces.empty() && (request.bytes + bytes > kMostPayload || table > kMostTable)) break;
+    request.pieces.push_back(piece);
+    request.bytes += bytes;
+  }
+  return request;
+}
+
+bool Engine::Call::permit() {
+  if (in_line_) {
+    eventfd_t told = 0;
+    in_line_ = ::eventfd_read(lane_.wake(), &told) != 0;
+  } else {
+    in_line_ = !engine_.permits_.ask(lane_.wake());
+  }
+  return !in_line_;
+}
+
+void Engine::Call::leave_line() {
+  if (in_line_ && engine_.permits_.leave(lane_.wake())) engine_.permits_.give_back();
+  in_line_ = false;
+}
+
+bool Engine::Call::issue_all() {
+  bool any = false, waiting = false;
+  for (bool more = true; more;) {  // a frame each in turn
+    more = false;
+    for (Queue& queue : queues_) {
+      if (!queue.link) continue;
+      const Issue issued = issue(queue);
+      more |= issued == Issue::sent;
+      waiting |= issued == Issue::waits;
+    }
+    any |= more;
+  }
+  if (!waiting) leave_line();  // what wanted the permit is gone or has its share outstanding
+  return any;
+}
+
+Engine::Call::Issue Engine::Call::issue(Queue& queue) {
+  if (queue.next == queue.pieces.size() || queue.outstanding == kAhead) return Issue::none;
+  Request request = next_frame(queue);
+  if (kind_ == FrameKind::read && request.bytes > kSmall) {
+    if (!permit()) return Issue::waits;
+    request.permitted = true;
+    ++permitted_;
+    const std::uint64_t now = ++engine_.large_;
+    std::uint64_t most = engine_.most_large_;
+    while (most < now && !engine_.most_large_.compare_exchange_weak(most, now)) {
+    }
+  }
+  if (kind_ == FrameKind::write) {
+    for (Piece* piece : request.pieces) {
+      make_crcs(*piece);
+      engine_.tag(*piece);
+    }
+  }
+  queue.next += request.pieces.size();
+  ++queue.outstanding;
+  ++engine_.frames_;
+  queue.link->post(std::move(request), engine_.client_);
+  return Issue::sent;
+}
+
+void Engine::Call::advance(Queue& queue) {
+  done_.clear();
+  const bool standing = queue.link->advance(done_);
+  for (const Request& request : done_) answered(queue, request);
+  if (!standing) lose(queue);
+}
+
+void Engine::Call::lose(Queue& queue) {
+  done_.clear();
+  queue.link->give_up(done_);
+  for (const Request& request : done_) answered(queue, request);
+  queue.link = nullptr;
+  lane_.links.erase(queue.node);
+  end(queue, Outcome::unreachable);
+}
+
+// A node that is frozen or cut off does not answer, nor does its connection break: the manager's word ends the waiting.
+void Engine::Call::leave_stale() {
+  auto now = engine_.table();
+  if (now == table_) return;
+  table_ = std::move(now);
+  const auto serves = [this](const Piece& piece, std::uint32_t node) {
+    const auto chain = table_->find(piece.chain);
+    if (chain == table_->end() || chain->second.seats.empty()) return false;
+    const auto& seats = chain->second.seats;
+    if (kind_ == FrameKind::write) return seats.front().node == node;
+    return std::any_of(seats.begin(), seats.end(), [&](const Seat& seat) { return seat.node == node; });
+  };
+  for (Queue& queue : queues_) {
+    const auto stale = [&](const Piece* piece) { return piece->outcome == Outcome::open && !serves(*piece, queue.node); };
+    if (queue.link && std::any_of(queue.pieces.begin(), queue.pieces.end(), stale)) lose(queue);
+  }
+}
+
+void Engine::Call::answered(Queue& queue, const Request& request) {
+  --queue.outstanding;
+  std::uint64_t bytes = 0, good = 0;
+  for (Piece* piece : request.pieces) {
+    bytes += piece->length;
+    if (piece->outcome == Outcome::ok) good += piece->length;
+    if (piece->outcome == Outcome::mismatch) ++engine_.mismatches_;
+    if (kind_ == FrameKind::write) engine_.settle(*piece);
+  }
+  if (kind_ == FrameKind::read) engine_.read_bytes_ += good;
+  if (kind_ == FrameKind::write) engine_.written_bytes_ += good;
+  queue.charged -= bytes;
+  queue.load->fetch_sub(bytes, std::memory_order_relaxed);
+  if (!request.permitted) return;
+  --permitted_;
+  --engine_.large_;
+  engine_.permits_.give_back();
+}
+
+bool Engine::Call::finished() const {
+  return std::all_of(queues_.begin(), queues_.end(), [](const Queue& queue) {
+    return queue.next == queue.pieces.size() && queue.outstanding == 0;
+  });
+}
+
+void Engine::Call::wait() {
+  std::vector<pollfd> fds;
+  for (const Queue& queue : queues_) {
+    if (queue.link && queue.link->events() != 0) fds.push_back({queue.link->fd(), queue.link->events(), 0});
+  }
+  if (in_line_) fds.push_back({lane_.wake(), POLLIN, 0});
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+  if (left.count() <= 0) return;
+  const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), kLook));
+  if (::poll(fds.data(), fds.size(), limit) <= 0) engine_.signal_();  // it may have come outside of poll
+}
+
+}  // namespace ff::fs3::io

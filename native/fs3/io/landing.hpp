@@ -1,0 +1,58 @@
+// Where the bytes of a READ's answer go: straight to their place where a block is wanted whole, by way of scratch where
+// only part of it is. Pure: whoever has the socket asks for places, fills them and says how much came.
+//
+// Thread contract: one thread at a time.
+// Invariants
+//   - Each block that came whole was compared with its CRC, soon after it came.
+//   - A piece has an outcome once all its bytes came: ok or mismatch, with zeros where the chunk has no bytes; or what
+//     the answer says of it. Others are `open`.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "fs3/io/piece.hpp"
+
+namespace ff::fs3::io {
+
+class Landing {
+ public:
+  static constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // bytes: what came is still in the cache when compared
+  static constexpr std::size_t kParts = 192;                      // of those
+
+  // The table of a sound answer to these pieces. False if that is no answer to them; nothing was changed then.
+  bool begin(const Head& head, std::vector<std::byte> table, std::span<Piece* const> pieces);
+  // Where the next bytes go, in order; none if all came. Valid until `landed`.
+  std::span<const iovec> places();
+  void landed(std::size_t bytes);
+  bool done() const { return at_ == pieces_.size(); }
+
+ private:
+  struct Block {
+    std::size_t bytes;
+    std::byte* place;  // null: scratch
+  };
+  Block block(std::size_t piece, std::size_t position) const;
+  bool fits(const ReadAnswer& answer, const Piece& piece) const;
+  void compare(const std::byte* bytes, std::size_t size);
+  void keep_part(const std::byte* scratch, std::size_t size);
+  void next_piece();  // from those that have nothing more to come to the next one
+  std::byte* scratch(std::size_t ordinal) { return scratch_.data() + ordinal % kParts * kBlock; }
+
+  std::vector<std::byte> table_;
+  std::vector<Piece*> pieces_;
+  std::vector<ReadAnswer> answers_;
+  std::vector<std::byte> scratch_;  // made when first needed
+  std::vector<iovec> parts_;
+  std::size_t at_ = 0;          // piece
+  std::size_t position_ = 0;    // in its bytes: where a block begins
+  std::size_t came_ = 0;        // of the block there
+  std::size_t crc_at_ = 0;      // of that block, in the table
+  std::size_t scratched_ = 0;   // blocks that went by way of scratch
+  bool holds_ = true;           // so far, of the piece
+};
+
+}  // namespace ff::fs3::io

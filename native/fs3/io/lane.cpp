@@ -1,0 +1,324 @@
+#include "fs3/io/lane.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/fork_guard.hpp"
+
+namespace ff::fs3::io {
+namespace {
+
+constexpr std::size_t kRounds = 8;        // of Landing::kAtOnce that one advance receives
+constexpr std::size_t kMostParts = 1024;  // that one sendmsg takes
+
+template <class T>
+void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
+  std::memcpy(to.data() + at, &value, sizeof value);
+}
+
+ReadEntry read_entry(const Piece& piece) {
+  ReadEntry entry;
+  entry.inode = piece.chunk.inode;
+  entry.index = piece.chunk.index;
+  entry.chain = piece.chain;
+  entry.chain_version = piece.chain_version;
+  entry.offset = piece.offset;
+  entry.length = piece.length;
+  return entry;
+}
+
+WriteEntry write_entry(const Piece& piece, std::uint64_t client) {
+  WriteEntry entry;
+  entry.inode = piece.chunk.inode;
+  entry.client = client;
+  entry.seq = piece.seq;
+  entry.channel = piece.channel;
+  entry.index = piece.chunk.index;
+  entry.chain = piece.chain;
+  entry.chain_version = piece.chain_version;
+  entry.offset = piece.offset;
+  entry.length = piece.length;
+  entry.crcs = piece.carries() ? static_cast<std::uint32_t>(piece.crcs.size()) : 0;
+  entry.kind = piece.kind;
+  return entry;
+}
+
+FrameKind answer_to(FrameKind kind) {
+  if (kind == FrameKind::read) return FrameKind::read_answer;
+  return kind == FrameKind::write ? FrameKind::write_answer : FrameKind::query_answer;
+}
+
+std::vector<std::byte> read_table(std::span<Piece* const> pieces) {
+  std::vector<std::byte> table(pieces.size() * sizeof(ReadEntry));
+  for (std::size_t n = 0; n < pieces.size(); ++n) put(table, n * sizeof(ReadEntry), read_entry(*pieces[n]));
+  return table;
+}
+
+std::vector<std::byte> write_table(std::span<Piece* const> pieces, std::uint64_t client) {
+  std::size_t crcs = 0;
+  for (const Piece* piece : pieces) crcs += piece->carries() ? piece->crcs.size() : 0;
+  std::vector<std::byte> table(pieces.size() * sizeof(WriteEntry) + crcs * sizeof(std::uint32_t));
+  std::size_t crc_at = pieces.size() * sizeof(WriteEntry);
+  for (std::size_t n = 0; n < pieces.size(); ++n) {
+    const Piece& piece = *pieces[n];
+    put(table, n * sizeof(WriteEntry), write_entry(piece, client));
+    if (!piece.carries()) continue;
+    std::memcpy(table.data() + crc_at, piece.crcs.data(), piece.crcs.size() * sizeof(std::uint32_t));
+    crc_at += piece.crcs.size() * sizeof(std::uint32_t);
+  }
+  return table;
+}
+
+std::vector<std::byte> query_table(std::span<Piece* const> pieces) {
+  std::vector<std::byte> table(pieces.size() * sizeof(QueryEntry));
+  for (std::size_t n = 0; n < pieces.size(); ++n) {
+    const Piece& piece = *pieces[n];
+    put(table, n * sizeof(QueryEntry), QueryEntry{piece.chunk.inode, piece.chain, piece.chain_version});
+  }
+  return table;
+}
+
+}  // namespace
+
+Link::Link(int fd) : fd_(fd) {
+  if (::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK) != 0) {
+    const int error = errno;
+    ::close(fd_);
+    throw_errno("a connection to a storage node", error);
+  }
+  fork_guard::add(fd_);
+}
+
+Link::~Link() { fork_guard::close(fd_); }
+
+// ---- Sending -----------------------------------------------------------------------------------------------------
+
+void Link::post(Request request, std::uint64_t client) {
+  request.id = next_id_++;
+  Head head;
+  head.kind = request.kind;
+  head.count = static_cast<std::uint16_t>(request.pieces.size());
+  head.request = request.id;
+  std::vector<std::byte> table;
+  std::vector<iovec> payload;
+  if (request.kind == FrameKind::read) table = read_table(request.pieces);
+  else if (request.kind == FrameKind::query_last) table = query_table(request.pieces);
+  else {
+    table = write_table(request.pieces, client);
+    for (const Piece* piece : request.pieces) {
+      if (piece->carries()) payload.push_back({piece->memory, piece->length});
+    }
+  }
+  send_frame(head, std::move(table), std::move(payload));
+  outstanding_.push_back(std::move(request));
+}
+
+void Link::send_frame(Head head, std::vector<std::byte> table, std::vector<iovec> payload) {
+  head.table_bytes = static_cast<std::uint32_t>(table.size());
+  for (const iovec& part : payload) head.payload_bytes += part.iov_len;
+  Unsent frame;
+  frame.bytes.resize(sizeof head + table.size());
+  put(frame.bytes, 0, head);
+  std::memcpy(frame.bytes.data() + sizeof head, table.data(), table.size());
+  frame.parts.push_back({frame.bytes.data(), frame.bytes.size()});
+  frame.parts.insert(frame.parts.end(), payload.begin(), payload.end());
+  unsent_.push_back(std::move(frame));  // `bytes` keeps its address
+}
+
+bool Link::flush() {
+  while (!unsent_.empty()) {
+    Unsent& frame = unsent_.front();
+    msghdr message{};
+    message.msg_iov = frame.parts.data() + frame.at;
+    message.msg_iovlen = std::min(frame.parts.size() - frame.at, kMostParts);
+    const ssize_t sent = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    std::size_t left = static_cast<std::size_t>(sent);
+    while (frame.at < frame.parts.size() && left >= frame.parts[frame.at].iov_len) left -= frame.parts[frame.at++].iov_len;
+    if (frame.at == frame.parts.size()) {
+      unsent_.pop_front();
+    } else {
+      iovec& part = frame.parts[frame.at];
+      part = {static_cast<std::byte*>(part.iov_base) + left, part.iov_len - left};
+    }
+  }
+  return true;
+}
+
+short Link::events() const {
+  return static_cast<short>((outstanding_.empty() ? 0 : POLLIN) | (unsent_.empty() ? 0 : POLLOUT));
+}
+
+bool Link::quiet() const {
+  std::byte byte;
+  return ::recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+}
+
+// ---- Receiving ---------------------------------------------------------------------------------------------------
+
+bool Link::advance(std::vector<Request>& answered) {
+  if (!broken_ && flush() && receive(answered) && flush()) return true;
+  give_up(answered);
+  return false;
+}
+
+void Link::give_up(std::vector<Request>& answered) {
+  broken_ = true;
+  unsent_.clear();
+  for (Request& request : outstanding_) {
+    for (Piece* piece : request.pieces) {
+      if (piece->outcome == Outcome::open) piece->outcome = Outcome::lost;
+    }
+    answered.push_back(std::move(request));
+  }
+  outstanding_.clear();
+}
+
+bool Link::fill(std::byte* to, std::size_t bytes) {
+  while (have_ < bytes) {
+    const ssize_t got = ::recv(fd_, to + have_, bytes - have_, MSG_DONTWAIT);
+    if (got > 0) {
+      have_ += static_cast<std::size_t>(got);
+    } else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+      broken_ = true;
+      return false;
+    } else if (errno != EINTR) {
+      dry_ = true;
+      return false;
+    }
+  }
+  have_ = 0;
+  return true;
+}
+
+bool Link::receive(std::vector<Request>& answered) {
+  dry_ = false;
+  for (std::size_t round = 0; round < kRounds && !dry_ && !broken_ && !outstanding_.empty();) {
+    if (part_ == Part::head) {
+      if (!fill(reinterpret_cast<std::byte*>(&head_), sizeof head_)) continue;
+      if (!began()) return false;
+      table_.resize(head_.table_bytes);
+      part_ = Part::table;
+    } else if (part_ == Part::table) {
+      if (!fill(table_.data(), table_.size())) continue;
+      if (!tabled(answered)) return false;
+    } else {
+      ++round;
+      if (!land()) continue;
+      finish(answered);
+    }
+  }
+  return !broken_;
+}
+
+bool Link::began() {
+  if (!sound(head_)) return false;
+  answering_ = std::find_if(outstanding_.begin(), outstanding_.end(),
+                            [this](const Request& request) { return request.id == head_.request; });
+  return answering_ != outstanding_.end() && head_.kind == answer_to(answering_->kind) &&
+         head_.count == answering_->pieces.size();
+}
+
+bool Link::tabled(std::vector<Request>& answered) {
+  if (head_.kind == FrameKind::read_answer) {
+    if (!landing_.begin(head_, std::move(table_), answering_->pieces)) return false;
+    part_ = Part::payload;
+    if (landing_.done()) finish(answered);
+    return true;
+  }
+  const bool good = head_.kind == FrameKind::write_answer ? take_writes(*answering_) : take_queries(*answering_);
+  if (good) finish(answered);
+  return good;
+}
+
+bool Link::take_writes(const Request& request) const {
+  for (std::size_t n = 0; n < request.pieces.size(); ++n) {
+    if (at<WriteAnswer>(table_, n).status > Status::invalid) return false;
+  }
+  for (std::size_t n = 0; n < request.pieces.size(); ++n) {
+    const auto answer = at<WriteAnswer>(table_, n);
+    Piece& piece = *request.pieces[n];
+    piece.version = answer.version;
+    piece.chunk_length = answer.length;
+    piece.outcome = static_cast<Outcome>(answer.status);
+  }
+  return true;
+}
+
+bool Link::take_queries(const Request& request) const {
+  for (std::size_t n = 0; n < request.pieces.size(); ++n) {
+    if (at<QueryAnswer>(table_, n).status > Status::invalid) return false;
+  }
+  for (std::size_t n = 0; n < request.pieces.size(); ++n) {
+    const auto answer = at<QueryAnswer>(table_, n);
+    Piece& piece = *request.pieces[n];
+    const bool none = answer.status == Status::not_found;
+    piece.found = none ? 0 : std::uint64_t{answer.index} + 1;
+    piece.chunk_length = none ? 0 : answer.length;
+    piece.outcome = none ? Outcome::ok : static_cast<Outcome>(answer.status);
+  }
+  return true;
+}
+
+// One read from the socket into the places of the payload. True: all of it came.
+bool Link::land() {
+  const auto places = landing_.places();
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(places.data());
+  message.msg_iovlen = places.size();
+  const ssize_t got = ::recvmsg(fd_, &message, MSG_DONTWAIT);
+  if (got < 0 && errno == EINTR) return false;
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    dry_ = true;
+    return false;
+  }
+  if (got <= 0) {
+    broken_ = true;
+    return false;
+  }
+  landing_.landed(static_cast<std::size_t>(got));
+  return landing_.done();
+}
+
+void Link::finish(std::vector<Request>& answered) {
+  part_ = Part::head;
+  if (answering_->kind == FrameKind::read) report(*answering_);
+  answered.push_back(std::move(*answering_));
+  outstanding_.erase(answering_);
+}
+
+// Tells the server which chunks it sent with wrong bytes.
+void Link::report(const Request& request) {
+  std::vector<Piece*> wrong;
+  std::copy_if(request.pieces.begin(), request.pieces.end(), std::back_inserter(wrong),
+               [](const Piece* piece) { return piece->outcome == Outcome::mismatch; });
+  if (wrong.empty()) return;
+  Head head;
+  head.kind = FrameKind::report;
+  head.count = static_cast<std::uint16_t>(wrong.size());
+  send_frame(head, read_table(wrong), {});
+}
+
+// ---- Lanes -------------------------------------------------------------------------------------------------------
+
+Lane::Lane() : wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (wake_ < 0) throw_errno("an event for a lane");
+}
+
+Lane::~Lane() { ::close(wake_); }
+
+void Lane::drop_busy() {
+  std::erase_if(links, [](const auto& link) { return !link.second->idle(); });
+}
+
+}  // namespace ff::fs3::io

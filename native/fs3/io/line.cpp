@@ -1,0 +1,216 @@
+#include "fs3/io/line.hpp"
+
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace ff::fs3::io {
+namespace {
+
+constexpr std::size_t kMostPieces = 64;                              // in one system call
+constexpr std::size_t kFileStep = std::size_t{1} << 20;              // of one sendfile
+alignas(4096) constexpr std::array<std::byte, 64 << 10> kZeros = {};  // what lies beyond a file's end
+
+}  // namespace
+
+void Outgoing::add(const void* memory, std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto* from = static_cast<const std::byte*>(memory);
+  if (!pieces.empty() && pieces.back().memory != nullptr && pieces.back().memory + pieces.back().bytes == from) {
+    pieces.back().bytes += bytes;
+    return;
+  }
+  pieces.push_back({from, -1, 0, bytes});
+}
+
+void Outgoing::add_file(int file, std::uint64_t position, std::size_t bytes) {
+  if (bytes != 0) pieces.push_back({nullptr, file, position, bytes});
+}
+
+Line::Line(int fd, Pools pools) : fd_(fd), pools_(std::move(pools)), inbox_(kInbox) {}
+
+Line::~Line() { ::close(fd_); }
+
+bool Line::fill() {
+  if (begin_ == end_) begin_ = end_ = 0;
+  const ssize_t got = ::recv(fd_, inbox_.data() + end_, inbox_.size() - end_, MSG_DONTWAIT);
+  if (got > 0) {
+    end_ += static_cast<std::size_t>(got);
+    return true;
+  }
+  if (got == 0 || (errno != EAGAIN && errno != EINTR)) shut();
+  return got < 0 && errno == EINTR;
+}
+
+// Moves bytes of the inbox until `have_` of `bytes` are at `to`.
+std::size_t Line::take(std::byte* to, std::size_t bytes) {
+  const std::size_t step = std::min(bytes - have_, end_ - begin_);
+  std::memcpy(to + have_, inbox_.data() + begin_, step);
+  begin_ += step;
+  have_ += step;
+  return bytes - have_;
+}
+
+Line::Got Line::receive(Frame& frame) {
+  for (;;) {
+    if (broken()) return Got::broken;
+    if (part_ == Part::head) {
+      if (take(reinterpret_cast<std::byte*>(&next_.head), sizeof(Head)) == 0) {
+        if (!sound(next_.head)) {
+          shut();
+          continue;
+        }
+        next_.table.resize(next_.head.table_bytes);
+        part_ = Part::table;
+        have_ = 0;
+        continue;
+      }
+    } else if (part_ == Part::table) {
+      if (take(next_.table.data(), next_.table.size()) == 0) {
+        part_ = Part::payload;
+        have_ = 0;
+        continue;
+      }
+    } else {
+      const Got got = payload(frame);
+      if (got != Got::nothing) return got;
+      return broken() ? Got::broken : Got::nothing;
+    }
+    if (!fill()) return broken() ? Got::broken : Got::nothing;
+  }
+}
+
+Line::Got Line::payload(Frame& frame) {
+  const std::size_t bytes = next_.head.payload_bytes;
+  if (bytes != 0 && !next_.payload) {
+    Pool& pool = pools_(next_.head);
+    next_.payload = pool.take(bytes);
+    if (!next_.payload) {
+      starved_ = &pool;
+      return Got::starved;
+    }
+  }
+  while (have_ < bytes) {
+    if (begin_ != end_) {
+      take(next_.payload.data(), bytes);
+      continue;
+    }
+    const ssize_t got = ::recv(fd_, next_.payload.data() + have_, bytes - have_, MSG_DONTWAIT);
+    if (got > 0) {
+      have_ += static_cast<std::size_t>(got);
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      shut();
+      return Got::broken;
+    } else if (errno == EAGAIN) {
+      return Got::nothing;
+    }
+  }
+  frame = std::move(next_);
+  next_ = Frame{};
+  part_ = Part::head;
+  have_ = 0;
+  return Got::frame;
+}
+
+void Line::send(Outgoing outgoing) {
+  std::size_t bytes = 0;
+  for (const auto& piece : outgoing.pieces) bytes += piece.bytes;
+  std::lock_guard lock(mutex_);
+  if (broken_ || bytes == 0) return;
+  waiting_ += bytes;
+  out_.push_back(std::move(outgoing));
+}
+
+bool Line::flush() {
+  std::deque<Outgoing> gone;  // destroyed without the lock
+  std::lock_guard lock(mutex_);
+  while (!broken_ && !out_.empty()) {
+    std::size_t sent = 0;
+    if (!push_one(sent)) break;
+    waiting_ -= sent;
+    while (!out_.empty()) {
+      auto& front = out_.front();
+      if (piece_ < front.pieces.size()) {
+        const std::size_t step = std::min(sent, front.pieces[piece_].bytes - sent_);
+        sent -= step;
+        sent_ += step;
+        if (sent_ < front.pieces[piece_].bytes) break;
+        ++piece_;
+        sent_ = 0;
+        continue;
+      }
+      gone.push_back(std::move(front));
+      out_.pop_front();
+      piece_ = 0;
+    }
+  }
+  return out_.empty();
+}
+
+// One system call for what is next; false where the socket takes nothing now, or broke.
+bool Line::push_one(std::size_t& sent) {
+  const auto& front = out_.front();
+  const auto& piece = front.pieces[piece_];
+  ssize_t done = 0;
+  if (piece.memory == nullptr) {
+    off_t from = static_cast<off_t>(piece.position + sent_);
+    const std::size_t left = piece.bytes - sent_;
+    done = ::sendfile(fd_, piece.file, &from, std::min(left, kFileStep));
+    if (done == 0) done = ::send(fd_, kZeros.data(), std::min(left, kZeros.size()), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } else {
+    std::array<iovec, kMostPieces> parts;
+    std::size_t count = 0;
+    bool more = false;
+    std::size_t skip = sent_;
+    for (std::size_t at = piece_; at < front.pieces.size() && !more; ++at) {
+      const auto& next = front.pieces[at];
+      more = next.memory == nullptr || count == parts.size();
+      if (more) break;
+      parts[count++] = {const_cast<std::byte*>(next.memory + skip), next.bytes - skip};
+      skip = 0;
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    done = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+  }
+  if (done > 0) {
+    sent = static_cast<std::size_t>(done);
+    return true;
+  }
+  if (done < 0 && errno == EINTR) return true;
+  if (done < 0 && errno == EAGAIN) return false;
+  fail();
+  return false;
+}
+
+// REQUIRES: mutex_. A file that cannot be read breaks the connection too: the answer has begun.
+void Line::fail() {
+  broken_ = true;
+  out_.clear();
+  piece_ = sent_ = waiting_ = 0;
+  ::shutdown(fd_, SHUT_RDWR);
+}
+
+std::size_t Line::waiting() const {
+  std::lock_guard lock(mutex_);
+  return waiting_;
+}
+
+bool Line::broken() const {
+  std::lock_guard lock(mutex_);
+  return broken_;
+}
+
+void Line::shut() {
+  std::lock_guard lock(mutex_);
+  if (!broken_) fail();
+}
+
+}  // namespace ff::fs3::io

@@ -1,0 +1,121 @@
+// A node's storage service: its targets, the connections of clients and other nodes, and the threads that serve them.
+//
+//   epoll, one shot -> worker: frames of one connection, in order -> targets -> answers on the same connection
+//
+// Thread contract: all calls from any thread; `stop` once, before the destructor's turn or by it. No lock is held while
+// another one is taken, but for a connection's over its line's.
+// Invariants
+//   - A connection is served by one worker at a time (`owned`); whoever else has something to send leaves it in the line
+//     and sends it only where no worker owns the connection.
+//   - Payloads come from the pool of their hop: 0 for clients, 1 and up for updates from a predecessor that many hops
+//     from the client. A hop waits for memory of later hops only, so nodes that are each other's successors cannot
+//     wait for each other for ever.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "fs3/io/line.hpp"
+#include "fs3/io/target.hpp"
+
+namespace ff::fs3::io {
+
+class Peers;
+
+struct ServiceOptions {
+  unsigned workers = 0;  // 0: cores + 4, at most 32
+  std::size_t buffers = std::size_t{256} << 20;
+};
+
+struct ServiceStatistics {
+  std::uint64_t connections = 0, reads = 0, writes = 0, messages = 0, read_bytes = 0, written_bytes = 0, refused = 0;
+  std::uint64_t buffer_bytes = 0;
+};
+
+class Service {
+ public:
+  static constexpr std::size_t kHops = 4;
+
+  explicit Service(ServiceOptions options = {});
+  ~Service();
+  void stop();
+
+  void add(std::shared_ptr<Target> target);  // started by it
+  std::shared_ptr<Target> remove(TargetId target);  // stopped
+  std::shared_ptr<Courier> courier();  // for its targets
+
+  void serve(int fd);  // an accepted and proved connection, which becomes the service's
+  // Where a target is: a node's number. What goes there takes the connection that `connected` gave.
+  void locate(TargetId target, std::uint32_t node);
+  void connected(std::uint32_t node, int fd);
+  std::vector<std::uint32_t> wanted() const;  // nodes to which a connection is missing
+
+  ServiceStatistics statistics() const;
+
+ private:
+  friend class Peers;
+  struct Connection {
+    Connection(int fd, Line::Pools pools) : line(fd, std::move(pools)) {}
+    Line line;
+    std::uint64_t id = 0;
+    std::mutex mutex;
+    bool owned = false;
+    bool gone = false;
+  };
+  using Shared = std::shared_ptr<Connection>;
+  struct ReadJob;
+  struct WriteJob;
+
+  Shared attach(int fd);
+  void drop(const Shared& connection);
+  Shared find(std::uint64_t id) const;
+  void work();
+  void serve(const Shared& connection);
+  void release(const Shared& connection, bool hungry);
+  void arm(Connection& connection, bool hungry);  // REQUIRES: its mutex
+  void answer(const Shared& connection, Outgoing outgoing);
+  void later(std::function<void()> job);  // by a worker
+  void run_job();
+
+  bool handle(const Shared& connection, Frame& frame);  // false: not a frame of this protocol
+  bool read(const Shared& connection, Frame& frame);
+  void finish(ReadJob& job);
+  bool write(const Shared& connection, Frame& frame);
+  bool message(const Shared& connection, Frame& frame);
+  void query(const Shared& connection, const Frame& frame);
+  void report(const Frame& frame);
+  std::shared_ptr<Target> of_chain(std::uint32_t chain) const;
+  std::shared_ptr<Target> of_id(TargetId target) const;
+  Pool& pool_for(const Head& head);
+
+  const int epoll_;
+  const int jobs_ready_;  // an eventfd that counts jobs_
+  std::array<Pool, kHops> pools_;
+
+  mutable std::shared_mutex mutex_;  // guards the maps
+  std::unordered_map<std::uint64_t, Shared> connections_;
+  std::unordered_map<std::uint32_t, std::shared_ptr<Target>> by_chain_;
+  std::unordered_map<TargetId, std::shared_ptr<Target>> by_id_;
+  std::uint64_t next_id_ = 1;
+
+  std::mutex jobs_mutex_;
+  std::deque<std::function<void()>> jobs_;
+
+  std::atomic<bool> stopping_ = false;
+  std::atomic<std::uint64_t> reads_ = 0, writes_ = 0, messages_ = 0, read_bytes_ = 0, written_bytes_ = 0, refused_ = 0;
+  std::shared_ptr<Peers> peers_;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace ff::fs3::io

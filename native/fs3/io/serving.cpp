@@ -1,0 +1,265 @@
+// What a service does with each kind of frame.
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/crc32c.hpp"
+#include "fs3/io/peers.hpp"
+#include "fs3/io/service.hpp"
+
+namespace ff::fs3::io {
+namespace {
+
+constexpr std::size_t kSendfile = std::size_t{64} << 10;  // from this size on bytes go from the page cache to the socket
+
+template <class T>
+void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
+  std::memcpy(to.data() + at, &value, sizeof value);
+}
+
+// Whether the bytes fit the CRCs of their pieces.
+bool holds(const std::byte* bytes, std::uint32_t offset, std::uint32_t length, const std::byte* crcs) {
+  std::size_t from = 0;
+  for (std::size_t n = 0; from < length; ++n) {
+    const std::size_t step = std::min<std::size_t>(kBlock - (offset + from) % kBlock, length - from);
+    std::uint32_t crc;
+    std::memcpy(&crc, crcs + n * sizeof crc, sizeof crc);
+    if (crc32c(0, bytes + from, step) != crc) return false;
+    from += step;
+  }
+  return true;
+}
+
+}  // namespace
+
+// A READ frame on its way; whoever brings the last Reading sends the answer.
+struct Service::ReadJob {
+  Shared connection;
+  Head head;
+  std::vector<store::Reading> readings;
+  std::vector<std::shared_ptr<Target>> targets;  // whose extents they hold
+  std::atomic<std::size_t> left;
+};
+
+struct Service::WriteJob {
+  Shared connection;
+  Head head;
+  std::vector<WriteAnswer> answers;
+  std::atomic<std::size_t> left;
+};
+
+bool Service::handle(const Shared& connection, Frame& frame) {
+  switch (frame.head.kind) {
+    case FrameKind::read: return read(connection, frame);
+    case FrameKind::write: return write(connection, frame);
+    case FrameKind::message: return message(connection, frame);
+    case FrameKind::query_last: query(connection, frame); return true;
+    case FrameKind::report: report(frame); return true;
+    default: return false;
+  }
+}
+
+bool Service::read(const Shared& connection, Frame& frame) {
+  if (!sound_read(frame.head, frame.table)) return false;
+  const std::size_t count = frame.head.count;
+  auto job = std::make_shared<ReadJob>();
+  job->connection = connection;
+  job->head = frame.head;
+  job->readings.resize(count);
+  job->targets.resize(count);
+  job->left = count;
+  for (std::size_t n = 0; n < count; ++n) {
+    const auto entry = at<ReadEntry>(frame.table, n);
+    auto& target = job->targets[n];
+    target = n != 0 && job->targets[n - 1] && job->targets[n - 1]->chain() == entry.chain ? job->targets[n - 1]
+                                                                                          : of_chain(entry.chain);
+    std::optional<store::Reading> reading;
+    if (target) {
+      reading = target->read(entry, [this, job, n](store::Reading found) {
+        job->readings[n] = std::move(found);
+        if (job->left.fetch_sub(1) == 1) finish(*job);
+      });
+      if (!reading) continue;
+    } else {
+      reading.emplace();
+      reading->status = Status::stale_routing;
+    }
+    job->readings[n] = std::move(*reading);
+    if (job->left.fetch_sub(1) == 1) finish(*job);
+  }
+  reads_ += count;
+  return true;
+}
+
+void Service::finish(ReadJob& job) {
+  const std::size_t count = job.readings.size();
+  std::size_t crcs = 0, bytes = 0, small = 0;
+  for (const auto& reading : job.readings) {
+    if (reading.status != Status::ok) continue;
+    crcs += reading.crcs.size();
+    bytes += reading.length;
+    if (reading.length < kSendfile) small += reading.length;
+  }
+  Outgoing outgoing;
+  auto& table = outgoing.table;
+  Head head;
+  head.kind = FrameKind::read_answer;
+  head.count = static_cast<std::uint16_t>(count);
+  head.table_bytes = static_cast<std::uint32_t>(count * sizeof(ReadAnswer) + crcs * sizeof(std::uint32_t));
+  head.payload_bytes = bytes;
+  head.request = job.head.request;
+  table.resize(sizeof head + head.table_bytes);
+  put(table, 0, head);
+  outgoing.add(table.data(), table.size());
+  if (small != 0) outgoing.buffer = pools_[0].take(small);  // none: then from the files
+
+  auto held = std::make_shared<std::pair<std::vector<store::Reading>, std::vector<std::shared_ptr<Target>>>>();
+  std::size_t crc_at = sizeof head + count * sizeof(ReadAnswer), filled = 0;
+  for (std::size_t n = 0; n < count; ++n) {
+    auto& reading = job.readings[n];
+    ReadAnswer answer;
+    answer.status = reading.status;
+    answer.version = reading.version;
+    if (reading.status == Status::ok) {
+      answer.chunk_length = reading.chunk_length;
+      answer.offset = reading.offset;
+      answer.length = reading.length;
+      answer.crcs = static_cast<std::uint32_t>(reading.crcs.size());
+      if (!reading.crcs.empty()) {
+        std::memcpy(table.data() + crc_at, reading.crcs.data(), reading.crcs.size() * sizeof(std::uint32_t));
+        crc_at += reading.crcs.size() * sizeof(std::uint32_t);
+      }
+      if (reading.length != 0 && reading.length < kSendfile && outgoing.buffer) {
+        std::byte* to = outgoing.buffer.data() + filled;
+        if (reading.copy(to) != Status::ok) std::memset(to, 0, reading.length);  // the reader's CRC will tell
+        outgoing.add(to, reading.length);
+        filled += reading.length;
+      } else if (reading.length != 0) {
+        outgoing.add_file(job.targets[n]->descriptor(reading.file), reading.position, reading.length);
+        held->first.push_back(std::move(reading));
+        held->second.push_back(job.targets[n]);
+      }
+    }
+    put(table, sizeof head + n * sizeof(ReadAnswer), answer);
+  }
+  job.readings.clear();
+  outgoing.holds.push_back(std::move(held));
+  read_bytes_ += bytes;
+  answer(job.connection, std::move(outgoing));
+}
+
+bool Service::write(const Shared& connection, Frame& frame) {
+  if (!sound_write(frame.head, frame.table)) return false;
+  const std::size_t count = frame.head.count;
+  auto job = std::make_shared<WriteJob>();
+  job->connection = connection;
+  job->head = frame.head;
+  job->answers.resize(count);
+  job->left = count;
+  const auto payload = std::make_shared<Buffer>(std::move(frame.payload));
+  std::size_t from = 0, crc_at = count * sizeof(WriteEntry);
+  for (std::size_t n = 0; n < count; ++n) {
+    const auto entry = at<WriteEntry>(frame.table, n);
+    const auto done = [this, job, n](Status status, Version version, std::uint32_t length) {
+      job->answers[n].status = status;
+      job->answers[n].version = version;
+      job->answers[n].length = length;
+      if (job->left.fetch_sub(1) != 1) return;
+      Outgoing outgoing;
+      Head head;
+      head.kind = FrameKind::write_answer;
+      head.count = static_cast<std::uint16_t>(job->answers.size());
+      head.table_bytes = static_cast<std::uint32_t>(job->answers.size() * sizeof(WriteAnswer));
+      head.request = job->head.request;
+      outgoing.table.resize(sizeof head + head.table_bytes);
+      put(outgoing.table, 0, head);
+      std::memcpy(outgoing.table.data() + sizeof head, job->answers.data(), head.table_bytes);
+      outgoing.add(outgoing.table.data(), outgoing.table.size());
+      answer(job->connection, std::move(outgoing));
+    };
+    Content content;
+    if (entry.kind == Kind::write) {
+      if (!holds(payload->data() + from, entry.offset, entry.length, frame.table.data() + crc_at)) return false;
+      content.bytes = {payload->data() + from, entry.length};
+      content.crcs.resize(entry.crcs);
+      if (entry.crcs != 0) std::memcpy(content.crcs.data(), frame.table.data() + crc_at, entry.crcs * sizeof(std::uint32_t));
+      content.holder = payload;
+      from += entry.length;
+      crc_at += entry.crcs * sizeof(std::uint32_t);
+      written_bytes_ += entry.length;
+    }
+    if (const auto target = of_chain(entry.chain)) target->write(entry, std::move(content), done);
+    else done(Status::stale_routing, 0, 0);
+  }
+  writes_ += count;
+  return true;
+}
+
+bool Service::message(const Shared& connection, Frame& frame) {
+  auto posted = decode(frame.table);
+  if (!posted) return false;
+  ++messages_;
+  std::uint32_t offset = 0;
+  replica::Op answers = 0;
+  std::visit(
+      [&]<class T>(const T& m) {
+        if constexpr (std::is_same_v<T, replica::Update>) offset = m.kind == Kind::write ? m.offset : 0;
+        if (asks(posted->message) == 0) answers = m.op;
+        peers_->heard(m.from, connection);
+      },
+      posted->message);
+  Content content;
+  content.bytes = {frame.payload.data(), static_cast<std::size_t>(frame.head.payload_bytes)};
+  content.crcs = std::move(posted->crcs);
+  const bool tags = std::holds_alternative<replica::SyncDone>(posted->message) ||
+                    std::holds_alternative<replica::Tags>(posted->message);
+  if (tags ? !decode_tags(content.bytes)
+           : content.crcs.size() != pieces(offset, static_cast<std::uint32_t>(content.bytes.size()))) {
+    return false;
+  }
+  const bool as_is = (frame.head.flags & kAsIs) != 0;
+  if (!tags && !as_is &&
+      !holds(content.bytes.data(), offset, static_cast<std::uint32_t>(content.bytes.size()),
+             reinterpret_cast<const std::byte*>(content.crcs.data()))) {
+    return false;
+  }
+  if (answers != 0 && !peers_->answered(posted->to, answers)) return true;  // too late
+  const bool carries = tags || std::holds_alternative<replica::Fetched>(posted->message) ||
+                       std::holds_alternative<replica::Update>(posted->message);
+  if (carries) content.holder = std::make_shared<Buffer>(std::move(frame.payload));
+  if (const auto target = of_id(posted->to)) target->receive(std::move(posted->message), std::move(content));
+  return true;
+}
+
+void Service::query(const Shared& connection, const Frame& frame) {
+  Outgoing outgoing;
+  Head head;
+  head.kind = FrameKind::query_answer;
+  head.count = frame.head.count;
+  head.table_bytes = static_cast<std::uint32_t>(frame.head.count * sizeof(QueryAnswer));
+  head.request = frame.head.request;
+  outgoing.table.resize(sizeof head + head.table_bytes);
+  put(outgoing.table, 0, head);
+  for (std::size_t n = 0; n < frame.head.count; ++n) {
+    const auto entry = at<QueryEntry>(frame.table, n);
+    const auto target = of_chain(entry.chain);
+    QueryAnswer found;
+    found.status = Status::stale_routing;
+    if (target) target->last(entry, found);
+    put(outgoing.table, sizeof head + n * sizeof found, found);
+  }
+  outgoing.add(outgoing.table.data(), outgoing.table.size());
+  answer(connection, std::move(outgoing));
+}
+
+void Service::report(const Frame& frame) {
+  for (std::size_t n = 0; n < frame.head.count; ++n) {
+    const auto entry = at<ReadEntry>(frame.table, n);
+    if (const auto target = of_chain(entry.chain)) target->suspect({entry.inode, entry.index});
+  }
+}
+
+}  // namespace ff::fs3::io

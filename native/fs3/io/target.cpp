@@ -1,0 +1,464 @@
+#include "fs3/io/target.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+
+namespace ff::fs3::io {
+namespace {
+
+using replica::Op;
+
+constexpr std::size_t kIncomplete = 0;  // the store's state word that is not 0 while it is no whole replica
+constexpr auto kIdleSync = std::chrono::milliseconds(500);  // what needs no sync of its own gets one by then
+
+bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<const std::uint32_t> crcs) {
+  std::size_t from = 0;
+  for (const std::uint32_t crc : crcs) {
+    const std::size_t step = std::min(kBlock - (offset + from) % kBlock, bytes.size() - from);
+    if (crc32c(0, bytes.data() + from, step) != crc) return false;
+    from += step;
+  }
+  return from == bytes.size();
+}
+
+}  // namespace
+
+// ---- Life --------------------------------------------------------------------------------------------------------
+
+Target::Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain,
+               replica::Incarnation incarnation, std::shared_ptr<Courier> courier)
+    : disk_(std::move(disk)),
+      id_(target),
+      chain_(chain),
+      store_(std::move(store)),
+      lookup_(store_),
+      courier_(std::move(courier)),
+      replica_(target, incarnation, lookup_) {}
+
+Target::~Target() { stop(); }
+
+void Target::start() {
+  syncer_ = std::thread([this] { sync_always(); });
+}
+
+void Target::stop() {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (!std::exchange(stopping_, true)) {
+      lease_until_ = {};
+      for (auto& [op, asking] : asking_) {
+        if (asking.wrote) {
+          work.calls.push_back([wrote = std::move(asking.wrote)] { wrote(Status::stale_routing, 0, 0); });
+        } else {
+          answer_read(std::move(asking), {Status::stale_routing, 0}, work);
+        }
+      }
+      asking_.clear();
+    }
+    queued_.notify_all();
+  }
+  do_work(work);
+  if (syncer_.joinable()) syncer_.join();
+}
+
+Target::Report Target::report() const {
+  std::lock_guard lock(mutex_);
+  return {replica_.local(), replica_.chain_version(), replica_.role(), store_.failed(), replica_.busy_chunks()};
+}
+
+// ---- Events ------------------------------------------------------------------------------------------------------
+
+template <class E>
+void Target::step_locked(const E& event, Work& work) {
+  const std::size_t from = actions_.size();  // a lease that ends is a step of its own, before
+  replica_.step(event, actions_);
+  for (std::size_t n = from; n < actions_.size(); ++n) carry_out(actions_[n], work);
+  actions_.resize(from);
+}
+
+template <class E>
+void Target::step(const E& event) {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    look_at_lease(work);
+    step_locked(event, work);
+  }
+  do_work(work);
+}
+
+void Target::look_at_lease(Work& work) {
+  const bool runs = Clock::now() < lease_until_;
+  if (runs == lease_runs_) return;
+  lease_runs_ = runs;
+  step_locked(replica::Lease{runs, lease_version_}, work);
+}
+
+void Target::do_work(Work& work) {
+  for (const auto& [apply, content] : work.applies) give(apply, content);
+  for (const auto& call : work.calls) call();
+}
+
+void Target::give(const replica::Apply& apply, const Content& content) {
+  store::Apply to;
+  to.chunk = apply.chunk;
+  to.base = apply.any_base ? store::kAnyBase : apply.base;
+  to.version = apply.version;
+  to.chain_version = apply.chain_version;
+  to.kind = apply.kind;
+  to.committed = apply.committed;
+  to.offset = apply.offset;
+  to.length = apply.length;
+  to.bytes = content.bytes;
+  to.crcs = content.crcs;
+  to.tag = apply.tag;
+  const Status status = store_.apply(apply.op, to);
+  if (status != Status::ok) {
+    step(replica::Applied{apply.op, status, 0});
+    return;
+  }
+  std::lock_guard lock(mutex_);
+  ++applied_;
+  queued_.notify_all();
+}
+
+std::optional<store::Reading> Target::read(const ReadEntry& entry, Later later) {
+  for (;;) {
+    Served served;
+    Work work;
+    {
+      std::unique_lock lock(mutex_);
+      if (stopping_) {
+        served = {Status::stale_routing, 0};
+      } else {
+        look_at_lease(work);
+        direct_op_ = next_op_++;
+        direct_.reset();
+        asking_.emplace(direct_op_, Asking{{}, later, entry});
+        step_locked(replica::Read{direct_op_, entry.chain_version, {entry.inode, entry.index}, entry.uncommitted != 0},
+                    work);
+        direct_op_ = 0;
+        if (!direct_) {
+          lock.unlock();
+          do_work(work);
+          return {};
+        }
+        served = *direct_;
+      }
+    }
+    do_work(work);
+    if (served.status != Status::ok) {
+      store::Reading none;
+      none.status = served.status;
+      none.version = served.version;
+      return none;
+    }
+    auto reading = read_version(entry, served.version);
+    if (reading) return reading;  // else that version has been replaced since: there is a newer one
+  }
+}
+
+void Target::write(const WriteEntry& entry, Content content, Wrote wrote) {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) {
+      work.calls.push_back([&wrote] { wrote(Status::stale_routing, 0, 0); });
+    } else {
+      look_at_lease(work);
+      const Op op = next_op_++;
+      asking_.emplace(op, Asking{std::move(wrote), {}, {}});
+      replica::ClientWrite event;
+      event.op = op;
+      event.chain_version = entry.chain_version;
+      event.chunk = {entry.inode, entry.index};
+      event.kind = entry.kind;
+      event.offset = entry.offset;
+      event.length = entry.length;
+      event.tag = {entry.client, entry.channel, entry.seq};
+      event.payload = entry.kind == Kind::write ? keep(std::move(content)) : 0;
+      step_locked(event, work);
+    }
+  }
+  do_work(work);
+}
+
+void Target::receive(replica::Message message, Content content) {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    look_at_lease(work);
+    std::visit(
+        [&]<class T>(T& m) {
+          if constexpr (requires { m.payload; }) m.payload = content.holder ? keep(std::move(content)) : 0;
+          step_locked(m, work);
+        },
+        message);
+  }
+  do_work(work);
+}
+
+void Target::failed(Op op) { step(replica::SendFailed{op, Status::io_error}); }
+
+void Target::retry(Op op) { step(replica::Retry{op}); }
+
+void Target::routing(const replica::Routing& routing) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto self = std::find_if(routing.members.begin(), routing.members.end(),
+                                   [this](const replica::Member& member) { return member.target == id_; });
+    hop_ = static_cast<std::size_t>(self - routing.members.begin()) + 1;
+  }
+  step(routing);
+}
+
+void Target::lease(Clock::time_point until, ChainVersion version) {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    lease_until_ = std::max(lease_until_, until);
+    lease_version_ = std::max(lease_version_, version);
+    look_at_lease(work);
+  }
+  do_work(work);
+}
+
+void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
+  std::lock_guard lock(mutex_);
+  answer.status = Status::stale_routing;
+  if (stopping_ || Clock::now() >= lease_until_ || replica_.role() != replica::State::serving ||
+      replica_.chain_version() != entry.chain_version) {
+    return;
+  }
+  const auto found = store_.last(entry.inode);
+  answer.status = found ? Status::ok : Status::not_found;
+  if (!found) return;
+  answer.index = found->chunk.index;
+  answer.length = found->committed.length;
+}
+
+void Target::suspect(ChunkId chunk) {
+  if (store_.check(chunk) == Status::corrupt) step(replica::Damaged{chunk});
+}
+
+// ---- Actions -----------------------------------------------------------------------------------------------------
+
+void Target::carry_out(const replica::Action& action, Work& work) {
+  std::visit(
+      [&]<class T>(const T& a) {
+        if constexpr (std::is_same_v<T, replica::Apply>) {
+          const auto content = contents_.find(a.payload);
+          work.applies.emplace_back(a, content == contents_.end() ? Content{} : content->second);
+        } else if constexpr (std::is_same_v<T, replica::Commit>) {
+          store_.commit(a.chunk, a.version);
+          dirty_ = true;
+        } else if constexpr (std::is_same_v<T, replica::Drop>) {
+          store_.drop(a.chunk, a.version);
+          ride(a.op);
+        } else if constexpr (std::is_same_v<T, replica::Mark> || std::is_same_v<T, replica::Conclude>) {
+          carry_out(a);
+        } else if constexpr (std::is_same_v<T, replica::Send> || std::is_same_v<T, replica::Reply> ||
+                             std::is_same_v<T, replica::ServeRead>) {
+          carry_out(a, work);
+        } else if constexpr (std::is_same_v<T, replica::Pause>) {
+          courier_->pause(weak_from_this(), a.op);
+        } else if constexpr (std::is_same_v<T, replica::Release>) {
+          contents_.erase(a.payload);
+        } else if constexpr (std::is_same_v<T, replica::LocalState>) {
+          if (changed_) work.calls.push_back(changed_);
+        } else {
+          static_assert(std::is_same_v<T, replica::Unrepairable>);  // readers see it
+        }
+      },
+      action);
+}
+
+void Target::carry_out(const replica::Mark&) {
+  auto words = store_.state();
+  words[kIncomplete] = 1;
+  store_.keep_state(words);
+  std::uint64_t last = 0;
+  for (const auto& tagged : store_.tags()) {  // in order
+    if (std::exchange(last, tagged.tag.client) != tagged.tag.client) store_.forget_client(tagged.tag.client);
+  }
+  dirty_ = true;
+}
+
+void Target::carry_out(const replica::Conclude& conclude) {
+  auto words = store_.state();
+  words[kIncomplete] = 0;
+  store_.keep_state(words);
+  store_.raise_floor(conclude.floor);
+  const auto content = contents_.find(conclude.payload);
+  if (content != contents_.end()) {
+    for (const auto& tagged : decode_tags(content->second.bytes).value_or(std::vector<store::Tagged>{})) {
+      store_.keep_tag(tagged);
+    }
+  }
+  store_.clear_damage();
+  ride(conclude.op);
+}
+
+void Target::ride(Op op) {
+  riding_.push_back(op);
+  queued_.notify_all();
+}
+
+void Target::carry_out(const replica::Send& send, Work& work) {
+  Posted posted{send.to, send.message, {}};
+  Content content;
+  Status status = Status::ok;
+  if (auto* update = std::get_if<replica::Update>(&posted.message)) {
+    if (update->kind == Kind::write) {
+      content = contents_.at(update->payload);
+    } else if (update->kind == Kind::replace) {
+      content = contents_of(update->chunk, update->version, send.as_is, status);
+    }
+    if (status != Status::ok) {
+      const replica::SendFailed failed{update->op, status};
+      work.calls.push_back([self = shared_from_this(), failed] { self->step(failed); });
+      return;
+    }
+  } else if (auto* fetched = std::get_if<replica::Fetched>(&posted.message)) {
+    if (fetched->status == Status::ok) content = contents_of(fetched->chunk, fetched->version, send.as_is, fetched->status);
+  } else if (std::holds_alternative<replica::SyncDone>(posted.message) ||
+             std::holds_alternative<replica::Tags>(posted.message)) {
+    auto bytes = std::make_shared<std::vector<std::byte>>(tags_of(std::holds_alternative<replica::SyncDone>(posted.message)));
+    content.bytes = *bytes;
+    content.holder = std::move(bytes);
+  }
+  posted.crcs = content.crcs;
+  content.as_is = send.as_is;
+  content.hop = static_cast<std::uint8_t>(hop_);
+  courier_->post(weak_from_this(), std::move(posted), std::move(content));
+}
+
+// The tags of the store; `settled`: those of pending versions as of writes that did not happen yet.
+std::vector<std::byte> Target::tags_of(bool settled) const {
+  auto tags = store_.tags();
+  for (auto& tagged : tags) {
+    if (settled && tagged.version != 0 && store_.entry(tagged.chunk).pending.version == tagged.version) {
+      tagged.version = 0;
+      tagged.length = 0;
+    }
+  }
+  return encode_tags(tags);
+}
+
+Content Target::contents_of(ChunkId chunk, Version version, bool as_is, Status& status) {
+  const auto reading = store_.read(chunk, version, 0, kLargestChunk);
+  status = reading.status;
+  if (status != Status::ok) return {};
+  auto bytes = std::make_shared<std::vector<std::byte>>(reading.length);
+  status = reading.copy(bytes->data());
+  if (status != Status::ok) return {};
+  if (!as_is && !holds(*bytes, 0, reading.crcs)) {
+    status = Status::corrupt;
+    return {};
+  }
+  Content content;
+  content.bytes = *bytes;
+  content.crcs = reading.crcs;
+  content.holder = std::move(bytes);
+  return content;
+}
+
+void Target::carry_out(const replica::Reply& reply, Work& work) {
+  const auto found = asking_.find(reply.op);
+  if (found == asking_.end()) return;
+  Asking asking = std::move(found->second);
+  asking_.erase(found);
+  if (asking.wrote) {
+    work.calls.push_back([wrote = std::move(asking.wrote), reply] { wrote(reply.status, reply.version, reply.length); });
+  } else if (reply.op == direct_op_) {
+    direct_ = Served{reply.status, reply.version};
+  } else {
+    answer_read(std::move(asking), {reply.status, reply.version}, work);
+  }
+}
+
+void Target::carry_out(const replica::ServeRead& serve, Work& work) {
+  const auto found = asking_.find(serve.op);
+  if (found == asking_.end()) return;
+  Asking asking = std::move(found->second);
+  asking_.erase(found);
+  if (serve.op == direct_op_) {
+    direct_ = Served{Status::ok, serve.version};
+  } else {
+    answer_read(std::move(asking), {Status::ok, serve.version}, work);
+  }
+}
+
+// A read that was parked.
+void Target::answer_read(Asking asking, Served served, Work& work) {
+  work.calls.push_back([self = shared_from_this(), asking = std::move(asking), served] {
+    std::optional<store::Reading> reading;
+    if (served.status == Status::ok) {
+      reading = self->read_version(asking.entry, served.version);
+      if (!reading) reading = self->read(asking.entry, asking.later);  // replaced since
+      if (!reading) return;  // parked again
+    } else {
+      reading.emplace();
+      reading->status = served.status;
+      reading->version = served.version;
+    }
+    asking.later(std::move(*reading));
+  });
+}
+
+// None if that version is not there any more.
+std::optional<store::Reading> Target::read_version(const ReadEntry& entry, Version version) {
+  auto reading = store_.read({entry.inode, entry.index}, version, entry.offset, entry.length);
+  if (reading.status == Status::not_found) return {};
+  return reading;
+}
+
+replica::Payload Target::keep(Content content) {
+  contents_.emplace(next_payload_, std::move(content));
+  return next_payload_++;
+}
+
+// ---- The syncer --------------------------------------------------------------------------------------------------
+
+void Target::sync_always() {
+  while (sync_once()) {
+  }
+}
+
+bool Target::sync_once() {
+  std::vector<Op> riding;
+  {
+    std::unique_lock lock(mutex_);
+    queued_.wait_for(lock, kIdleSync, [this] { return stopping_ || applied_ != 0 || !riding_.empty(); });
+    if (stopping_) return false;
+    if (applied_ == 0 && riding_.empty() && !dirty_) return true;
+    riding.swap(riding_);
+    applied_ = 0;
+    dirty_ = false;
+  }
+  const auto done = store_.sync();
+  const bool failed = store_.failed();
+  Work work;
+  if (failed && changed_) work.calls.push_back(changed_);
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return false;
+    look_at_lease(work);
+    for (const auto& one : done) step_locked(replica::Applied{one.op, one.status, one.length}, work);
+    for (const Op op : riding) step_locked(replica::Applied{op, failed ? Status::io_error : Status::ok, 0}, work);
+  }
+  do_work(work);
+  if (store_.snapshot_due()) store_.snapshot();
+  return true;
+}
+
+}  // namespace ff::fs3::io

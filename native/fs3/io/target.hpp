@@ -1,0 +1,163 @@
+// The shell of one replica: its store, the bytes of its events, and the thread that makes them durable.
+//
+//   read, write, receive, ... (any thread) -> step under the lock -> actions in order
+//        Apply: given to the store by the same thread once the lock is free; the syncer's sync() makes it Applied
+//        Send:  given to the Courier; Reply, ServeRead: the callbacks, once the lock is free
+//
+// Thread contract: all calls from any thread. Callbacks come from any thread, without the lock, each exactly once; those
+// still owed at `stop` come with stale_routing. The Courier must not call back from within `post`.
+// Invariants
+//   - Actions of one step are begun in their order, before those of the next step, but for Apply: nothing that follows
+//     from an Apply is asked for before its Applied.
+//   - No answer leaves and no read is begun when the lease has ended.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "fs3/io/messages.hpp"
+#include "fs3/io/wire.hpp"
+#include "fs3/replica/replica.hpp"
+#include "fs3/replica/store_lookup.hpp"
+#include "fs3/store/store.hpp"
+
+namespace ff::fs3::io {
+
+class Target;
+
+// Bytes that go along with an event or a message.
+struct Content {
+  std::shared_ptr<void> holder;  // of `bytes`
+  std::span<const std::byte> bytes;
+  std::vector<std::uint32_t> crcs;
+  bool as_is = false;    // the CRCs may not hold
+  std::uint8_t hop = 0;  // how far from the client the target is to which it goes
+};
+
+// Brings messages to other targets. `failed` of the sender is told once for each message that asks and may stay
+// without an answer.
+class Courier {
+ public:
+  virtual ~Courier() = default;
+  virtual void post(std::weak_ptr<Target> from, Posted posted, Content content) = 0;
+  virtual void pause(std::weak_ptr<Target> target, replica::Op op) = 0;  // retry(op) after a while
+};
+
+class Target : public std::enable_shared_from_this<Target> {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Later = std::function<void(store::Reading)>;
+  using Wrote = std::function<void(Status, Version, std::uint32_t length)>;
+
+  Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain, replica::Incarnation incarnation,
+         std::shared_ptr<Courier> courier);
+  ~Target();
+  void on_change(std::function<void()> call) { changed_ = std::move(call); }  // before `start`: report() is another
+  void start();  // the syncer
+  void stop();
+
+  TargetId id() const { return id_; }
+  std::uint32_t chain() const { return chain_; }
+  store::Store& store() { return store_; }
+
+  // A read; the Reading at once, or `later`. Statuses other than ok come in it too.
+  std::optional<store::Reading> read(const ReadEntry& entry, Later later);
+  void write(const WriteEntry& entry, Content content, Wrote wrote);
+  void receive(replica::Message message, Content content);
+  void failed(replica::Op op);
+  void retry(replica::Op op);
+  void routing(const replica::Routing& routing);
+  // The lease runs until then; `version` is the chain's at the manager when that was granted. It is never shortened.
+  void lease(Clock::time_point until, ChainVersion version);
+  // The chunk with the largest index of an inode, as far as it is committed.
+  void last(const QueryEntry& entry, QueryAnswer& answer);
+  int descriptor(store::File file) const { return disk_->descriptor(file); }
+  // A reader says that the bytes of this chunk failed their CRCs; it is read here before anything is done about it.
+  void suspect(ChunkId chunk);
+
+  struct Report {
+    replica::LocalState local;
+    ChainVersion chain_version = 0;
+    replica::State role = replica::State::offline;
+    bool failed = false;  // its store must be opened anew
+    std::size_t busy_chunks = 0;
+  };
+  Report report() const;
+
+ private:
+  struct Asking {  // a client's write or a parked read
+    Wrote wrote;
+    Later later;
+    ReadEntry entry;
+  };
+  // What a step leaves to be done without the lock, in this order.
+  struct Work {
+    std::vector<std::pair<replica::Apply, Content>> applies;
+    std::vector<std::function<void()>> calls;
+  };
+  struct Served {  // what becomes of a read
+    Status status = Status::ok;
+    Version version = 0;
+  };
+
+  template <class E>
+  void step_locked(const E& event, Work& work);
+  template <class E>
+  void step(const E& event);
+  void look_at_lease(Work& work);
+  void carry_out(const replica::Action& action, Work& work);
+  void carry_out(const replica::Mark&);
+  void carry_out(const replica::Conclude& conclude);
+  void carry_out(const replica::Send& send, Work& work);
+  void carry_out(const replica::Reply& reply, Work& work);
+  void carry_out(const replica::ServeRead& serve, Work& work);
+  void answer_read(Asking asking, Served served, Work& work);
+  void do_work(Work& work);
+  void give(const replica::Apply& apply, const Content& content);
+  std::optional<store::Reading> read_version(const ReadEntry& entry, Version version);
+  Content contents_of(ChunkId chunk, Version version, bool as_is, Status& status);
+  std::vector<std::byte> tags_of(bool settled) const;
+  void ride(replica::Op op);
+  void sync_always();
+  bool sync_once();
+  replica::Payload keep(Content content);
+
+  const std::shared_ptr<store::Disk> disk_;
+  const TargetId id_;
+  const std::uint32_t chain_;
+  store::Store store_;
+  const replica::StoreLookup lookup_;
+  const std::shared_ptr<Courier> courier_;
+  std::function<void()> changed_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  replica::Replica replica_;
+  replica::Actions actions_;
+  Clock::time_point lease_until_{};
+  bool lease_runs_ = false;
+  ChainVersion lease_version_ = 0;
+  replica::Op next_op_ = 1;
+  replica::Payload next_payload_ = 1;
+  std::unordered_map<replica::Payload, Content> contents_;
+  std::unordered_map<replica::Op, Asking> asking_;
+  std::size_t hop_ = 1;  // of its successor
+  replica::Op direct_op_ = 0;       // of the read that is being stepped
+  std::optional<Served> direct_;    // its answer, if it got one in that step
+  std::vector<replica::Op> riding_;  // Drops and Concludes that the next sync makes durable
+  bool stopping_ = false;
+
+  std::condition_variable queued_;
+  std::size_t applied_ = 0;  // Applies given to the store since the last sync
+  bool dirty_ = false;       // something else was
+  std::thread syncer_;
+};
+
+}  // namespace ff::fs3::io

@@ -1,0 +1,143 @@
+// Frames of data connections: docs/fs3-wire.md, "Data". Fixed little-endian structs, copied to and from the socket as
+// they are; nothing here allocates, blocks or throws.
+//
+//   | Head, 32 bytes | table: `table_bytes` | payload: `payload_bytes` |
+//
+// Invariant: a Head that `sound` accepts names sizes within the limits below, so memory may be taken for it.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include "fs3/types.hpp"
+
+namespace ff::fs3::io {
+
+static_assert(std::endian::native == std::endian::little, "frames are structs as they lie in memory");
+
+inline constexpr std::uint32_t kMagic = 0x31443346;  // "F3D1"
+inline constexpr std::size_t kMostEntries = 128;
+inline constexpr std::size_t kMostPayload = std::size_t{4} << 20;                      // of several entries
+inline constexpr std::size_t kMostTable = std::size_t{1} << 20;
+inline constexpr std::size_t kMostCrcs = kLargestChunk / kBlock;                       // of one entry
+
+enum class FrameKind : std::uint8_t {
+  read = 1,
+  read_answer = 2,
+  write = 3,
+  write_answer = 4,
+  message = 5,  // of one replica to another
+  query_last = 6,
+  query_answer = 7,
+  report = 8,  // a reader's: the bytes of these chunks failed their CRCs. No answer
+};
+
+inline constexpr std::uint8_t kAsIs = 0x80;  // of a message's flags, whose other bits are the hop: CRCs may not hold
+
+struct Head {
+  std::uint32_t magic = kMagic;
+  FrameKind kind = FrameKind::read;
+  std::uint8_t flags = 0;
+  std::uint16_t count = 0;
+  std::uint32_t table_bytes = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t payload_bytes = 0;
+  std::uint64_t request = 0;  // an answer carries that of what it answers
+};
+static_assert(sizeof(Head) == 32);
+
+struct ReadEntry {
+  std::uint64_t inode = 0;
+  std::uint32_t index = 0;
+  std::uint32_t chain = 0;
+  ChainVersion chain_version = 0;
+  std::uint32_t offset = 0;
+  std::uint32_t length = 0;
+  std::uint32_t uncommitted = 0;  // 1: a pending version is as good
+};
+static_assert(sizeof(ReadEntry) == 32);
+
+// What of an entry is sent: whole blocks. Their CRCs follow all entries in the table, in order; the bytes are the
+// payload, in order.
+struct ReadAnswer {
+  Version version = 0;
+  std::uint32_t chunk_length = 0;
+  std::uint32_t offset = 0;  // of the first block, in the chunk
+  std::uint32_t length = 0;  // bytes sent: up to the chunk's end
+  std::uint32_t crcs = 0;
+  Status status = Status::ok;
+  std::uint8_t zeros[7] = {};
+};
+static_assert(sizeof(ReadAnswer) == 32);
+
+// CRCs of the pieces of its bytes, cut where the chunk's blocks begin, follow all entries in the table.
+struct WriteEntry {
+  std::uint64_t inode = 0;
+  std::uint64_t client = 0;
+  std::uint64_t seq = 0;
+  std::uint32_t channel = 0;
+  std::uint32_t index = 0;
+  std::uint32_t chain = 0;
+  ChainVersion chain_version = 0;
+  std::uint32_t offset = 0;
+  std::uint32_t length = 0;  // of the bytes; TRUNCATE and EXTEND: the new length of the chunk, and no bytes
+  std::uint32_t crcs = 0;
+  Kind kind = Kind::write;
+  std::uint8_t zeros[3] = {};
+};
+static_assert(sizeof(WriteEntry) == 56);
+
+struct WriteAnswer {
+  Version version = 0;
+  std::uint32_t length = 0;  // of the chunk
+  Status status = Status::ok;
+  std::uint8_t zeros[3] = {};
+};
+static_assert(sizeof(WriteAnswer) == 16);
+
+// The largest chunk of an inode on a chain.
+struct QueryEntry {
+  std::uint64_t inode = 0;
+  std::uint32_t chain = 0;
+  ChainVersion chain_version = 0;
+};
+static_assert(sizeof(QueryEntry) == 16);
+
+struct QueryAnswer {
+  std::uint32_t index = 0;
+  std::uint32_t length = 0;
+  Status status = Status::ok;  // not_found: there is none
+  std::uint8_t zeros[7] = {};
+};
+static_assert(sizeof(QueryAnswer) == 16);
+
+// Whether the frame can be: known kind, counts and sizes within limits and in keeping with each other as far as the
+// head tells.
+bool sound(const Head& head);
+
+// Pieces of [offset, offset + length) when it is cut where blocks begin.
+constexpr std::uint32_t pieces(std::uint32_t offset, std::uint32_t length) {
+  if (length == 0) return 0;
+  return static_cast<std::uint32_t>((std::uint64_t{offset} + length - 1) / kBlock - offset / kBlock + 1);
+}
+
+// The n-th struct of a table that is long enough: tables lie at any address.
+template <class T>
+T at(std::span<const std::byte> table, std::size_t n, std::size_t from = 0) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T value;
+  std::memcpy(&value, table.data() + from + n * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Of a sound frame: whether its table is made of `count` entries and the CRCs that they name, each entry is one that a
+// chunk can have, and the payload is as long as they say.
+bool sound_read(const Head& head, std::span<const std::byte> table);
+bool sound_write(const Head& head, std::span<const std::byte> table);
+bool sound_read_answer(const Head& head, std::span<const std::byte> table);
+
+}  // namespace ff::fs3::io

@@ -1,0 +1,92 @@
+// A RECOVERING target gathers from the LASTSRV ones what it lacks: contents first, then removals, then floors and tags.
+#include <algorithm>
+
+#include "fs3/replica/replica.hpp"
+
+namespace ff::fs3::replica {
+
+namespace {
+
+Version newest(const Entry& entry) { return std::max(entry.committed, entry.pending); }
+
+}  // namespace
+
+void Replica::start_recovery() {
+  walk_.phase = Walk::Phase::take;
+  for (const Member& member : members_) {
+    if (member.state == State::lastsrv) walk_.sources.push_back(member.target);
+  }
+}
+
+void Replica::continue_recovery() {
+  for (;;) {
+    if (walk_.phase == Walk::Phase::done) return;
+    if (walk_.phase == Walk::Phase::tags) {
+      if (walk_.asking) return;
+      if (walk_.source < walk_.sources.size()) {
+        ask(Ask::tags, walk_.sources[walk_.source]);
+        return;
+      }
+      walk_.phase = Walk::Phase::done;
+      uptodate_ = chain_;
+      say_local();
+      return;
+    }
+    start_differences(What::take);
+    if (walk_.running > 0 || walk_.asking || !walk_.todo.empty()) return;
+    if (walk_.source < walk_.sources.size() && !walk_.exhausted) {
+      ask(Ask::page, walk_.sources[walk_.source]);
+      return;
+    }
+    walk_.after = ChunkId{};
+    walk_.exhausted = false;
+    if (++walk_.source < walk_.sources.size()) continue;
+    walk_.source = 0;
+    walk_.phase = walk_.phase == Walk::Phase::take ? Walk::Phase::remove : Walk::Phase::tags;
+  }
+}
+
+bool Replica::differs_for_recovery(const Entry* mine, const Entry* theirs) const {
+  const Version here = mine != nullptr ? newest(*mine) : 0;
+  if (walk_.phase == Walk::Phase::take) {
+    if (theirs == nullptr || theirs->removes) return false;
+    return newest(*theirs) > (here != 0 ? here : floor_);
+  }
+  if (mine == nullptr) return false;
+  return theirs == nullptr ? here <= walk_.floor : theirs->removes && theirs->pending > here;
+}
+
+// At its turn: judged once more, for something may have been on its way to the disk when the page was compared.
+void Replica::begin_take(Place& place) {
+  const Chunk& chunk = place.second;
+  Job& job = place.second.jobs.front();
+  const Version here = chunk.newest();
+  if (walk_.phase == Walk::Phase::take) {
+    job.kind = Kind::replace;
+    job.version = newest(job.seen);
+    job.version > (here != 0 ? here : floor_) ? fetch(place) : finish(place, Status::ok);
+    return;
+  }
+  const bool absent = job.seen.committed == 0 && job.seen.pending == 0;
+  job.kind = Kind::remove;
+  job.version = absent ? walk_.floor : job.seen.pending;
+  const bool removed = here != 0 && (absent ? here <= job.version : here < job.version);
+  removed ? apply(place, true) : finish(place, Status::ok);
+}
+
+// Kept one after the other; the word "complete" was there all the time.
+void Replica::on(const Tags& tags) {
+  Payload payload = tags.payload;
+  const auto asked = asks_.find(tags.op);
+  if (tags.chain_version != chain_ || asked == asks_.end() || asked->second.ask != Ask::tags) {
+    release(payload);
+    return;
+  }
+  asks_.erase(asked);
+  floor_ = std::max(floor_, tags.floor);
+  conclude_ = next_op_++;
+  conclude_payload_ = payload;
+  act(Conclude{conclude_, tags.floor, payload});
+}
+
+}  // namespace ff::fs3::replica

@@ -1,0 +1,286 @@
+// One target's part in its chain, as docs/fs3-chain.md says: a state machine with no I/O, no clock and no thread.
+//
+// Thread contract: one thread at a time. `step` allocates for what waits only; a chunk with nothing under way costs no
+// memory here, its versions come from the Lookup.
+//
+// Invariants
+// 1. A version is said to be there (Answer ok, Send, Reply ok, ServeRead) only after Applied{ok} of its Apply, or when the
+//    Lookup had it at the start.
+// 2. A chunk has one job at work at a time; a SERVING replica has one for each pending version.
+// 3. Each op of the shell gets one Reply or ServeRead; each payload one Release; each op of Apply, Drop and Conclude one
+//    Applied.
+// 4. Between two Routings the ops of the Updates that are unanswered are `updates_`, and a successor has seen no
+//    `settled` above the lowest of them.
+//
+// What a restart keeps is what the store has: entries, pending versions with their tags, floor, tags, the word
+// "complete". A new Replica is made with the new incarnation and does nothing before its first Routing and Lease{true}.
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "fs3/replica/actions.hpp"
+#include "fs3/replica/events.hpp"
+#include "fs3/replica/lookup.hpp"
+
+namespace ff::fs3::replica {
+
+struct Options {
+  std::size_t page = 256;   // entries per Page
+  std::size_t window = 8;   // chunks that a sync or recovery moves at a time
+};
+
+class Replica {
+ public:
+  Replica(TargetId target, Incarnation incarnation, const Lookup& lookup, Options options = {});
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  template <class E>  // one of Event's alternatives; appends to `actions`
+  void step(const E& event, Actions& actions) {
+    out_ = &actions;
+    on(event);
+    settle();
+    out_ = nullptr;
+  }
+  void step(const Event& event, Actions& actions) {
+    std::visit([&](const auto& e) { step(e, actions); }, event);
+  }
+
+  TargetId target() const { return target_; }
+  Incarnation incarnation() const { return incarnation_; }
+  LocalState local() const { return local_; }  // the last LocalState; a store that is not complete is FAULTY at first
+  ChainVersion chain_version() const { return chain_; }
+  State role() const { return role_; }  // in which it works: OFFLINE also where the chain names another incarnation
+  std::size_t busy_chunks() const { return chunks_.size(); }  // with jobs, pending versions or parked reads
+  std::size_t outstanding() const { return updates_.size() + asks_.size() + applies_.size(); }
+
+ private:
+  struct Job {
+    enum class What : std::uint8_t { client, update, inherited, sync, take, repair };
+    enum class Stage : std::uint8_t { waiting, held, applying, mending, sending, dropping, fetching };
+    What what = What::client;
+    Stage stage = Stage::waiting;
+    Kind kind = Kind::write;
+    Status outcome = Status::ok;  // dropping: what is answered then
+    bool committed = false;       // applied as the committed version
+    bool durable = false;         // applied here, as `version`
+    bool whole = false;           // goes on as REPLACE
+    bool as_is = false;           // goes on whatever its CRCs say
+    bool mended = false;          // its contents were fetched anew once
+    bool forget = false;
+    bool paused = false;          // a Retry of `op` comes
+    bool unsure = false;          // fetching: some source did not answer
+    std::uint32_t offset = 0, length = 0, tried = 0;
+    Version base = 0, version = 0;
+    Version creates = 0, removes = 0;  // what it has in creations_, removals_
+    Tag tag;
+    Payload payload = 0, fetched = 0;
+    Op op = 0;         // of the Apply, Drop, Send or Fetch under way
+    Op answer = 0;     // of the Update that it answers
+    ChainVersion chain = 0;  // in which that came
+    Entry seen;        // sync, take: what the other has
+    TargetId peer = 0;       // take: the other
+    std::vector<Op> clients;
+  };
+  using What = Job::What;
+  using Stage = Job::Stage;
+  struct Chunk {
+    Version committed = 0;
+    std::uint32_t length = 0;
+    std::uint32_t pending_length = 0;
+    Version pending = 0;  // durable
+    bool removes = false;
+    bool busy = false;  // the first job is at work
+    Tag tag;            // of `pending`
+    std::list<Job> jobs;
+    std::vector<Op> reads;  // parked
+    Version newest() const { return pending > committed ? pending : committed; }
+  };
+  using Chunks = std::unordered_map<ChunkId, Chunk>;
+  using Place = Chunks::value_type;  // a chunk with its id
+
+  // What a Send that is no Update waits for.
+  enum class Ask : std::uint8_t { page, sync_done, fetch, tags };
+  struct Asked {
+    Ask ask = Ask::page;
+    TargetId to = 0;
+    ChunkId chunk;  // fetch
+    bool paused = false;
+  };
+  struct Mine {  // a (client, channel) with a write under way here
+    std::uint64_t seq = 0;
+    ChunkId chunk;
+  };
+  // The walk over another target's index, of a predecessor (sync) or a RECOVERING target (recovery).
+  struct Walk {
+    enum class Phase : std::uint8_t { none, compare, take, remove, tags, done };
+    Phase phase = Phase::none;
+    std::vector<TargetId> sources;
+    std::size_t source = 0;
+    ChunkId after;
+    bool asking = false;  // a PageAsk, SyncDone, TagsAsk or Conclude is out
+    bool exhausted = false;
+    Version floor = 1;  // of the source
+    std::vector<Entry> todo;  // what differs, as the other has it; in reverse order
+    std::size_t running = 0;
+  };
+
+  // replica.cpp: roles, chunks and their queues
+  void on(const Routing& routing);
+  void on(const Lease& lease);
+  void on(const Applied& applied);
+  void on(const SendFailed& failed);
+  void on(const Retry& retry);
+  void on(const Answer& answer);
+  void settle();
+  void take_role(const Routing& routing);
+  void regroup();
+  void regroup(Place& place);
+  void regroup_front(Place& place);
+  void stop();
+  void say_local();
+  std::vector<ChunkId> sorted_chunks() const;
+  Place& open(ChunkId chunk);
+  void start(Place& place);
+  void begin(Place& place);
+  void finish(Place& place, Status status);
+  void remove_front(Place& place);
+  void forget_job(Job& job, ChunkId chunk);
+  void proceed(Place& place);
+  void make_inherited(Place& place);
+  void tidy(ChunkId chunk);
+  bool serving() const { return role_ == State::serving; }
+  bool leased() const { return lease_ && chain_ >= lease_version_; }
+  bool head() const { return serving() && head_ && leased(); }
+
+  // writes.cpp: from clients and predecessors
+  void on(const ClientWrite& write);
+  void on(const Update& update);
+  bool answered_by_tag(const ClientWrite& write);
+  bool attach(Place& place, const Update& update);
+  void begin_client(Place& place);
+  void begin_update(Place& place);
+  bool may_apply(const Job& job) const;
+  void apply(Place& place, bool any_base = false);
+  void set_committed(Place& place, Version version, bool removes, std::uint32_t length);
+  void applied(Place& place, const Applied& applied);
+  void refused(Place& place, Status status);
+  void advance(Place& place);
+  void send(Place& place);
+  void resend(Op op);
+  void commit(Place& place);
+  void acknowledged(Place& place);
+  void drop(Place& place, Status status);
+  void answer(Op op, TargetId to, ChainVersion chain_version, Status status);
+  void refuse_clients(Job& job);
+  void register_channel(const Job& job, ChunkId chunk);
+  void count(Job& job);
+
+  // reads.cpp
+  void on(const Read& read);
+  void serve_parked(Place& place);
+  void refuse_parked(Place& place);
+
+  // sync.cpp: the predecessor of a SYNCING target
+  void on(const Page& page);
+  void begin_sync(Place& place);
+  void continue_sync();
+  bool differs_for_sync(const Entry* mine, const Entry* theirs) const;
+  bool straggling() const;
+  void ask(Ask what, TargetId to, ChunkId chunk = {});
+  void ask_again(Op op, const Asked& asked);
+  void start_differences(What what);
+
+  // follow.cpp: the SYNCING target itself, and what a LASTSRV one is asked
+  void on(const PageAsk& ask);
+  void on(const SyncDone& done);
+  void on(const TagsAsk& ask);
+  void on(const Fetch& fetch);
+  void concluded(const Applied& applied);
+  bool may_ask(TargetId from, ChainVersion chain_version) const;
+
+  // recovery.cpp: the RECOVERING target
+  void on(const Tags& tags);
+  void start_recovery();
+  void begin_take(Place& place);
+  void continue_recovery();
+  bool differs_for_recovery(const Entry* mine, const Entry* theirs) const;
+
+  // repair.cpp: contents from another replica
+  void on(const Damaged& damaged);
+  void on(const Fetched& fetched);
+  void begin_repair(Place& place);
+  void fetch(Place& place);
+  void fetch_failed(Place& place, bool unsure);
+  void fetch_later(Place& place);
+  void give_up(Place& place);
+  void mended(Place& place, Status status);
+  void resume(Place& place);
+  Version wanted(const Place& place) const;
+
+  template <class A>
+  void act(A&& action) {
+    out_->emplace_back(std::forward<A>(action));
+  }
+  void reply(Op op, Status status, Version version = 0, std::uint32_t length = 0) {
+    act(Reply{op, status, version, length});
+  }
+  void release(Payload& payload) {
+    if (payload != 0) act(Release{payload});
+    payload = 0;
+  }
+  void pause(Op op) { act(Pause{op}); }
+
+  const TargetId target_;
+  const Incarnation incarnation_;
+  const Lookup& lookup_;
+  const Options options_;
+  Actions* out_ = nullptr;
+
+  // The chain as this replica knows it.
+  ChainVersion chain_ = 0;
+  std::vector<Member> members_;
+  State state_ = State::offline;  // what the chain says
+  State role_ = State::offline;
+  bool head_ = false;
+  TargetId predecessor_ = 0, successor_ = 0;  // 0: none
+  bool successor_syncs_ = false;
+  TargetId recovering_ = 0;  // the RECOVERING member
+  bool lease_ = false;
+  ChainVersion lease_version_ = 0;
+  bool complete_;
+  bool failed_ = false;
+  bool stopping_ = false;  // stop() comes at the end of this step
+  bool stopped_ = false;   // since this routing: it could not follow
+  ChainVersion uptodate_ = 0;
+  LocalState local_;
+
+  Version floor_;  // at least 1: so the version of a chunk is at least 2, and 1 stands for "nothing was removed"
+  Version given_up_ = 0;  // the highest version dropped in this life: no number is given twice
+  Chunks chunks_;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, Mine> channels_;
+  std::multiset<Version> creations_, removals_;  // of jobs under way
+  std::vector<ChunkId> held_;                    // whose first job waits for creations_
+
+  Op next_op_ = 1;
+  Op routing_op_ = 1;      // the first one of this routing
+  std::size_t old_ = 0;    // Applies under way from before this routing
+  Op settled_seen_ = 0;    // of the predecessor
+  std::map<Op, Status> refused_;  // its updates that were refused for good, from settled_seen_ on
+  std::map<Op, ChunkId> updates_;
+  std::map<Op, Asked> asks_;
+  std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
+  Op conclude_ = 0;  // the Conclude under way
+  Payload conclude_payload_ = 0;
+  Op conclude_answer_ = 0;
+  Walk walk_;
+};
+
+}  // namespace ff::fs3::replica

@@ -1,0 +1,46 @@
+// A real chunk store as a replica sees it.
+#include "fs3/replica/store_lookup.hpp"
+
+#include <cstddef>
+#include <vector>
+
+#include "base/check.hpp"
+#include "fs3/store/sim_disk.hpp"
+
+using namespace ff::fs3;
+using namespace ff::fs3::replica;
+
+int main() {
+  store::SimDisk disk(1);
+  store::Store chunks = store::Store::open(disk, {1, 2}, {.reserve_bytes = 0});
+  const StoreLookup lookup(chunks);
+  CHECK(lookup.complete() && lookup.floor() == 0 && lookup.pendings().empty());
+  const std::vector<std::byte> bytes(100);
+  const auto put = [&](ChunkId chunk, Version base, bool committed, Kind kind, Tag tag) {
+    const store::Apply apply{.chunk = chunk, .base = base, .version = base + 2, .kind = kind, .committed = committed,
+                             .bytes = kind == Kind::write ? std::span(bytes) : std::span<const std::byte>(), .tag = tag};
+    CHECK(chunks.apply(1, apply) == Status::ok && chunks.sync().at(0).status == Status::ok);
+  };
+  put({1, 0}, 0, true, Kind::write, {5, 0, 1});
+  put({1, 1}, 0, true, Kind::write, {5, 0, 2});
+  put({1, 1}, 2, false, Kind::remove, {5, 0, 3});
+  put({2, 0}, 0, false, Kind::write, {6, 0, 1});
+
+  std::vector<Entry> page;
+  lookup.page({}, 10, page);
+  CHECK(page.size() == 3 && page[0].chunk == (ChunkId{1, 0}) && page[0].committed == 2 && page[0].length == 100);
+  CHECK(page[1].committed == 2 && page[1].pending == 4 && page[1].removes);
+  CHECK(page[2].committed == 0 && page[2].pending == 2 && !page[2].removes);
+  page.clear();
+  lookup.page({1, 0}, 1, page);
+  CHECK(page.size() == 1 && page[0].chunk == (ChunkId{1, 1}));
+  CHECK(lookup.entry({7, 0}).committed == 0 && lookup.entry({7, 0}).chunk == (ChunkId{7, 0}));
+  CHECK(lookup.tag(5, 0).version == 4 && lookup.tag(5, 0).tag.seq == 3 && lookup.tag(9, 9).tag.client == 0);
+  const std::vector<Pending> pendings = lookup.pendings();
+  CHECK(pendings.size() == 2 && pendings[0].removes && pendings[0].tag == (Tag{5, 0, 3}));
+  CHECK(pendings[1].length == 100 && pendings[1].tag == (Tag{6, 0, 1}));
+  chunks.commit({1, 1}, 4);
+  CHECK(lookup.floor() == 4);
+  chunks.keep_state({1, 0, 0, 0});
+  CHECK(!lookup.complete());
+}

@@ -1,0 +1,139 @@
+// The predecessor's side of a sync: it walks the SYNCING target's index beside its own and sends what differs.
+#include <algorithm>
+
+#include "fs3/replica/replica.hpp"
+
+namespace ff::fs3::replica {
+
+// ---- Questions to other replicas (sync and recovery) --------------------------------------------------------------
+
+void Replica::ask(Ask what, TargetId to, ChunkId chunk) {
+  const Op op = next_op_++;
+  const Asked& asked = asks_[op] = {what, to, chunk, false};
+  if (what != Ask::fetch) walk_.asking = true;
+  ask_again(op, asked);
+}
+
+void Replica::ask_again(Op op, const Asked& asked) {
+  switch (asked.ask) {
+    case Ask::page:
+      act(Send{asked.to, PageAsk{op, target_, chain_, walk_.after}});
+      break;
+    case Ask::sync_done:
+      act(Send{asked.to, SyncDone{op, target_, chain_, floor_, 0}});
+      break;
+    case Ask::tags:
+      act(Send{asked.to, TagsAsk{op, target_, chain_}});
+      break;
+    case Ask::fetch: {
+      Place& place = *chunks_.find(asked.chunk);
+      Job& job = place.second.jobs.front();
+      job.op = op;
+      act(Send{asked.to, Fetch{op, target_, chain_, asked.chunk, wanted(place), job.as_is}});
+      break;
+    }
+  }
+}
+
+// Both indexes from walk_.after on, as far as both are known.
+void Replica::on(const Page& page) {
+  const auto asked = asks_.find(page.op);
+  if (page.chain_version != chain_ || asked == asks_.end() || asked->second.ask != Ask::page) return;
+  asks_.erase(asked);
+  walk_.asking = false;
+  walk_.floor = std::max<Version>(page.floor, 1);
+  std::vector<Entry> own;
+  lookup_.page(walk_.after, options_.page + 1, own);
+  walk_.exhausted = !page.more && own.size() <= options_.page;
+  ChunkId bound{~std::uint64_t{0}, ~std::uint32_t{0}};
+  if (page.more) bound = page.entries.back().chunk;
+  if (own.size() > options_.page) bound = std::min(bound, own[options_.page - 1].chunk);
+  walk_.after = bound;
+  auto mine = own.begin();
+  auto theirs = page.entries.begin();
+  for (;;) {
+    const bool left = mine != own.end() && mine->chunk <= bound;
+    const bool right = theirs != page.entries.end() && theirs->chunk <= bound;
+    if (!left && !right) break;
+    const bool use_mine = left && (!right || mine->chunk <= theirs->chunk);
+    const bool use_theirs = right && (!left || theirs->chunk <= mine->chunk);
+    const Entry* a = use_mine ? &*mine++ : nullptr;
+    const Entry* b = use_theirs ? &*theirs++ : nullptr;
+    const bool differs = role_ == State::recovering ? differs_for_recovery(a, b) : differs_for_sync(a, b);
+    if (differs) walk_.todo.push_back(b != nullptr ? *b : Entry{a->chunk});
+  }
+  std::reverse(walk_.todo.begin(), walk_.todo.end());
+}
+
+void Replica::start_differences(What what) {
+  while (walk_.running < options_.window && !walk_.todo.empty()) {
+    Place& place = open(walk_.todo.back().chunk);
+    Job job;
+    job.what = what;
+    job.seen = walk_.todo.back();
+    job.chain = chain_;
+    walk_.todo.pop_back();
+    if (what == What::take) job.peer = walk_.sources[walk_.source];
+    ++walk_.running;
+    place.second.jobs.push_back(std::move(job));
+    proceed(place);
+  }
+}
+
+// ---- Sync --------------------------------------------------------------------------------------------------------
+
+bool Replica::differs_for_sync(const Entry* mine, const Entry* theirs) const {
+  if (mine != nullptr && chunks_.contains(mine->chunk)) return true;  // the job will see
+  if (mine == nullptr || theirs == nullptr) return true;
+  return mine->committed != theirs->committed || mine->crc != theirs->crc || theirs->pending != 0;
+}
+
+void Replica::begin_sync(Place& place) {
+  const Chunk& chunk = place.second;
+  Job& job = place.second.jobs.front();
+  if (chunk.committed == 0) {
+    if (job.seen.committed == 0 && job.seen.pending == 0) {
+      finish(place, Status::ok);
+      return;
+    }
+    job.kind = Kind::remove;
+    job.forget = true;
+    job.version = floor_;
+  } else {
+    const Entry now = lookup_.entry(place.first);
+    const bool same = now.committed == chunk.committed && now.crc == job.seen.crc;
+    if (same && job.seen.committed == chunk.committed && job.seen.pending == 0) {
+      finish(place, Status::ok);
+      return;
+    }
+    job.kind = Kind::replace;
+    job.whole = true;
+    job.version = chunk.committed;
+  }
+  job.durable = job.committed = true;
+  send(place);
+}
+
+void Replica::continue_sync() {
+  while (walk_.phase == Walk::Phase::compare) {
+    start_differences(What::sync);
+    if (walk_.running > 0 || walk_.asking || !walk_.todo.empty()) return;
+    if (!walk_.exhausted) {
+      ask(Ask::page, successor_);
+    } else if (!straggling()) {
+      ask(Ask::sync_done, successor_);
+    }
+    return;
+  }
+}
+
+// Whether some chunk was committed here without the successor, which does not have it yet.
+bool Replica::straggling() const {
+  return std::any_of(chunks_.begin(), chunks_.end(), [](const Place& place) {
+    if (!place.second.busy) return false;
+    const Job& job = place.second.jobs.front();
+    return job.committed && job.what != What::repair;
+  });
+}
+
+}  // namespace ff::fs3::replica

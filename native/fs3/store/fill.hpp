@@ -1,0 +1,61 @@
+// Writes the bytes and the CRC table of a new version into its extent.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "fs3/store/index.hpp"
+
+namespace ff::fs3::store {
+
+class Core;
+
+struct Range {
+  std::uint32_t begin = 0, end = 0;
+  std::uint32_t size() const { return end > begin ? end - begin : 0; }
+  Range cut(Range to) const { return {begin > to.begin ? begin : to.begin, end < to.end ? end : to.end}; }
+};
+
+inline constexpr std::uint32_t kBlock32 = static_cast<std::uint32_t>(kBlock);
+inline constexpr std::uint32_t blocks_of(std::uint64_t bytes) {
+  return static_cast<std::uint32_t>((bytes + kBlock - 1) / kBlock);
+}
+
+struct Filling {
+  Range written;  // of the chunk: `bytes` go there, zeros between the base's end and it; empty at the new end if none
+  std::span<const std::byte> bytes;
+  std::span<const std::uint32_t> crcs;  // as in Apply
+  bool fresh = false;                   // an extent of its own; else the base's
+};
+
+// One version of a chunk, once. Its parts, in order: bytes of the base (`head`), zeros (`gap`), the caller's bytes
+// (`written`), bytes of the base again (`tail`). A block's CRC is combined from those of its parts: what came with a CRC
+// keeps it, and bytes of the base are compared with theirs before they are copied.
+class Fill {
+ public:
+  // `entry` has its length, extent and salt, and gets its CRCs. REQUIRES: entry.length > 0.
+  Fill(Core& core, const Filling& filling, const IndexEntry& base, IndexEntry& entry);
+  Status run();  // ok or corrupt; throws Error
+
+ private:
+  Status shorten();
+  Status append();
+  Status rewrite();
+  Status load_base_crcs();
+  Status copy_base(Range window);                 // into buffer_, verified, for the blocks of `window` that need it
+  std::uint32_t added(Range part);                // CRC of gap and caller's bytes within one block
+  std::uint32_t block_crc(Range block, Range window);  // of a rewrite
+  void write(Range window);                       // gap, caller's bytes and what copy_base read
+  void write_table(std::uint32_t first, const std::vector<std::uint32_t>& crcs);
+
+  Core& core_;
+  const Filling& filling_;
+  const IndexEntry& base_;
+  IndexEntry& entry_;
+  const Range head_, gap_, written_, tail_;
+  std::vector<std::uint32_t> base_crcs_;  // of all its blocks, where they are needed
+  std::vector<std::byte>& buffer_;        // kWindow bytes: the window's
+};
+
+}  // namespace ff::fs3::store

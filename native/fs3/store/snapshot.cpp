@@ -1,0 +1,260 @@
+// Snapshots of the index, and reading them. A file of blocks, each of one kind of items and with a CRC of its own, that
+// ends with an END block; little-endian.
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+#include "fs3/store/core.hpp"
+
+namespace ff::fs3::store {
+namespace {
+
+constexpr std::size_t kBlockBytes = 64 << 10;
+
+enum class Items : std::uint32_t { head = 1, entries, pending, tags, end };
+
+struct BlockHeader {
+  std::uint32_t crc;  // of the rest of header and items, begun with the place
+  Items items;
+  std::uint32_t count, zero;
+};
+static_assert(sizeof(BlockHeader) == 16);
+
+struct Head {
+  std::uint64_t sequence;  // of the BEGIN of the log that follows
+  std::uint64_t floor;
+  std::uint64_t words[4];
+  std::uint64_t damaged;
+};
+
+struct PendingItem {
+  IndexEntry entry;
+  std::uint64_t removes;
+};
+
+struct TagItem {
+  std::uint64_t client, seq, inode, version;
+  std::uint32_t channel, index, length, zero;
+};
+
+std::uint32_t start(std::uint64_t salt, std::uint64_t number, std::uint64_t block) {
+  const std::uint64_t where[4] = {salt, number, block, 0x78656469};
+  return crc32c(0, where, sizeof where);
+}
+
+template <class Item>
+constexpr std::size_t per_block() {
+  return (kBlockBytes - sizeof(BlockHeader)) / sizeof(Item);
+}
+
+class BlockWriter {
+ public:
+  BlockWriter(Disk& disk, File file, std::uint64_t salt, std::uint64_t number)
+      : disk_(disk), file_(file), salt_(salt), number_(number), bytes_(kBlockBytes) {}
+  template <class Item>
+  void put(Items items, std::span<const Item> all) {
+    for (std::size_t at = 0; at < all.size(); at += per_block<Item>())
+      block(items, all.data() + at, std::min(per_block<Item>(), all.size() - at), sizeof(Item));
+  }
+  void end() { block(Items::end, nullptr, 0, 0); }
+
+ private:
+  void block(Items items, const void* from, std::size_t count, std::size_t size) {
+    BlockHeader header{0, items, static_cast<std::uint32_t>(count), 0};
+    std::memcpy(bytes_.data(), &header, sizeof header);
+    if (count > 0) std::memcpy(bytes_.data() + sizeof header, from, count * size);
+    const std::size_t used = sizeof header + count * size;
+    header.crc = crc32c(start(salt_, number_, blocks_), bytes_.data() + 4, used - 4);
+    std::memcpy(bytes_.data(), &header.crc, 4);
+    disk_.write(file_, blocks_ * kBlockBytes, bytes_.data(), used);
+    ++blocks_;
+  }
+  Disk& disk_;
+  File file_;
+  std::uint64_t salt_, number_, blocks_ = 0;
+  std::vector<std::byte> bytes_;
+};
+
+std::size_t item_size(Items items) {
+  switch (items) {
+    case Items::head: return sizeof(Head);
+    case Items::entries: return sizeof(IndexEntry);
+    case Items::pending: return sizeof(PendingItem);
+    case Items::tags: return sizeof(TagItem);
+    case Items::end: return 0;
+  }
+  return ~std::size_t{0};
+}
+
+// The items of a block, or nullptr if it does not verify.
+const std::byte* verify(const std::vector<std::byte>& bytes, std::size_t size, std::uint32_t begin, BlockHeader& header) {
+  if (size < sizeof header) return nullptr;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  const std::size_t item = item_size(header.items);
+  if (item > kBlockBytes || header.count > kBlockBytes) return nullptr;
+  const std::size_t used = sizeof header + item * header.count;
+  if (used > size || crc32c(begin, bytes.data() + 4, used - 4) != header.crc) return nullptr;
+  return bytes.data() + sizeof header;
+}
+
+template <class Item, class Use>
+void each(const std::byte* from, std::uint32_t count, const Use& use) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Item item;
+    std::memcpy(&item, from + i * sizeof item, sizeof item);
+    use(item);
+  }
+}
+
+class Closing {
+ public:
+  Closing(Disk& disk, File file) : disk_(disk), file_(file) {}
+  ~Closing() { disk_.close(file_); }
+  Closing(const Closing&) = delete;
+  Closing& operator=(const Closing&) = delete;
+
+ private:
+  Disk& disk_;
+  File file_;
+};
+
+}  // namespace
+
+std::string Core::log_name(std::uint64_t number) {
+  const std::string digits = std::to_string(number);
+  return "log-" + std::string(12 - std::min<std::size_t>(12, digits.size()), '0') + digits;
+}
+
+std::string Core::index_name(std::uint64_t number) { return "index-" + log_name(number).substr(4); }
+
+Status Core::snapshot() {
+  const std::lock_guard one(snapshot_mutex_);
+  if (failed_) return Status::io_error;
+  std::uint64_t number = 0, sequence = 0, older_bytes = 0;
+  try {
+    const std::lock_guard lock(sync_mutex_);
+    begin_log(log_number_ + 1);
+    number = log_number_;
+    sequence = next_sequence_ - 1;
+    older_bytes = log_bytes_;
+  } catch (const Error& error) {
+    return error.code() == Code::no_space ? Status::no_space : Status::io_error;
+  }
+  try {
+    write_snapshot(number, sequence);
+  } catch (const Error& error) {
+    try {
+      disk_.remove("index-new");
+    } catch (const Error&) {  // written over by the next one
+    }
+    return error.code() == Code::no_space ? Status::no_space : Status::io_error;
+  }
+  log_bytes_ -= older_bytes;
+  try {
+    delete_older(number);
+  } catch (const Error&) {  // the next snapshot or open does it
+  }
+  return Status::ok;
+}
+
+// Leaf after leaf, each as it is then: not older than the log's begin.
+void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
+  const File file = disk_.open("index-new", true);
+  {
+    const Closing closing(disk_, file);
+    disk_.truncate(file, 0);
+    BlockWriter out(disk_, file, salt_, number);
+    std::vector<TagItem> tags;
+    std::vector<PendingItem> pending;
+    Head head{sequence, 0, {}, 0};
+    {
+      const std::shared_lock lock(mutex_);
+      head.floor = floor_;
+      std::copy(words_.begin(), words_.end(), head.words);
+      head.damaged = damaged_ ? 1 : 0;
+      for (const auto& [key, t] : tags_)
+        tags.push_back({t.tag.client, t.tag.seq, t.chunk.inode, t.version, t.tag.channel, t.chunk.index, t.length, 0});
+    }
+    out.put(Items::head, std::span<const Head>(&head, 1));
+    out.put(Items::tags, std::span<const TagItem>(tags));
+    std::optional<ChunkId> after;
+    std::vector<IndexEntry> entries;
+    do {
+      entries.clear();
+      pending.clear();
+      {
+        const std::shared_lock lock(mutex_);
+        const IndexEntry* at = after ? index_.after(*after) : index_.first();
+        for (; at != nullptr && entries.size() < per_block<IndexEntry>(); at = index_.after(at->chunk())) {
+          entries.push_back(*at);
+          const auto found = pending_.empty() ? pending_.end() : pending_.find(at->chunk());
+          if (found != pending_.end()) pending.push_back({found->second.entry, found->second.removes ? 1u : 0u});
+        }
+      }
+      out.put(Items::entries, std::span<const IndexEntry>(entries));
+      out.put(Items::pending, std::span<const PendingItem>(pending));
+      if (!entries.empty()) after = entries.back().chunk();
+    } while (!entries.empty());
+    out.end();
+    disk_.sync(file);
+  }
+  disk_.rename("index-new", index_name(number));
+  disk_.sync_names();
+}
+
+// What the snapshot `number` and the logs from `number` on make superfluous.
+void Core::delete_older(std::uint64_t number) {
+  for (const std::string& name : disk_.list())
+    if ((name.starts_with("log-") && name < log_name(number)) || (name.starts_with("index-") && name != index_name(number)))
+      disk_.remove(name);
+}
+
+// False if there is no head to begin with. A block that does not verify is passed over: damaged_.
+bool Core::read_snapshot(std::uint64_t number, std::uint64_t& sequence) {
+  const File file = disk_.open(index_name(number), false);
+  if (file == kNoFile) return false;
+  const Closing closing(disk_, file);
+  std::vector<std::byte> bytes(kBlockBytes);
+  bool ended = false, headed = false;
+  for (std::uint64_t block = 0; !ended; ++block) {
+    const std::size_t size = disk_.read(file, block * kBlockBytes, bytes.data(), kBlockBytes);
+    if (size == 0) break;
+    BlockHeader header{};
+    const std::byte* const items = verify(bytes, size, start(salt_, number, block), header);
+    if (block == 0 && (items == nullptr || header.items != Items::head)) return false;
+    if (items == nullptr) {
+      damaged_ = true;
+      continue;
+    }
+    switch (header.items) {
+      case Items::head:
+        each<Head>(items, header.count, [&](const Head& head) {
+          sequence = head.sequence;
+          floor_ = head.floor;
+          std::copy_n(head.words, words_.size(), words_.begin());
+          damaged_ = damaged_ || head.damaged != 0;
+        });
+        headed = true;
+        break;
+      case Items::entries:
+        each<IndexEntry>(items, header.count, [&](const IndexEntry& entry) { put_entry(entry); });
+        break;
+      case Items::pending:
+        each<PendingItem>(items, header.count, [&](const PendingItem& item) {
+          pending_[item.entry.chunk()] = {item.entry, item.removes != 0};
+        });
+        break;
+      case Items::tags:
+        each<TagItem>(items, header.count, [&](const TagItem& t) {
+          keep_tag({{t.client, t.channel, t.seq}, {t.inode, t.index}, t.version, t.length});
+        });
+        break;
+      case Items::end: ended = true; break;
+    }
+  }
+  if (!ended) damaged_ = true;
+  return headed;
+}
+
+}  // namespace ff::fs3::store

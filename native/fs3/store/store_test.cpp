@@ -1,0 +1,315 @@
+// What the model does not reach: damage made by hand, holes in large chunks, full disks, real directories, many threads.
+#include "fs3/store/store.hpp"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/check.hpp"
+#include "base/crc32c.hpp"
+#include "base/error.hpp"
+#include "fs3/store/directory_disk.hpp"
+#include "fs3/store/sim_disk.hpp"
+#include "fs3/store/space.hpp"
+
+using namespace ff::fs3;
+using namespace ff::fs3::store;
+using ff::crc32c;
+
+namespace {
+
+constexpr Identity kIdentity{1, 2};
+constexpr Options kOptions{.log_bytes = 1 << 20, .reserve_bytes = 0};
+using Bytes = std::vector<std::byte>;
+
+Bytes pattern(std::size_t size, int seed) {
+  Bytes bytes(size);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 7 + static_cast<std::size_t>(seed) + i / 4096);
+  return bytes;
+}
+
+Status put(Store& store, ChunkId chunk, Version base, const Bytes& bytes, std::uint32_t offset = 0, Kind kind = Kind::write) {
+  const Status status = store.apply(1, {.chunk = chunk, .base = base, .version = base == kAnyBase ? 1 : base + 1, .kind = kind,
+                                        .committed = true, .offset = offset, .bytes = bytes});
+  if (status != Status::ok) return status;
+  return store.sync().at(0).status;
+}
+
+Status resize(Store& store, ChunkId chunk, Version base, Kind kind, std::uint32_t length) {
+  CHECK(store.apply(1, {.chunk = chunk, .base = base, .version = base + 1, .kind = kind, .committed = true, .length = length}) == Status::ok);
+  return store.sync().at(0).status;
+}
+
+Status remove(Store& store, ChunkId chunk) {
+  CHECK(store.apply(1, {.chunk = chunk, .base = kAnyBase, .version = 9, .kind = Kind::remove, .committed = true}) == Status::ok);
+  return store.sync().at(0).status;
+}
+
+Bytes whole(Store& store, ChunkId chunk) {
+  const Reading reading = store.read(chunk, 0, 0, ~std::uint32_t{0});
+  CHECK(reading.status == Status::ok);
+  Bytes bytes(reading.length);
+  CHECK(reading.copy(bytes.data()) == Status::ok);
+  for (std::size_t at = 0; at < bytes.size(); at += kBlock)
+    CHECK(crc32c(0, bytes.data() + at, std::min(kBlock, bytes.size() - at)) == reading.crcs[at / kBlock]);
+  return bytes;
+}
+
+void overwrite(Disk& disk, const std::string& name, std::uint64_t offset, const void* from, std::size_t size) {
+  const File file = disk.open(name, false);
+  CHECK(file != kNoFile);
+  disk.write(file, offset, from, size);
+  disk.sync(file);
+  disk.close(file);
+}
+
+void damaged_bytes_are_corrupt() {
+  SimDisk disk(1);
+  Store store = Store::open(disk, kIdentity, kOptions);
+  const ChunkId chunk{1, 0};
+  CHECK(put(store, chunk, 0, pattern(10000, 1)) == Status::ok && store.check(chunk) == Status::ok);
+  overwrite(disk, "data-1-0", 5000, "x", 1);
+  CHECK(store.check(chunk) == Status::corrupt);
+  CHECK(put(store, chunk, 1, pattern(100, 2)) == Status::corrupt);  // would carry the damaged block on
+  CHECK(store.apply(1, {.chunk = chunk, .base = 1, .version = 2, .kind = Kind::truncate, .length = 5000}) == Status::corrupt);
+  CHECK(put(store, chunk, 1, pattern(20000, 2)) == Status::ok && store.check(chunk) == Status::ok);
+  const std::uint32_t zero = 0;
+  overwrite(disk, "data-2-0", class_bytes(2) + 4, &zero, 4);  // its table
+  CHECK(store.check(chunk) == Status::corrupt && put(store, chunk, 2, pattern(100, 3)) == Status::corrupt);
+  CHECK(put(store, chunk, kAnyBase, pattern(30, 3), 0, Kind::replace) == Status::ok);
+  CHECK(whole(store, chunk) == pattern(30, 3));
+}
+
+// The disk loses the write of bytes and table together: what lies there was right for another chunk.
+void lost_write_of_all_is_corrupt() {
+  SimDisk disk(1);
+  Store store = Store::open(disk, kIdentity, kOptions);
+  CHECK(put(store, {1, 0}, 0, pattern(10000, 1)) == Status::ok);
+  const std::size_t stride = class_bytes(1) + table_bytes(1);
+  Bytes old(stride);
+  const File file = disk.open("data-1-0", false);
+  old.resize(disk.read(file, 0, old.data(), stride));
+  disk.close(file);
+  CHECK(remove(store, {1, 0}) == Status::ok && put(store, {2, 0}, 0, pattern(10000, 2)) == Status::ok);
+  overwrite(disk, "data-1-0", 0, old.data(), old.size());
+  CHECK(store.check({2, 0}) == Status::corrupt);
+  const Reading reading = store.read({2, 0}, 0, 0, 4096);
+  CHECK(reading.status == Status::ok && reading.crcs.size() == 1 && reading.crcs[0] != crc32c(0, old.data(), kBlock));
+}
+
+// A REMOVE that the log lost: two chunks claim one extent. Said until the damage is cleared, over restarts and snapshots.
+void damaged_log_is_said() {
+  SimDisk disk(1);
+  std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
+  const auto reopen = [&] {
+    store.reset();
+    disk.power_cut(1);
+    store.emplace(Store::open(disk, kIdentity, kOptions));
+  };
+  CHECK(put(*store, {1, 0}, 0, pattern(10000, 1)) == Status::ok && remove(*store, {1, 0}) == Status::ok);
+  CHECK(put(*store, {2, 0}, 0, pattern(9000, 2)) == Status::ok && put(*store, {3, 0}, 0, pattern(50, 3)) == Status::ok);
+  const Bytes zeros(128);
+  overwrite(disk, "log-000000000000", 64 + 128, zeros.data(), zeros.size());
+  reopen();
+  CHECK(store->damaged() && store->check({3, 0}) == Status::ok);
+  CHECK(store->check({1, 0}) == Status::corrupt && store->check({2, 0}) == Status::corrupt);
+  CHECK(put(*store, {2, 0}, 1, pattern(100, 2)) == Status::corrupt);
+  reopen();
+  CHECK(store->damaged() && store->snapshot() == Status::ok);
+  reopen();
+  CHECK(store->damaged() && store->check({1, 0}) == Status::corrupt);
+  CHECK(put(*store, {1, 0}, kAnyBase, pattern(70, 4), 0, Kind::replace) == Status::ok && remove(*store, {2, 0}) == Status::ok);
+  store->clear_damage();
+  static_cast<void>(store->sync());
+  reopen();
+  CHECK(!store->damaged() && whole(*store, {1, 0}) == pattern(70, 4) && store->statistics().extents == 2);
+}
+
+void damaged_snapshot_and_identity_are_said() {
+  SimDisk disk(1);
+  std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
+  for (std::uint64_t i = 0; i < 3000; ++i)
+    CHECK(store->apply(i, {.chunk = {i, 0}, .version = 1, .kind = Kind::extend, .committed = true}) == Status::ok);
+  CHECK(store->sync().size() == 3000 && store->snapshot() == Status::ok);
+  store.reset();
+  overwrite(disk, "index-000000000001", 3 * 65536 / 2, "x", 1);
+  store.emplace(Store::open(disk, kIdentity, kOptions));
+  CHECK(store->damaged() && store->statistics().chunks < 3000 && store->statistics().chunks > 1000);
+  store.reset();
+  try {
+    Store::open(disk, {1, 3}, kOptions);
+    CHECK(false);
+  } catch (const ff::Error& error) {
+    CHECK(error.code() == ff::Code::invalid);
+  }
+  overwrite(disk, "identity", 3, "x", 1);
+  store.emplace(Store::open(disk, kIdentity, kOptions));
+  CHECK(store->damaged() && store->statistics().chunks == 0);
+  store.reset();
+  store.emplace(Store::open(disk, kIdentity, kOptions));
+  CHECK(store->damaged());
+}
+
+void large_chunks() {
+  SimDisk disk(1);
+  Store store = Store::open(disk, kIdentity, kOptions);
+  const ChunkId chunk{1, 0};
+  Bytes right = pattern(3'000'001, 1);
+  CHECK(put(store, chunk, 0, right) == Status::ok && whole(store, chunk) == right);
+  CHECK(resize(store, chunk, 1, Kind::extend, 20'000'000) == Status::ok);  // another class: copied, with a hole
+  right.resize(20'000'000);
+  CHECK(whole(store, chunk) == right && disk.used_bytes("data-") < 5'000'000);
+  const Bytes more = pattern(2'500'000, 5);
+  CHECK(put(store, chunk, 2, more, 30'000'000) == Status::ok);  // in another class too
+  right.resize(30'000'000);
+  right.insert(right.end(), more.begin(), more.end());
+  CHECK(whole(store, chunk) == right && store.check(chunk) == Status::ok);
+  CHECK(put(store, chunk, 3, more, 1'048'000) == Status::ok);
+  std::copy(more.begin(), more.end(), right.begin() + 1'048'000);
+  CHECK(whole(store, chunk) == right);
+  CHECK(put(store, chunk, 4, more, 40'000'000) == Status::ok);  // appended in place, behind a hole
+  right.resize(40'000'000);
+  right.insert(right.end(), more.begin(), more.end());
+  CHECK(whole(store, chunk) == right && store.statistics().extents == 1);
+  CHECK(put(store, chunk, 5, more, static_cast<std::uint32_t>(kLargestChunk - more.size() + 1)) == Status::invalid);
+  CHECK(resize(store, chunk, 5, Kind::truncate, 1'100'000) == Status::ok);  // a much smaller class: copied
+  right.resize(1'100'000);
+  CHECK(whole(store, chunk) == right && store.statistics().extent_bytes < 6'000'000);
+}
+
+// What a TRUNCATE cuts off stays for who reads it, and for a crash before its commit is durable.
+void truncate_seals() {
+  SimDisk disk(1);
+  std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
+  const ChunkId chunk{1, 0};
+  const Bytes right = pattern(10000, 1);
+  CHECK(put(*store, chunk, 0, right) == Status::ok);
+  Reading reading = store->read(chunk, 0, 0, ~std::uint32_t{0});
+  CHECK(store->apply(1, {.chunk = chunk, .base = 1, .version = 2, .kind = Kind::truncate, .length = 5000}) == Status::ok);
+  CHECK(store->sync().size() == 1 && store->commit(chunk, 2) == Status::ok);
+  CHECK(store->apply(1, {.chunk = chunk, .base = 2, .version = 3, .offset = 5000, .bytes = pattern(3000, 9)}) == Status::ok);
+  Bytes bytes(right.size());
+  CHECK(reading.copy(bytes.data()) == Status::ok && bytes == right);
+  reading = {};
+  store.reset();
+  disk.crash();
+  store.emplace(Store::open(disk, kIdentity, kOptions));
+  CHECK(store->entry(chunk).committed.version == 1 && whole(*store, chunk) == right);
+  CHECK(store->commit(chunk, 2) == Status::ok && store->sync().empty());
+  CHECK(put(*store, chunk, 2, pattern(3000, 9), 5000) == Status::ok && whole(*store, chunk).size() == 8000);
+}
+
+void full_disk() {
+  SimDisk disk(1, 4 << 20);
+  Store store = Store::open(disk, kIdentity, {.log_bytes = 1 << 20, .reserve_bytes = 256 << 10});
+  std::uint64_t chunks = 0;
+  while (put(store, {chunks, 0}, 0, pattern(50000, 1)) == Status::ok) CHECK(++chunks < 100);
+  CHECK(chunks > 10 && put(store, {0, 0}, 1, pattern(50000, 1)) == Status::no_space);
+  for (std::uint64_t i = 0; i < chunks; ++i) CHECK(remove(store, {i, 0}) == Status::ok);
+  CHECK(store.snapshot() == Status::ok && disk.used_bytes("data-") == 0 && !store.failed());
+  CHECK(put(store, {0, 0}, 0, pattern(50000, 1)) == Status::ok);
+}
+
+void real_directory() {
+  char name[] = "/tmp/ff-store-test-XXXXXX";
+  CHECK(::mkdtemp(name) != nullptr);
+  const std::filesystem::path path = name;
+  {
+    DirectoryDisk disk(path / "target");
+    try {
+      DirectoryDisk second(path / "target");
+      CHECK(false);
+    } catch (const ff::Error& error) {
+      CHECK(error.code() == ff::Code::storage);
+    }
+    {
+      Store store = Store::open(disk, kIdentity, kOptions);
+      CHECK(put(store, {1, 0}, 0, pattern(200000, 1)) == Status::ok && store.snapshot() == Status::ok);
+      CHECK(put(store, {1, 1}, 0, pattern(10, 2)) == Status::ok && remove(store, {1, 0}) == Status::ok);
+      CHECK(put(store, {1, 2}, 0, pattern(300000, 3)) == Status::ok);
+      CHECK(disk.descriptor(store.read({1, 2}, 0, 0, 1).file) >= 0 && store.last(1)->chunk.index == 2);
+    }
+    Store store = Store::open(disk, kIdentity, kOptions);
+    CHECK(!store.damaged() && whole(store, {1, 1}) == pattern(10, 2) && whole(store, {1, 2}) == pattern(300000, 3));
+    CHECK(store.statistics().chunks == 2 && store.floor() == 9);
+  }
+  std::filesystem::remove_all(path);
+}
+
+// Appliers, readers, a syncer and snapshots at once: what is read verifies, and all that was done is there.
+void many_threads() {
+  SimDisk disk(1);
+  constexpr std::uint64_t kThreads = 3;
+  constexpr Version kVersions = 60;
+  {
+    Store store = Store::open(disk, kIdentity, {.log_bytes = 8192, .reserve_bytes = 0});
+    std::array<std::atomic<Version>, kThreads> durable{};
+    std::atomic<bool> over = false;
+    std::vector<std::thread> threads;
+    for (std::uint64_t t = 0; t < kThreads; ++t)
+      threads.emplace_back([&, t] {
+        for (Version v = 0; v < kVersions; ++v) {
+          const Bytes bytes = pattern(3000 + 500 * (v % 7), static_cast<int>(v));
+          const auto offset = static_cast<std::uint32_t>(v % 3 == 0 ? 0 : 1000 * v);
+          CHECK(store.apply(t, {.chunk = {t, 0}, .base = v, .version = v + 1, .committed = v % 2 == 0, .offset = offset, .bytes = bytes}) == Status::ok);
+          while (durable[t] != v + 1) std::this_thread::yield();
+          if (v % 2 != 0) CHECK(store.commit({t, 0}, v + 1) == Status::ok);
+        }
+      });
+    for (std::uint64_t r = 0; r < 2; ++r)
+      threads.emplace_back([&] {
+        for (std::uint64_t i = 0; !over; ++i)
+          if (store.entry({i % kThreads, 0}).committed.version != 0) {
+            whole(store, {i % kThreads, 0});
+            const Status status = store.check({i % kThreads, 0});
+            CHECK(status == Status::ok);
+          }
+      });
+    threads.emplace_back([&] {
+      while (!over) {
+        if (store.snapshot_due()) CHECK(store.snapshot() == Status::ok);
+        std::this_thread::yield();
+      }
+    });
+    std::uint64_t left = kThreads * kVersions;
+    while (left > 0)
+      for (const Done& done : store.sync()) {
+        CHECK(done.status == Status::ok);
+        durable[done.op] = done.version;
+        --left;
+      }
+    for (std::uint64_t t = 0; t < kThreads; ++t) threads[t].join();
+    over = true;
+    for (std::size_t t = kThreads; t < threads.size(); ++t) threads[t].join();
+    CHECK(store.sync().empty());  // the last commits
+    CHECK(store.statistics().extents == kThreads && store.statistics().held == 0);
+  }
+  disk.power_cut(1);
+  Store store = Store::open(disk, kIdentity, kOptions);
+  for (std::uint64_t t = 0; t < kThreads; ++t) {
+    CHECK(store.check({t, 0}) == Status::ok && !store.damaged());
+    const Entry entry = store.entry({t, 0});
+    CHECK(std::max(entry.committed.version, entry.pending.version) == kVersions);
+  }
+}
+
+}  // namespace
+
+int main() {
+  damaged_bytes_are_corrupt();
+  lost_write_of_all_is_corrupt();
+  damaged_log_is_said();
+  damaged_snapshot_and_identity_are_said();
+  large_chunks();
+  truncate_seals();
+  full_disk();
+  real_directory();
+  many_threads();
+}

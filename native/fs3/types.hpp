@@ -1,0 +1,63 @@
+// What chunk store, replica and wire call things. docs/fs3-chain.md and docs/fs3-store.md say what they mean.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace ff::fs3 {
+
+inline constexpr std::size_t kBlock = 4096;  // bytes that one CRC32C covers
+inline constexpr std::size_t kLargestChunk = std::size_t{64} << 20;
+
+struct ChunkId {
+  std::uint64_t inode = 0;
+  std::uint32_t index = 0;
+  auto operator<=>(const ChunkId&) const = default;  // the order of pages
+};
+
+using Version = std::uint64_t;  // of a chunk; 0: there is none
+using ChainVersion = std::uint32_t;
+using TargetId = std::uint32_t;
+
+// Names a write for as long as its client may send it again. One write at a time per (client, channel), with
+// `seq` growing; client 0: no tag.
+struct Tag {
+  std::uint64_t client = 0;
+  std::uint32_t channel = 0;
+  std::uint64_t seq = 0;
+  auto operator<=>(const Tag&) const = default;
+};
+
+enum class Kind : std::uint8_t {
+  write,     // bytes at an offset; a gap before them becomes zeros
+  truncate,  // to a shorter length
+  extend,    // to a longer one, with zeros
+  remove,
+  replace,   // the whole chunk with its version, whatever was there
+};
+
+enum class Status : std::uint8_t {
+  ok,
+  stale_routing,  // another chain version, not the one in charge, or no lease
+  duplicate,      // older than the newest write of its channel
+  diverged,       // a base that this replica does not have
+  corrupt,        // stored bytes fail their CRC32C
+  no_space,
+  io_error,
+  not_found,
+  invalid,        // arguments that no chunk can have
+};
+
+}  // namespace ff::fs3
+
+template <>
+struct std::hash<ff::fs3::ChunkId> {
+  std::size_t operator()(const ff::fs3::ChunkId& id) const noexcept {
+    std::uint64_t z = id.inode * 0x9e3779b97f4a7c15ull + id.index;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+};

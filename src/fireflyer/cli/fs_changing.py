@@ -1,0 +1,120 @@
+"""Verbs of `fireflyer fs` that move bytes or change names."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import typer
+
+from fireflyer.cli.printing import progress
+from fireflyer.errors import ConfigError
+from fireflyer.fs3 import survey, transfer
+from fireflyer.fs3.client import Client
+from fireflyer.fs3.find import attach
+
+PIECE = 4 << 20
+THREADS = 16
+
+
+def cat(where: str | None, paths: list[str]) -> None:
+    out = sys.stdout.buffer
+    with attach(where) as fs:
+        for path in paths:
+            with fs.open(path, "r") as file:
+                memory = memoryview(bytearray(min(PIECE, file.size)))
+                for offset in range(0, file.size, PIECE):
+                    out.write(memory[: file.pread_into(memory, offset)])
+    out.flush()
+
+
+def put(where: str | None, sources: list[str], target: str, *, recursive: bool) -> None:
+    with attach(where) as fs:
+        _copy(transfer.Local(), transfer.Remote(fs), sources, _rooted(target), recursive)
+
+
+def get(where: str | None, sources: list[str], target: str, *, recursive: bool) -> None:
+    with attach(where) as fs:
+        paths = [_rooted(source) for source in sources]
+        _copy(transfer.Remote(fs), transfer.Local(), paths, target, recursive)
+
+
+def cp(where: str | None, sources: list[str], target: str, *, recursive: bool) -> None:
+    with attach(where) as fs:
+        end, paths = transfer.Remote(fs), [_rooted(source) for source in sources]
+        _copy(end, end, paths, _rooted(target), recursive)
+
+
+def _copy(
+    source: transfer.End,
+    target: transfer.End,
+    paths: list[str],
+    to: str,
+    recursive: bool,
+) -> None:
+    if (len(paths) > 1 or to.endswith("/")) and not target.isdir(to):
+        raise ConfigError(f"{to} is not a directory")
+    items = [
+        item
+        for path in paths
+        for item in transfer.plan(source, path, target, to, recursive=recursive)
+    ]
+    with progress("copying", sum(item.size for item in items)) as advance:
+        transfer.copy(source, target, items, advance)
+
+
+def mv(where: str | None, sources: list[str], target: str) -> None:
+    to = _rooted(target)
+    with attach(where) as fs:
+        inside = fs.isdir(to)
+        if (len(sources) > 1 or to.endswith("/")) and not inside:
+            raise ConfigError(f"{to} is not a directory")
+        for source in sources:
+            name = os.path.basename(os.path.normpath(source))
+            fs.rename(_rooted(source), os.path.join(to, name) if inside else to)
+
+
+def rm(where: str | None, paths: list[str], *, recursive: bool, force: bool) -> None:
+    with attach(where) as fs:
+        for path in map(_rooted, paths):
+            if os.path.normpath(path) in ("/", "//"):
+                raise ConfigError("the root stays: name what is in it")
+            with contextlib.suppress(*([FileNotFoundError] if force else [])):
+                _remove(fs, path, recursive=recursive)
+
+
+def _remove(fs: Client, path: str, *, recursive: bool) -> None:
+    if not recursive:
+        fs.unlink(path)
+        return
+    folders: list[str] = []
+
+    def files() -> Iterator[str]:
+        for found in survey.tree(fs, path):
+            if found.is_dir:
+                folders.append(found.path)
+            else:
+                yield found.path
+
+    with ThreadPoolExecutor(THREADS, "fs3-rm") as threads:
+        for _ in threads.map(fs.unlink, files()):
+            pass
+    for folder in reversed(folders):
+        fs.rmdir(folder)
+
+
+def mkdir(where: str | None, paths: list[str], *, parents: bool) -> None:
+    with attach(where) as fs:
+        for path in map(_rooted, paths):
+            if parents:
+                fs.makedirs(path, exist_ok=True)
+            else:
+                fs.mkdir(path)
+
+
+def _rooted(path: str) -> str:
+    """Paths of the file system start at its root, with a slash or without."""
+    if not path:
+        raise typer.BadParameter("a path is empty; the root is /")
+    return path if path.startswith("/") else f"/{path}"

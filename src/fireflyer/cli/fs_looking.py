@@ -1,0 +1,215 @@
+"""Verbs of `fireflyer fs` that only look."""
+
+import fnmatch
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import typer
+
+from fireflyer.cli.printing import as_json, plain, progress, table
+from fireflyer.ffrecord.convert.listing import size_text
+from fireflyer.fs3 import survey
+from fireflyer.fs3.client import Settings
+from fireflyer.fs3.find import attach
+from fireflyer.fs3.find import find as find_place
+
+KINDS = {"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK}
+NAMES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+CHECK_S = 20.0
+"""How long `check` tries to read a piece."""
+
+
+def ls(where: str | None, path: str, *, long: bool, json: bool) -> None:
+    with attach(where) as fs:
+        found = survey.listing(fs, path)
+    if json:
+        as_json([_row(one) for one in found])
+        return
+    if not long:
+        for one in found:
+            sys.stdout.write(plain(_name(one)) + "\n")
+        return
+    rows = []
+    for one in found:
+        its = one.status
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(its.st_mtime))
+        owner = f"{its.st_uid}:{its.st_gid}"
+        size = size_text(its.st_size) if one.is_file else "-"
+        mode = stat.filemode(its.st_mode)
+        rows.append((mode, str(its.st_nlink), owner, size, when, _name(one)))
+    table(("MODE", "LINKS", "OWNER", "SIZE", "CHANGED", "NAME"), rows)
+
+
+def _name(one: survey.Found) -> str:
+    name = os.path.basename(one.path.rstrip("/")) or "/"
+    return f"{name}/" if one.is_dir and name != "/" else name
+
+
+def _row(one: survey.Found) -> dict[str, Any]:
+    its = one.status
+    return {
+        "path": _text(one.path),
+        "type": NAMES[stat.S_IFMT(its.st_mode)],
+        "bytes": its.st_size,
+        "mode": stat.S_IMODE(its.st_mode),
+        "links": its.st_nlink,
+        "uid": its.st_uid,
+        "gid": its.st_gid,
+        "mtime_ns": its.st_mtime_ns,
+    }
+
+
+def _text(path: str) -> str:
+    """As JSON can hold it: bytes that are no text as escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def stat_files(where: str | None, paths: list[str], *, json: bool) -> None:
+    with attach(where) as fs:
+        found = [
+            (survey.Found(path, fs.lstat(path)), fs.inode(path, follow_symlinks=False))
+            for path in paths
+        ]
+    rows = []
+    for one, inode in found:
+        row = _row(one)
+        row |= {
+            "inode": inode.number,
+            "atime_ns": inode.atime,
+            "ctime_ns": inode.ctime,
+            "created_ns": inode.btime,
+        }
+        if inode.target:
+            row["target"] = _text(os.fsdecode(inode.target))
+        if inode.layout is not None:
+            row["layout"] = {
+                key: getattr(inode.layout, key)
+                for key in ("table", "table_version", "chunk_size", "stripe", "seed")
+            }
+            if one.is_file:
+                row["chains"] = inode.chains
+        rows.append(row)
+    if json:
+        as_json(rows)
+        return
+    for at, row in enumerate(rows):
+        if at:
+            sys.stdout.write("\n")
+        for key, value in row.items():
+            sys.stdout.write(f"{key.removesuffix('_ns'):<9} {plain(_shown(key, value))}\n")
+
+
+def _shown(key: str, value: Any) -> str:
+    if key.endswith("_ns"):
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(value // 10**9))}.{value % 10**9:09d}"
+    if key == "mode":
+        return f"{value:04o}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {its}" for name, its in value.items())
+    return str(value)
+
+
+class Usage(msgspec.Struct):
+    """What is at and below a path."""
+
+    path: str
+    bytes: int = 0
+    files: int = 0
+    directories: int = 0
+
+
+def du(where: str | None, paths: list[str], *, json: bool) -> None:
+    rows = []
+    with attach(where) as fs:
+        for path in paths or [one.path for one in survey.listing(fs, "/")]:
+            usage = Usage(_text(path))
+            for one in survey.tree(fs, path):
+                usage.directories += one.is_dir
+                usage.files += not one.is_dir
+                usage.bytes += one.status.st_size if one.is_file else 0
+            rows.append(usage)
+    if json:
+        as_json(rows)
+        return
+    table(
+        ("SIZE", "FILES", "DIRECTORIES", "PATH"),
+        [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows],
+    )
+
+
+def find(where: str | None, path: str, name: str | None, kind: str | None, *, json: bool) -> None:
+    if kind is not None and kind not in KINDS:
+        raise typer.BadParameter(f"--type: {kind!r} is none of {', '.join(KINDS)}")
+
+    def wanted() -> Iterator[survey.Found]:
+        for one in survey.tree(fs, path):
+            if name is not None and not fnmatch.fnmatchcase(os.path.basename(one.path), name):
+                continue
+            if kind is None or KINDS[kind](one.status.st_mode):
+                yield one
+
+    with attach(where) as fs:
+        if json:
+            as_json([_row(one) for one in wanted()])
+            return
+        for one in wanted():
+            sys.stdout.write(plain(one.path) + "\n")
+
+
+def status(where: str | None, *, json: bool) -> None:
+    place = find_place(where)
+    found = survey.health(place)
+    with attach(where) as fs:
+        files = fs.statfs().files
+    if json:
+        as_json({**msgspec.structs.asdict(found), "files": files})
+        return
+    states = [chain.state for chain in found.chains]
+    counted = ", ".join(f"{states.count(one)} {one}" for one in sorted(set(states)))
+    sys.stdout.write(
+        f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}\n"
+        f"{files:,} files; {len(states)} chains: {counted or 'none'}\n"
+    )
+    table(
+        ("NODE", "NAME", "LEASE", "TARGETS", "ADDRESS"),
+        [
+            (str(n.node), n.name, "runs" if n.alive else "over", str(n.targets), n.address)
+            for n in found.nodes
+        ],
+    )
+    table(
+        ("CHAIN", "VERSION", "STATE", "TARGETS"),
+        [(str(c.chain), str(c.version), c.state, _members(c.targets)) for c in found.chains],
+    )
+
+
+def _members(targets: list[survey.TargetState]) -> str:
+    return ", ".join(f"{one.node}/{one.target % 256} {one.state}" for one in targets)
+
+
+def check(where: str | None, path: str, *, json: bool) -> int:
+    found = survey.health(find_place(where))
+    with attach(where, settings=Settings(deadline_s=CHECK_S)) as fs:
+        total = sum(one.status.st_size for one in survey.tree(fs, path) if one.is_file)
+        with progress("reading", total) as advance:
+            checked = survey.check(fs, path, advance)
+    stopped = [chain.chain for chain in found.chains if chain.state == "stopped"]
+    degraded = [chain.chain for chain in found.chains if chain.state == "degraded"]
+    bad = bool(checked.damages or stopped)
+    if json:
+        as_json({**msgspec.structs.asdict(checked), "stopped": stopped, "degraded": degraded})
+        return int(bad)
+    for damage in checked.damages:
+        sys.stdout.write(plain(f"{damage.path}: {damage.reason}") + "\n")
+    for chains, what in ((stopped, "serve nobody"), (degraded, "have too few replicas")):
+        if chains:
+            numbers = ", ".join(map(str, chains))
+            sys.stdout.write(f"chains that {what}: {numbers}\n")
+    result = f"{len(checked.damages)} damaged" if checked.damages else "all whole"
+    sys.stdout.write(f"{checked.files:,} files, {size_text(checked.bytes)} read: {result}\n")
+    return int(bad)

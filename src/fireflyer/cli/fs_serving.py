@@ -1,0 +1,89 @@
+"""`fireflyer fs up`."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import typer
+
+from fireflyer import log
+from fireflyer.fs3 import config, find
+from fireflyer.fs3.process import ALL, Process
+from fireflyer.fs3.roles import Role
+
+_ROLES = {role.name.lower(): role for role in Role if role in ALL}
+
+
+class _Ended(BaseException):
+    """SIGTERM or SIGINT came."""
+
+
+def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
+    """All roles, in a folder. Returns when a signal ends it."""
+    with _until_signal():
+        settings = config.embed(folder, replicas, targets)
+        with Process(settings, ALL, settings.nodes) as process:
+            process.set_up()
+            find.announce(folder, process.manager)
+            _say(f"the file system in {folder} is ready at {process.manager}; Ctrl-C ends it")
+            process.wait()
+
+
+def part(file: Path, role: str | None, name: str | None) -> None:
+    """Some roles of a cluster. Returns when a signal ends it."""
+    roles = _roles(role)
+    settings = config.load(file)
+    if name is None:
+        if len(settings.nodes) > 1 and Role.STORAGE in roles:
+            raise typer.BadParameter(f"--name: which of {', '.join(sorted(settings.nodes))}?")
+        name = next(iter(settings.nodes))
+    what = ", ".join(role.name.lower() for role in sorted(roles))
+    with _until_signal(), Process(settings, roles, [name]) as process:
+        process.set_up()
+        nodes = process.nodes.items()
+        node = "".join(f" of node {its} at {node.address}" for its, node in nodes)
+        _say(f"{what}{node}: ready, manager at {process.manager}; Ctrl-C ends it")
+        process.wait()
+
+
+def _roles(text: str | None) -> frozenset[Role]:
+    if text is None:
+        return ALL
+    try:
+        return frozenset(_ROLES[word.strip()] for word in text.split(","))
+    except KeyError as error:
+        known = ", ".join(_ROLES)
+        raise typer.BadParameter(f"--role: {error.args[0]!r} is none of {known}") from None
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"fireflyer: {line}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _until_signal() -> Iterator[None]:
+    """What is within is left by an exception when SIGTERM or SIGINT comes; the next one ends the process."""
+    log.configure(logging.INFO)
+    os.umask(0o077)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_DFL)
+        raise _Ended
+
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    for one in before:
+        signal.signal(one, end)
+    try:
+        yield
+    except _Ended:
+        return
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,11 @@
+"""The client of fs3: names, open files, batches of bytes. See docs/fs3.md.
+
+with connect("host:4500") as fs, fs.open("/a", "w") as file:
+    file.write(data)
+"""
+
+from fireflyer.fs3.client.connection import Client, connect
+from fireflyer.fs3.client.file import File
+from fireflyer.fs3.client.settings import Settings
+
+__all__ = ["Client", "File", "Settings", "connect"]

@@ -1,0 +1,175 @@
+"""The cluster as a client sees it: the routing, kept current by pushes, and connections to storage nodes."""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fireflyer._native.fs3.client import ANY_NODE, Engine, FileMap
+from fireflyer.errors import FireflyerError, PeerLost, StorageError
+from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.layout import Layout, chains_of
+from fireflyer.fs3.lines import dial
+from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.link import ManagerLink
+from fireflyer.fs3.manager.routing import SLOTS, Routing
+from fireflyer.fs3.roles import Role
+from fireflyer.log import get_logger
+from fireflyer.rpc.address import Address
+from fireflyer.rpc.proof import Secret
+
+
+class Cluster:
+    """Thread-safe.
+
+    Attributes:
+        engine: moves bytes; it knows the routing as soon as a push of it came.
+    """
+
+    def __init__(
+        self, client: int, managers: str | Sequence[str], secret: Secret, settings: Settings
+    ) -> None:
+        """Waits for a manager.
+
+        Raises:
+            WireError: if none answers, or it has another secret.
+        """
+        self._lock = threading.Lock()  # guards the six below
+        self._news = threading.Condition(self._lock)
+        self._version = 0
+        self._asking = False
+        self._local = ANY_NODE
+        self._serving: dict[int, tuple[int, list[int]]] = {}  # chain: version, nodes
+        self._addresses: dict[int, str] = {}
+        self._maps: dict[tuple[int, Layout], FileMap] = {}
+        self.engine = Engine(
+            client,
+            _dialler(self._addresses, secret),
+            settings.lanes,
+            settings.senders,
+            settings.connect_s,
+        )
+        self._link = ManagerLink(managers, secret, Role.CLIENT, on_routing=self._on_routing)
+        try:
+            self._link.refresh()
+        except BaseException:
+            self._link.close()
+            raise
+
+    @property
+    def version(self) -> int:
+        """Of the routing that is known."""
+        with self._lock:
+            return self._version
+
+    def wait(self, seen: int, seconds: float, *, ask: bool) -> None:
+        """Until a newer routing than version `seen` is known, at most so many seconds.
+
+        Args:
+            ask: a manager is asked for it, too, and not only waited for.
+        """
+        with self._lock:
+            if self._version > seen:
+                return
+            if ask and not self._asking:
+                self._asking = True
+                threading.Thread(target=self._ask, name="fs3-routing", daemon=True).start()
+            self._news.wait_for(lambda: self._version > seen, seconds)
+
+    def _ask(self) -> None:
+        """In a thread of its own: a manager that does not answer keeps nobody from the nodes that do."""
+        try:
+            self._link.refresh()
+        except FireflyerError as error:
+            get_logger("fs3").debug("the routing could not be asked for: %s", error)
+        finally:
+            with self._lock:
+                self._asking = False
+
+    def serving(self, chain: int) -> list[int]:
+        """Nodes that serve a chain, the head first."""
+        with self._lock:
+            return list(self._serving.get(chain, (0, []))[1])
+
+    def file_map(self, inode: int, layout: Layout) -> FileMap:
+        """Where the chunks of a file are.
+
+        Raises:
+            StorageError: if its chain table is not known, or too small for it.
+            WireError: if no manager can be asked for the table.
+        """
+        with self._lock:
+            known = self._maps.get((inode, layout))
+        if known:
+            return known
+        table = self._link.table(layout.table, layout.table_version)
+        if table is None:
+            self._link.refresh()
+            table = self._link.table(layout.table, layout.table_version)
+        name = f"chain table {layout.table} version {layout.table_version}"
+        if table is None:
+            raise StorageError(f"inode {inode} lies on {name}, which the manager does not know")
+        try:
+            chains = chains_of(layout, table.chains, np.arange(layout.stripe)).tolist()
+        except ValueError as error:
+            raise StorageError(f"inode {inode} on {name}: {error}") from None
+        made = FileMap(inode, layout.chunk_size, chains)
+        with self._lock:
+            if len(self._maps) >= MAPS_KEPT:
+                self._maps.pop(next(iter(self._maps)))
+            self._maps[inode, layout] = made
+        return made
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _on_routing(self, part: Routing) -> None:
+        with self._lock:
+            self._addresses.update((node.id, node.address) for node in part.nodes)
+            self._serving.update((chain.id, _serving(chain)) for chain in part.chains)
+            routes = [(chain, version, nodes) for chain, (version, nodes) in self._serving.items()]
+            if part.nodes:
+                self._local = _local(self._addresses)
+            self.engine.routing(routes, self._local)
+            self._version = max(self._version, part.version)
+            self._news.notify_all()
+
+
+MAPS_KEPT = 4096
+
+
+def _serving(chain: Chain) -> tuple[int, list[int]]:
+    nodes = [m.target // SLOTS for m in chain.members if m.state == Public.SERVING]
+    return chain.version, nodes
+
+
+def _dialler(addresses: dict[int, str], secret: Secret) -> Callable[[int, float], int]:
+    """What the engine calls for a connection. Keeps no reference to the cluster: that holds the engine."""
+
+    def connect(node: int, seconds: float) -> int:
+        address = addresses.get(node)
+        if address is None:
+            raise PeerLost(f"the address of node {node} is not known")
+        return dial(address, secret, Role.CLIENT, seconds).detach()
+
+    return connect
+
+
+def _local(addresses: dict[int, str]) -> int:
+    """The one node on this machine; none where there are several, which share the work."""
+    here = [node for node, address in addresses.items() if _is_here(address)]
+    return here[0] if len(here) == 1 else ANY_NODE
+
+
+def _is_here(text: str) -> bool:
+    address = Address.parse(text)
+    if address.is_local:
+        return True
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address.host, address.port))  # sends nothing
+            return bool(probe.getsockname()[0] == probe.getpeername()[0])
+    except OSError:
+        return False

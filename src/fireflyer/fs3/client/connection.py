@@ -1,0 +1,244 @@
+"""`connect` and what it gives."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fireflyer.errors import FileError, FireflyerError
+from fireflyer.fs3.client.cluster import Cluster
+from fireflyer.fs3.client.data import Buffer, Data, memory_of
+from fireflyer.fs3.client.file import File
+from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
+from fireflyer.fs3.client.names import Names
+from fireflyer.fs3.client.settings import Settings, find_secret
+from fireflyer.fs3.meta.inode import DIRECTORY, ROOT, Inode
+from fireflyer.fs3.meta.messages import Close, Create, Open
+from fireflyer.rpc.proof import Secret
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fireflyer.fs3.client.storage import Fs3Storage
+
+MODES = {"r", "r+", "w", "w+", "a", "a+", "x", "x+"}
+
+
+class Client(Names):
+    """A file system. Thread-safe; a context manager. Not for use in a forked child: connect there."""
+
+    def __init__(
+        self,
+        managers: str | Sequence[str],
+        metadata: str | Sequence[str],
+        secret: Secret,
+        settings: Settings,
+    ) -> None:
+        """See `connect`."""
+        self.settings = settings
+        number = secrets.randbits(62) + 1
+        self._cluster = Cluster(number, managers, secret, settings)
+        self._data = Data(self._cluster, settings)
+        super().__init__(Metadata(number, metadata, secret, settings))
+        self._pulse = Pulse(self._metadata, settings.alive_s)
+
+    def open(self, path: Path, mode: str = "rb", *, permissions: int = 0o666) -> File:
+        """Opens a file as Python's `open` does, always in bytes and unbuffered.
+
+        Args:
+            mode: "r", "w", "a" or "x", with "+" for both ways; a "b" changes nothing.
+            permissions: of a new file, before the umask.
+
+        Raises:
+            ValueError: for another mode.
+            FileError: as `os.open`.
+        """
+        plain = mode.replace("b", "", 1)
+        if plain not in MODES:
+            raise ValueError(
+                f"mode {mode!r}: files of fs3 open as one of {sorted(MODES)}, in bytes"
+            )
+        kind, both = plain[0], "+" in plain
+        name, readable = os.fsdecode(path), kind == "r" or both
+        handle = 0 if plain == "r" else self._metadata.handle()
+        fresh = kind != "r"
+        try:
+            inode = (
+                self._create(path, permissions, handle)
+                if fresh
+                else self._find(path, readable, handle)
+            )
+            if inode.kind == DIRECTORY:
+                raise FileError(errno.EISDIR, name)
+        except FileExistsError:
+            if kind == "x":
+                raise
+            fresh = False
+            inode = self._find(path, readable, handle, permissions)
+        try:
+            file = File(
+                *(self._data, self._metadata, self._pulse, inode, name),
+                readable=readable,
+                handle=handle,
+                append=kind == "a",
+            )
+        except FireflyerError:
+            if handle:
+                self._metadata.act(Close(inode.number, handle), Inode)
+            raise
+        if kind == "w" and not fresh:
+            with contextlib.ExitStack() as failed:
+                failed.callback(file.close)
+                file.truncate(0)
+                failed.pop_all()
+        if kind == "a":
+            file.seek(0, os.SEEK_END)
+        return file
+
+    def _create(
+        self, path: Path, permissions: int, handle: int, *, exclusive: bool = True
+    ) -> Inode:
+        mode = self._metadata.masked(permissions)
+        return self._metadata.act(Create(ROOT, encoded(path), mode, exclusive, handle), Inode)
+
+    def _find(
+        self, path: Path, readable: bool, handle: int, permissions: int | None = None
+    ) -> Inode:
+        """Opens what is there; with permissions, makes what is not (a symlink may lead to nothing)."""
+        call = Open(ROOT, encoded(path), readable, handle)
+        if not handle:
+            return self._metadata.ask(call, Inode)
+        try:
+            return self._metadata.act(call, Inode)
+        except FileNotFoundError:
+            if permissions is None:
+                raise
+            return self._create(path, permissions, handle, exclusive=False)
+
+    # Bytes
+
+    def read_many(
+        self,
+        requests: Sequence[tuple[File, int, Buffer]],
+        *,
+        deadline_s: float | None = None,
+    ) -> list[int]:
+        """Fills memory from files, all at once.
+
+        Args:
+            requests: (file open for reading, offset, contiguous writable memory: a bytearray, a numpy
+                array, a tensor of torch's on the CPU, ...).
+
+        Returns:
+            Bytes that each got: fewer than it has room for only at the end of its file.
+
+        Raises:
+            Corrupted, DeadlineExceeded, StorageError: the contents of all memory are undefined then.
+        """
+        places: dict[File, int] = {}
+        rows = [(places.setdefault(file, len(places)), offset, to) for file, offset, to in requests]
+        sources = [file.source() for file in places]
+        return self._data.read(sources, rows, _names(places), deadline_s)
+
+    def write_many(
+        self,
+        requests: Sequence[tuple[File, int, Buffer]],
+        *,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Writes memory to files, all at once; durable when it returns. Ranges must not overlap.
+
+        Args:
+            requests: (file open for writing, offset, contiguous memory).
+
+        Returns:
+            Bytes written.
+
+        Raises:
+            NoSpace, DeadlineExceeded, StorageError: any of it was written or not.
+        """
+        places: dict[File, int] = {}
+        rows: list[tuple[int, int, Buffer]] = []
+        ends: dict[File, int] = {}
+        for file, offset, data in requests:
+            memory = memory_of(data)
+            end = offset + memoryview(memory).nbytes
+            ends[file] = max(end, ends.get(file, 0))
+            rows.append((places.setdefault(file, len(places)), offset, memory))
+        maps = [file.target(0, ends[file]) for file in places]
+        count = self._data.write(maps, rows, _names(places), deadline_s)
+        for file, end in ends.items():
+            file.wrote(end)
+        return count
+
+    def read_rows(self, files: Sequence[File], rows: "NDArray[np.int64]") -> None:
+        """Reads to addresses.
+
+        Args:
+            files: open for reading.
+            rows: int64[n, 4], C order: index of the file, offset, bytes, address of memory that stays valid.
+                What is behind the end of a file is read as zeros.
+
+        Raises:
+            As `read_many`.
+        """
+        self._data.read_rows([file.source().map for file in files], rows, _names(files))
+
+    def truncate(self, path: Path, length: int) -> None:
+        """Cuts a file off, or lets zeros follow it."""
+        with self.open(path, "r+") as file:
+            file.truncate(length)
+
+    def storage(self, path: Path = "/") -> "Fs3Storage":
+        """A directory, made if missing, as a `fireflyer.storage.Storage` for checkpoints and datasets."""
+        from fireflyer.fs3.client.storage import Fs3Storage
+
+        return Fs3Storage(self, os.fsdecode(encoded(path)))
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the engine: bytes, frames, mismatches, connections."""
+        return self._cluster.engine.statistics()
+
+    def close(self) -> None:
+        """Files that are still open for writing keep the length that they last reported."""
+        self._metadata.close()
+        self._cluster.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def connect(
+    address: str | Sequence[str],
+    *,
+    metadata: str | Sequence[str] | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
+    settings: Settings | None = None,
+) -> Client:
+    """Connects to a file system.
+
+    Args:
+        address: of its managers, host:port each.
+        metadata: of its metadata services; the managers' where one process is both.
+        secret_file: holds the cluster's secret (mode 0600). By default the file that
+            FIREFLYER_FS_SECRET_FILE names, or the value of FIREFLYER_FS_SECRET.
+
+    Raises:
+        ConfigError: an address or a secret that cannot be used.
+        ProtocolMismatch: another secret or version. PeerLost, DeadlineExceeded: nobody is there.
+    """
+    secret = find_secret(secret_file)
+    return Client(address, metadata or address, secret, settings or Settings())
+
+
+def _names(files: Sequence[File] | dict[File, int]) -> str:
+    first = next(iter(files), None)
+    if first is None:
+        return "nothing"
+    return first.name if len(files) == 1 else f"{first.name} and {len(files) - 1} more"

@@ -1,0 +1,161 @@
+"""Bytes of files: batches of reads and writes, cutting chunks off."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fireflyer._native.fs3 import Kind
+from fireflyer._native.fs3.client import Batch, FileMap
+from fireflyer.fs3.client.cluster import Cluster
+from fireflyer.fs3.client.retry import Retry
+from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.layout import Layout
+from fireflyer.fs3.meta.inode import Inode
+
+Buffer = Any
+"""Contiguous memory: what has the buffer protocol, or a tensor of torch's on the CPU."""
+
+
+class Source(NamedTuple):
+    """A file to read from, as far as it reaches."""
+
+    map: FileMap
+    end: int
+
+
+class Data:
+    """Thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster, self._settings = cluster, settings
+
+    def map_of(self, inode: Inode) -> FileMap:
+        """Where the chunks of a file are; raises StorageError."""
+        return self._cluster.file_map(inode.number, layout_of(inode))
+
+    def read(
+        self,
+        sources: Sequence[Source],
+        requests: Sequence[tuple[int, int, Buffer]],
+        what: str,
+        deadline_s: float | None = None,
+    ) -> list[int]:
+        """Fills memory from files.
+
+        Args:
+            requests: (index of the source, offset, memory to fill).
+
+        Returns:
+            How many bytes each got: fewer only at the end of its file.
+
+        Raises:
+            Corrupted, StorageError, DeadlineExceeded: the contents of all memory are then undefined.
+        """
+        requests = [(source, offset, memory_of(buffer)) for source, offset, buffer in requests]
+        maps, ends = [source.map for source in sources], [source.end for source in sources]
+        batch = Batch.of_buffers(maps, ends, requests)
+        if len(batch):
+            retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
+            retry.run(self._cluster.engine.read, batch, sum(batch.counts), deadline_s)
+        return batch.counts
+
+    def read_rows(self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str) -> None:
+        """Likewise, to addresses that stay valid: int64[n, 4] of (file, offset, bytes, address)."""
+        batch = Batch(maps, rows)
+        retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
+        retry.run(self._cluster.engine.read, batch, int(rows[:, 2].sum()), None)
+
+    def write(
+        self,
+        maps: Sequence[FileMap],
+        requests: Sequence[tuple[int, int, Buffer]],
+        what: str,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Writes memory to files: durable on all replicas when it returns. Ranges must not overlap.
+
+        Returns:
+            Bytes written.
+
+        Raises:
+            NoSpace, StorageError, DeadlineExceeded: any of it was written or not.
+        """
+        requests = [(file, offset, memory_of(buffer)) for file, offset, buffer in requests]
+        batch = Batch.of_buffers(maps, [], requests)
+        size = sum(batch.counts)
+        if len(batch):
+            self._write(batch, size, f"writing {what}", deadline_s)
+        return size
+
+    def cut(self, inode: Inode, length: int, what: str) -> None:
+        """Removes what chunks hold beyond `length`, on all chains that may hold chunks of the file."""
+        files = self.map_of(inode)
+        first, within = divmod(length, layout_of(inode).chunk_size)
+        last = self._last(files, inode.chains, what)
+        if within and last >= first:
+            edge = Batch.of_chunks(files, Kind.truncate, [first], within)
+            self._write(edge, 0, f"cutting {what}", None)
+        first += within > 0
+        while last >= first:
+            for begin in range(first, last + 1, REMOVED_AT_ONCE):
+                indexes = list(range(begin, min(begin + REMOVED_AT_ONCE, last + 1)))
+                removal = Batch.of_chunks(files, Kind.remove, indexes)
+                self._write(removal, 0, f"removing chunks of {what}", None)
+            last = self._last(files, inode.chains, what)
+
+    def length(self, inode: Inode, what: str) -> int:
+        """Where the last chunk of a file ends, as its chains know it. Raises as `cut`."""
+        batch = self._ask(self.map_of(inode), inode.chains, what)
+        size = layout_of(inode).chunk_size
+        ends = [
+            (index - 1) * size + length
+            for index, length in zip(batch.found(), batch.lengths(), strict=True)
+            if index
+        ]
+        return max(ends, default=0)
+
+    def _last(self, files: FileMap, chains: int, what: str) -> int:
+        """Index of the last chunk of a file; -1: it has none."""
+        return max(self._ask(files, chains, what).found(), default=0) - 1
+
+    def _ask(self, files: FileMap, chains: int, what: str) -> Batch:
+        batch = Batch.of_chains(files, chains)
+        retry = Retry(self._cluster, self._settings, f"looking for chunks of {what}", writes=False)
+        retry.run(self._cluster.engine.query_last, batch, 0, None)
+        return batch
+
+    def _write(self, batch: Batch, size: int, what: str, deadline_s: float | None) -> None:
+        retry = Retry(self._cluster, self._settings, what, writes=True)
+        retry.run(self._cluster.engine.write, batch, size, deadline_s)
+
+
+REMOVED_AT_ONCE = 4096
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(table: int, version: int, chunk_size: int, stripe: int, seed: int) -> Layout:
+    return Layout(table, version, chunk_size, stripe, seed)
+
+
+def layout_of(inode: Inode) -> Layout:
+    """Of a file."""
+    kept = inode.layout
+    assert kept is not None
+    return _layout(kept.table, kept.table_version, kept.chunk_size, kept.stripe, kept.seed)
+
+
+def memory_of(buffer: Buffer) -> Buffer:
+    """The object itself, or the memory of a tensor, which must outlive what is returned.
+
+    Raises:
+        ValueError: for a tensor that is not contiguous, or not in this machine's memory.
+    """
+    address = getattr(buffer, "data_ptr", None)
+    if address is None:
+        return buffer
+    if not buffer.is_contiguous() or buffer.device.type != "cpu":
+        raise ValueError("a tensor must be contiguous and on the CPU")
+    return (ctypes.c_ubyte * buffer.nbytes).from_address(address())

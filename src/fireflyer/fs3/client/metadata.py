@@ -1,0 +1,136 @@
+"""Calls of the metadata service: requests are numbered, so that each is done once."""
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TypeVar
+
+from fireflyer.errors import FireflyerError
+from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.meta.messages import (
+    Done,
+    EndClient,
+    KeepAlive,
+    Open,
+    Reading,
+    Request,
+    User,
+    Writing,
+)
+from fireflyer.fs3.roles import Role
+from fireflyer.log import get_logger
+from fireflyer.rpc.client import Client as Wire
+from fireflyer.rpc.proof import Secret
+
+T = TypeVar("T")
+METHOD = "meta"
+"""The method under which a server takes a Request and gives its answer."""
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
+def encoded(path: Path) -> bytes:
+    """A path from the root, as the metadata service takes it."""
+    raw = os.fsencode(path)
+    return raw if raw.startswith(b"/") else b"/" + raw
+
+
+class Metadata:
+    """Thread-safe. Acts for the user of this process."""
+
+    def __init__(
+        self, client: int, addresses: str | Sequence[str], secret: Secret, settings: Settings
+    ) -> None:
+        self.client = client
+        self._wire = Wire(addresses, secret, Role.CLIENT)
+        self._settings = settings
+        self._user = User(os.getuid(), os.getgid(), tuple(os.getgroups()))
+        self._umask = _umask()
+        self._lock = threading.Lock()  # guards what follows
+        self._last = 0
+        self._under_way: set[int] = set()
+        self._handle = 0
+
+    def masked(self, mode: int) -> int:
+        """The permission bits that a new file or directory gets."""
+        return mode & 0o7777 & ~self._umask
+
+    def handle(self) -> int:
+        """A new number for a file that is opened for writing."""
+        with self._lock:
+            self._handle += 1
+            return self._handle
+
+    def ask(self, call: Reading | Open, kind: type[T]) -> T:
+        """A call that changes nothing (Open: one without a handle).
+
+        Raises:
+            FileError: as POSIX says. WireError: no service answers.
+        """
+        request = Request(self._user, self.client, call)
+        return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
+
+    def act(self, call: Writing, kind: type[T]) -> T:
+        """A call that is done once, however often it is sent. Raises as `ask`."""
+        with self._lock:
+            self._last += 1
+            number = self._last
+            self._under_way.add(number)
+            acknowledged = min(self._under_way) - 1
+        try:
+            request = Request(self._user, self.client, call, number, acknowledged)
+            return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
+        finally:
+            with self._lock:
+                self._under_way.remove(number)
+
+    def close(self) -> None:
+        """Ends this client's session."""
+        try:
+            request = Request(self._user, self.client, EndClient())
+            self._wire.call(METHOD, request, Done, deadline_s=self._settings.attempt_s)
+        except FireflyerError as error:  # it ends by itself when nothing is heard of it
+            get_logger("fs3").debug("the client's session could not be ended: %s", error)
+        self._wire.close()
+
+
+class Pulse:
+    """Keeps a client's sessions alive: a thread while it has files open for writing."""
+
+    def __init__(self, metadata: Metadata, every_s: float) -> None:
+        self._metadata, self._every_s = metadata, every_s
+        self._lock = threading.Lock()
+        self._open = 0
+        self._stop: threading.Event | None = None
+
+    def opened(self) -> None:
+        with self._lock:
+            self._open += 1
+            if self._stop is None:
+                self._stop = threading.Event()
+                threading.Thread(
+                    target=self._beat, args=(self._stop,), name="fs3-alive", daemon=True
+                ).start()
+
+    def closed(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if self._open == 0 and self._stop is not None:
+                self._stop.set()
+                self._stop = None
+
+    def _beat(self, stop: threading.Event) -> None:
+        while not stop.wait(self._every_s):
+            try:
+                self._metadata.act(KeepAlive(), Done)
+            except FireflyerError as error:
+                get_logger("fs3").warning("the metadata service does not hear of us: %s", error)
+
+
+def _umask() -> int:
+    """Of this process, read without changing it."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022

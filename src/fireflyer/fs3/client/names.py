@@ -1,0 +1,240 @@
+"""Names and attributes: methods that are named and behave like those of `os`."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fireflyer.errors import FileError
+from fireflyer.fs3.client.metadata import Metadata, Path, encoded
+from fireflyer.fs3.meta import messages
+from fireflyer.fs3.meta.inode import DIRECTORY, FILE, ROOT, SYMLINK, Inode, Layout
+
+KINDS = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, SYMLINK: stat.S_IFLNK}
+PAGE = 1024
+"""Names that are asked for at a time."""
+
+
+class Entry(NamedTuple):
+    """A name in a directory."""
+
+    name: str
+    inode: int
+    kind: int
+
+    def is_dir(self) -> bool:
+        return self.kind == DIRECTORY
+
+    def is_file(self) -> bool:
+        return self.kind == FILE
+
+    def is_symlink(self) -> bool:
+        return self.kind == SYMLINK
+
+
+def status_of(inode: Inode) -> os.stat_result:
+    """What `os.stat` would say. A symlink's size is that of its target, a directory's is 0."""
+    size = len(inode.target) if inode.kind == SYMLINK else inode.length
+    block = inode.layout.chunk_size if inode.layout and inode.kind == FILE else 4096
+    times = (inode.atime, inode.mtime, inode.ctime)
+    whole = tuple(t // 10**9 for t in times)
+    extra = {
+        **{f"st_{n}time": t / 1e9 for n, t in zip("amc", times, strict=True)},
+        **{f"st_{n}time_ns": t for n, t in zip("amc", times, strict=True)},
+        "st_blksize": block,
+        "st_blocks": (size + 511) // 512,
+    }
+    mode = KINDS[inode.kind] | inode.mode
+    fields = (mode, inode.number, 0, inode.nlink, inode.uid, inode.gid, size, *whole)
+    return os.stat_result(fields, extra)
+
+
+class Names:
+    """The names of a file system, for the user of this process. Paths start at the root. Thread-safe.
+
+    Every method raises FileError, which is also Python's OSError of its kind (FileNotFoundError, ...), and
+    WireError where no service answers.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    # Looking
+
+    def stat(self, path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        return status_of(self.inode(path, follow_symlinks=follow_symlinks))
+
+    def lstat(self, path: Path) -> os.stat_result:
+        return self.stat(path, follow_symlinks=False)
+
+    def inode(self, path: Path, *, follow_symlinks: bool = True) -> Inode:
+        """All that is stored of a file, with its layout and times in ns."""
+        call = messages.Stat(ROOT, encoded(path), follow_symlinks)
+        return self._metadata.ask(call, Inode)
+
+    def stat_many(self, paths: Sequence[Path]) -> list[os.stat_result | FileError]:
+        """`lstat` of each in one call; one that cannot be looked at has its error in its place."""
+        call = messages.StatMany([(ROOT, encoded(path)) for path in paths])
+        found = self._metadata.ask(call, messages.Inodes).items
+        return [
+            FileError(item, os.fsencode(path)) if isinstance(item, int) else status_of(item)
+            for path, item in zip(paths, found, strict=True)
+        ]
+
+    def exists(self, path: Path) -> bool:
+        try:
+            self.inode(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def isdir(self, path: Path) -> bool:
+        return self._is(path, DIRECTORY)
+
+    def isfile(self, path: Path) -> bool:
+        return self._is(path, FILE)
+
+    def _is(self, path: Path, kind: int) -> bool:
+        try:
+            return self.inode(path).kind == kind
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def listdir(self, path: Path = "/") -> list[str]:
+        """In the order of their bytes."""
+        return [entry.name for entry in self.scandir(path)]
+
+    def scandir(self, path: Path = "/") -> Iterator[Entry]:
+        """In the order of their bytes; asked for as they are needed."""
+        after = b""
+        while True:
+            call = messages.ReadDirectory(ROOT, encoded(path), after, PAGE)
+            listing = self._metadata.ask(call, messages.Listing)
+            for name, inode, kind in listing.entries:
+                yield Entry(os.fsdecode(name), inode, kind)
+                after = name
+            if not listing.more:
+                return
+
+    def walk(self, top: Path = "/") -> Iterator[tuple[str, list[str], list[str]]]:
+        """As `os.walk`, from the top; symlinks are not followed."""
+        waiting = [os.fsdecode(top)]
+        while waiting:
+            path = waiting.pop()
+            entries = list(self.scandir(path))
+            below = [entry.name for entry in entries if entry.is_dir()]
+            yield path, below, [entry.name for entry in entries if not entry.is_dir()]
+            waiting.extend(f"{path.rstrip('/')}/{name}" for name in reversed(below))
+
+    def readlink(self, path: Path) -> str:
+        call = messages.ReadLink(ROOT, encoded(path))
+        return os.fsdecode(self._metadata.ask(call, messages.Blob).data)
+
+    def statfs(self) -> messages.Counts:
+        return self._metadata.ask(messages.Statfs(), messages.Counts)
+
+    # Changing names
+
+    def mkdir(self, path: Path, mode: int = 0o777) -> None:
+        call = messages.MakeDirectory(ROOT, encoded(path), self._metadata.masked(mode))
+        self._metadata.act(call, Inode)
+
+    def makedirs(self, path: Path, mode: int = 0o777, exist_ok: bool = False) -> None:
+        """Likewise, and what is missing above."""
+        text = os.fsdecode(encoded(path)).rstrip("/")
+        parent = text.rpartition("/")[0]
+        try:
+            self.mkdir(text or "/", mode)
+        except FileNotFoundError:
+            if not parent:
+                raise
+            self.makedirs(parent, exist_ok=True)
+            with contextlib.suppress(*([FileExistsError] if exist_ok else [])):
+                self.mkdir(text, mode)
+        except FileExistsError:
+            if not exist_ok or not self.isdir(text or "/"):
+                raise
+
+    def rmdir(self, path: Path) -> None:
+        self._metadata.act(messages.RemoveDirectory(ROOT, encoded(path)), messages.Done)
+
+    def unlink(self, path: Path) -> None:
+        """Removes a name; contents stay while it is open for writing."""
+        self._metadata.act(messages.Unlink(ROOT, encoded(path)), messages.Done)
+
+    remove = unlink
+
+    def rename(self, old: Path, new: Path, *, replace: bool = True, exchange: bool = False) -> None:
+        """Replaces a file or an empty directory at `new` unless told not to, or exchanges both."""
+        flags = (0 if replace else messages.NOREPLACE) | (messages.EXCHANGE if exchange else 0)
+        call = messages.Rename(ROOT, encoded(old), ROOT, encoded(new), flags)
+        self._metadata.act(call, messages.Done)
+
+    def replace(self, old: Path, new: Path) -> None:
+        self.rename(old, new)
+
+    def link(self, old: Path, new: Path, *, follow_symlinks: bool = False) -> None:
+        call = messages.Link(ROOT, encoded(old), ROOT, encoded(new), follow_symlinks)
+        self._metadata.act(call, Inode)
+
+    def symlink(self, target: Path, path: Path) -> None:
+        call = messages.Symlink(ROOT, encoded(path), os.fsencode(target))
+        self._metadata.act(call, Inode)
+
+    def create_many(
+        self, directory: Path, names: Sequence[Path], mode: int = 0o666
+    ) -> list[Inode | FileError]:
+        """Makes empty files, all in one transaction; one that cannot be made has its error in its place."""
+        parent = self.inode(directory).number
+        raw = [os.fsencode(name) for name in names]
+        call = messages.CreateMany(parent, raw, self._metadata.masked(mode))
+        made = self._metadata.act(call, messages.Inodes).items
+        return [
+            FileError(item, name) if isinstance(item, int) else item
+            for name, item in zip(raw, made, strict=True)
+        ]
+
+    # Changing attributes
+
+    def chmod(self, path: Path, mode: int, *, follow_symlinks: bool = True) -> None:
+        call = messages.ChangeMode(ROOT, encoded(path), mode & 0o7777, follow_symlinks)
+        self._metadata.act(call, Inode)
+
+    def chown(self, path: Path, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
+        """-1 leaves an owner as it is."""
+        call = messages.ChangeOwner(ROOT, encoded(path), uid, gid, follow_symlinks)
+        self._metadata.act(call, Inode)
+
+    def utime(
+        self, path: Path, *, ns: tuple[int, int] | None = None, follow_symlinks: bool = True
+    ) -> None:
+        """`ns`: times of access and change in ns since 1970; the server's now if None."""
+        atime, mtime = ns or (messages.NOW, messages.NOW)
+        call = messages.SetTimes(ROOT, encoded(path), atime, mtime, follow_symlinks)
+        self._metadata.act(call, Inode)
+
+    def set_layout(self, path: Path, layout: Layout) -> None:
+        """Of a directory: for files made in it from now on. Of a file: only while it is empty."""
+        self._metadata.act(messages.SetLayout(ROOT, encoded(path), layout), Inode)
+
+    def getxattr(self, path: Path, name: str, *, follow_symlinks: bool = True) -> bytes:
+        call = messages.GetXattr(ROOT, encoded(path), os.fsencode(name), follow_symlinks)
+        return self._metadata.ask(call, messages.Blob).data
+
+    def setxattr(
+        self, path: Path, name: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
+    ) -> None:
+        """`flags`: os.XATTR_CREATE or os.XATTR_REPLACE."""
+        call = messages.SetXattr(
+            ROOT, encoded(path), os.fsencode(name), value, flags, follow_symlinks
+        )
+        self._metadata.act(call, messages.Done)
+
+    def listxattr(self, path: Path, *, follow_symlinks: bool = True) -> list[str]:
+        call = messages.ListXattrs(ROOT, encoded(path), follow_symlinks)
+        return [os.fsdecode(name) for name in self._metadata.ask(call, messages.Blobs).items]
+
+    def removexattr(self, path: Path, name: str, *, follow_symlinks: bool = True) -> None:
+        call = messages.RemoveXattr(ROOT, encoded(path), os.fsencode(name), follow_symlinks)
+        self._metadata.act(call, messages.Done)

@@ -1,0 +1,150 @@
+"""The one loop that makes pieces of a batch succeed: new routing, another node, the same write again."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn, Protocol
+
+from fireflyer._native.fs3.client import ANY_NODE, Batch, Outcome
+from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, NoSpace, StorageError
+from fireflyer.fs3.client.settings import Settings
+
+PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.5
+ROUNDS = 2
+"""How often each node may answer with damaged bytes before they are called lost: repair comes in between."""
+
+DAMAGED = {Outcome.CORRUPT, Outcome.MISMATCH}
+ELSEWHERE = {
+    *(*DAMAGED, Outcome.IO_ERROR, Outcome.LOST, Outcome.LATE, Outcome.UNREACHABLE),
+}
+"""After these a read asks another node."""
+OUTDATED = {
+    *(Outcome.STALE_ROUTING, Outcome.NO_ROUTE, Outcome.LOST, Outcome.LATE, Outcome.UNREACHABLE),
+}
+"""After these the routing may be another one."""
+
+
+class Routes(Protocol):
+    """What the loop needs to know of the cluster."""
+
+    @property
+    def version(self) -> int: ...
+
+    def wait(self, seen: int, seconds: float, *, ask: bool) -> None: ...
+
+    def serving(self, chain: int) -> list[int]: ...
+
+
+class Failure(NamedTuple):
+    """A piece that has not succeeded yet."""
+
+    piece: int
+    outcome: Outcome
+    chain: int
+    node: int
+
+
+class Retry:
+    """Decides after each attempt of one batch. One thread.
+
+    Args:
+        what: names the call in errors.
+    """
+
+    def __init__(self, routes: Routes, settings: Settings, what: str, *, writes: bool) -> None:
+        self._routes = routes
+        self._settings = settings
+        self._what = what
+        self._writes = writes
+        self._bad: dict[int, Counter[int]] = {}  # of pieces: damaged answers by node
+        self._failed: dict[int, set[int]] = {}  # of pieces: nodes that did not answer well
+
+    def run(
+        self,
+        attempt: Callable[[Batch, float], int],
+        batch: Batch,
+        size: int,
+        deadline_s: float | None,
+    ) -> None:
+        """Attempts until all pieces have succeeded.
+
+        Args:
+            attempt: tries what is open, within so many seconds, and returns how many failed.
+            size: bytes of the batch.
+            deadline_s: None for that of the settings.
+
+        Raises:
+            DeadlineExceeded: it did not work in time; what was written is there or not.
+            Corrupted: no replica has the bytes as they were written.
+            NoSpace, StorageError: a service says so.
+        """
+        settings = self._settings
+        limit_s = settings.deadline_s if deadline_s is None else deadline_s
+        end = time.monotonic() + limit_s
+        one_s = settings.attempt_s + size / settings.slowest
+        pause_s = PAUSE_S
+        while True:
+            seen = self._routes.version
+            if not attempt(batch, max(min(one_s, end - time.monotonic()), 0.0)):
+                return
+            failures = [Failure(n, Outcome(o), c, a) for n, o, c, a in batch.failures()]
+            for failure in failures:
+                self._judge(failure)
+            moved = [self._move(batch, failure) for failure in failures]
+            left = end - time.monotonic()
+            if left <= 0:
+                self._give_up(failures[0], limit_s)
+            ask = any(failure.outcome in OUTDATED for failure in failures)
+            pause = 0.0 if all(moved) else pause_s * random.uniform(0.5, 1.0)
+            self._routes.wait(seen, min(pause, left), ask=ask)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _judge(self, failure: Failure) -> None:
+        """Raises what cannot get better."""
+        if failure.outcome == Outcome.NO_SPACE:
+            raise NoSpace(f"{self._what}: node {failure.node} is full")
+        if failure.outcome in (Outcome.INVALID, Outcome.DUPLICATE):
+            raise StorageError(f"{self._what}: refused as {failure.outcome.name.lower()}")
+        if self._writes or failure.outcome not in DAMAGED:
+            return
+        bad = self._bad.setdefault(failure.piece, Counter())
+        bad[failure.node] += 1
+        serving = self._routes.serving(failure.chain)
+        if serving and all(bad[node] >= ROUNDS for node in serving):
+            raise self._corrupted(failure)
+
+    def _move(self, batch: Batch, failure: Failure) -> bool:
+        """Opens the piece again; whether at a node that has not failed it yet."""
+        if self._writes or failure.outcome not in ELSEWHERE:
+            batch.again(failure.piece)
+            return False
+        failed = self._failed.setdefault(failure.piece, set())
+        failed.add(failure.node)
+        others = [node for node in self._routes.serving(failure.chain) if node not in failed]
+        if not others:
+            failed.clear()
+            failed.add(failure.node)
+            rest = [node for node in self._routes.serving(failure.chain) if node != failure.node]
+            batch.again(failure.piece, random.choice(rest) if rest else ANY_NODE)
+            return False
+        batch.again(failure.piece, random.choice(others))
+        return True
+
+    def _corrupted(self, failure: Failure) -> Corrupted:
+        return Corrupted(
+            f"{self._what}: every replica on chain {failure.chain} is damaged; write those bytes again"
+        )
+
+    def _give_up(self, failure: Failure, limit_s: float) -> NoReturn:
+        where = "" if failure.node == ANY_NODE else f" at node {failure.node}"
+        outcome = failure.outcome.name.lower().replace("_", " ")
+        error: FireflyerError
+        if failure.outcome in DAMAGED:
+            error = self._corrupted(failure)
+        else:
+            error = DeadlineExceeded(
+                f"{self._what}: not done within {limit_s:g} s (chain {failure.chain}{where}: {outcome})"
+            )
+        raise error

@@ -1,0 +1,258 @@
+"""A directory of fs3 as a place for checkpoints and datasets: the storage protocol."""
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fireflyer._native import crc32
+from fireflyer.errors import (
+    ConfigError,
+    Corrupted,
+    FileError,
+    FireflyerError,
+    NoSpace,
+    StorageError,
+    Unavailable,
+    WireError,
+)
+from fireflyer.fs3.client.connection import Client, connect
+from fireflyer.fs3.client.file import File
+from fireflyer.storage import TEMPORARY_SUFFIX, Chunk, Range
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SCHEME = "fs3://"
+_counter = itertools.count()
+
+
+def open_url(url: str) -> "Fs3Storage":
+    """The storage of fs3://HOST:PORT[,HOST:PORT...]/PATH; the secret comes from the environment.
+
+    Raises:
+        ConfigError: for another URL. WireError: nobody is there.
+    """
+    servers, slash, path = url.removeprefix(SCHEME).partition("/")
+    if not url.startswith(SCHEME) or not servers:
+        raise ConfigError(f"{url!r} is not of the form fs3://HOST:PORT/PATH")
+    return Fs3Storage(connect(servers.split(",")), slash + path or "/", url=url)
+
+
+class Fs3Storage:
+    """See `fireflyer.storage.Storage`. Thread-safe.
+
+    One made by its URL pickles, and connects anew in a forked child.
+    """
+
+    def __init__(self, client: Client, root: str, *, url: str = "") -> None:
+        """Makes the directory if it is missing. Raises StorageError."""
+        self._client_of_process, self._process = client, os.getpid()
+        self._root, self._url = root.rstrip("/"), url
+        with _translated("make directory", root):
+            client.makedirs(root, exist_ok=True)
+
+    def __str__(self) -> str:
+        return self._url or f"fs3:{self._root or '/'}"
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        if not self._url:
+            raise TypeError(
+                "this storage belongs to a client; one opened by its URL can be pickled"
+            )
+        return open_url, (self._url,)
+
+    @property
+    def _client(self) -> Client:
+        if self._process != os.getpid() and self._url:
+            fresh = open_url(self._url)
+            self._client_of_process, self._process = fresh._client_of_process, fresh._process
+        return self._client_of_process
+
+    def close(self) -> None:
+        """Ends the client of a storage that was opened by its URL."""
+        if self._url and self._process == os.getpid():
+            self._client_of_process.close()
+
+    def size(self, name: str) -> int | None:
+        path = self._path(name)
+        with _translated("look at", path):
+            try:
+                return self._client.stat(path).st_size
+            except _ABSENT:
+                return None
+
+    def stamp(self, name: str) -> str:
+        path = self._path(name)
+        with _translated("look at", path):
+            try:
+                now = self._client.inode(path)
+            except _ABSENT:
+                return ""
+        return f"{now.number}-{now.length}-{now.length_version}-{now.mtime}-{now.ctime}"
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        path = self._path(name)
+        with _translated("read", path), self._client.open(path) as file:
+            return file.pread(file.size if length is None else length, offset)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        path = self._path(name)
+        with _translated("read", path), self._client.open(path) as file:
+            count = file.pread_into(buffer, offset)
+        if count < len(buffer):
+            raise Corrupted(f"{path} ends at byte {offset + count}, inside a needed range")
+
+    def read_many(self, ranges: Sequence[Range]) -> list[bytes | StorageError]:
+        files: dict[str, File | StorageError] = {}
+        for name, _, _ in ranges:
+            if name not in files:
+                files[name] = self._found(name)
+        answers: list[bytearray | StorageError] = []
+        requests: list[tuple[File, int, bytearray]] = []
+        for name, start, end in ranges:
+            file = files[name]
+            if isinstance(file, File):
+                memory = bytearray(max(0, min(end, file.size) - start))
+                requests.append((file, start, memory))
+                answers.append(memory)
+            else:
+                answers.append(file)
+        try:
+            with _translated("read", self._root):
+                self._client.read_many(requests)
+        except StorageError as error:
+            return [answer if isinstance(answer, StorageError) else error for answer in answers]
+        return [answer if isinstance(answer, StorageError) else bytes(answer) for answer in answers]
+
+    def read_checked(
+        self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
+    ) -> None:
+        rows = segments.tolist()
+        with contextlib.ExitStack() as opened, _translated("read", self._root or "/"):
+            files = [opened.enter_context(self._client.open(self._path(name))) for name in names]
+            for index, (which, offset, size, _) in enumerate(rows):
+                if offset + size > files[which].size:
+                    raise self._wrong(index, names[which], "it ends inside a needed range")
+            self._client.read_rows(files, segments)
+        for index, (which, offset, size, address) in enumerate(rows):
+            memory = (ctypes.c_ubyte * size).from_address(address)
+            if crc32(memory) != int(crcs[index]):
+                why = f"the CRC32 of bytes {offset} to {offset + size} does not hold"
+                raise self._wrong(index, names[which], why)
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        path = self._path(name)
+        temporary = path + _suffix()
+        with _translated("write", path), self._new(temporary, chunks):
+            self._client.rename(temporary, path)
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
+        temporary = path + _suffix()
+        with _translated("create", path), self._new(temporary, [data]):
+            try:
+                self._client.link(temporary, path)
+            except FileExistsError:
+                return False
+        return True
+
+    def list(self, name: str = "") -> list[str]:
+        path = self._path(name)
+        with _translated("list", path):
+            try:
+                return sorted(self._client.listdir(path))
+            except FileNotFoundError:
+                return []
+
+    def rename(self, old: str, new: str) -> None:
+        source, target = self._path(old), self._path(new)
+        with _translated("rename", source):
+            self._client.makedirs(target.rpartition("/")[0] or "/", exist_ok=True)
+            self._client.rename(source, target)
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        with _translated("delete", path):
+            try:
+                self._client.unlink(path)
+            except IsADirectoryError:
+                self._remove_empty(path)
+            except _ABSENT:
+                return
+
+    def _remove_empty(self, path: str) -> None:
+        try:
+            self._client.rmdir(path)
+        except FileError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                raise
+
+    def _found(self, name: str) -> File | StorageError:
+        """A file open for reading, which needs no closing."""
+        path = self._path(name)
+        try:
+            with _translated("read", path):
+                return self._client.open(path)
+        except StorageError as error:
+            return error
+
+    def _wrong(self, segment: int, name: str, why: str) -> Corrupted:
+        error = Corrupted(f"{self._path(name)}: {why}")
+        error.segment = segment
+        return error
+
+    @contextlib.contextmanager
+    def _new(self, path: str, chunks: Iterable[Chunk]) -> Iterator[None]:
+        """A whole and durable file under a temporary name, which is gone at the end."""
+        try:
+            with self._create(path) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            yield
+        finally:
+            with contextlib.suppress(
+                FireflyerError
+            ):  # what led here matters more; mostly it has a name
+                self._client.unlink(path)
+
+    def _create(self, path: str) -> File:
+        while True:
+            try:
+                return self._client.open(path, "x")
+            except (
+                FileNotFoundError
+            ):  # or another process removed the directory, empty, since it was made
+                self._client.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
+
+    def _path(self, name: str) -> str:
+        parts = name.split("/")
+        if name and (name.startswith("/") or any(part in ("", ".", "..") for part in parts)):
+            raise ValueError(
+                f"storage name {name!r} must be relative, without empty, '.' or '..' parts"
+            )
+        return f"{self._root}/{name}" if name else self._root or "/"
+
+
+_ABSENT = (FileNotFoundError, NotADirectoryError)
+
+
+def _suffix() -> str:
+    return f".{os.getpid()}-{next(_counter)}{TEMPORARY_SUFFIX}"
+
+
+@contextlib.contextmanager
+def _translated(action: str, path: str) -> Iterator[None]:
+    """Errors of the file system as errors of a place."""
+    try:
+        yield
+    except FileError as error:
+        kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+        raise kind(f"cannot {action} {path}: {error.strerror}") from error
+    except WireError as error:
+        raise Unavailable(f"cannot {action} {path}: {error}") from error

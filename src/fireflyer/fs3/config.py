@@ -1,0 +1,193 @@
+"""`cluster.toml`: what the processes of a file system must agree on, and what each of them needs."""
+
+import os
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from fireflyer.errors import ConfigError
+from fireflyer.fs3.manager.leases import Times
+from fireflyer.fs3.manager.routing import SLOTS
+from fireflyer.rpc.address import Address
+from fireflyer.rpc.proof import Secret
+
+FILE = "cluster.toml"
+SECRET = "secret"
+SOCKET_PATH_BYTES = 107
+ANY_PORT = "127.0.0.1:0"
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A storage node: `[nodes.NAME]`. A name stays with the data."""
+
+    address: str = ANY_PORT
+    """Of its data service; port 0: any."""
+    advertise: str = ""
+    """Under which others reach it, if not under `address`."""
+    directory: str = ""
+    """Holds its targets; by default a folder NAME beside the file."""
+    targets: Annotated[int, msgspec.Meta(ge=1, le=SLOTS)] = 4
+    """How many parts its directory has: each is in a chain of its own."""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    """Threads of the service; 0: by the number of cores."""
+    buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256
+    scrub_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
+    """Within which each chunk is read and checked once; 0: never."""
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file system. Paths, also those of `unix:` addresses, start at the folder of the file."""
+
+    manager: str = "127.0.0.1:4500"
+    """Address of the process that is manager and metadata service."""
+    secret_file: str = ""
+    """Mode 0600, at least 16 bytes, the same on all machines. Without one only this machine can be served."""
+    metadata: str = "metadata"
+    """Folder of the metadata store of that process."""
+    replicas: Count = 1
+    """Of each byte, on as many nodes."""
+    chunk_kib: Annotated[int, msgspec.Meta(ge=4, le=64 << 10)] = 1024
+    stripe: Count = 16
+    """Over how many chains a file goes, at most."""
+    failover_s: Seconds = 4.0
+    """Within which clients see the work of a dead node taken over."""
+    recovery_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    session_s: Seconds = 60.0
+    """How long a client that is not heard of keeps files open for writing."""
+    nodes: dict[str, NodeConfig] = msgspec.field(default_factory=lambda: {"n1": NodeConfig()})
+
+    @property
+    def times(self) -> Times:
+        lease_s = Times.for_failover(self.failover_s).lease_s
+        return Times(lease_s=lease_s, recovery_wait_s=self.recovery_wait_s)
+
+    @property
+    def secret(self) -> Secret:
+        """Raises ConfigError if its file cannot be used."""
+        return Secret.from_file(self.secret_file) if self.secret_file else Secret()
+
+    def node(self, name: str) -> NodeConfig:
+        """Raises ConfigError for a name that is not there."""
+        found = self.nodes.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.nodes))
+            raise ConfigError(f"there is no node {name!r} in the configuration: it has {known}")
+        return found
+
+
+def load(path: Path) -> ClusterConfig:
+    """The configuration in a file, with all paths made absolute.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it cannot be; names the file and the field.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read: {reason}") from None
+    try:
+        config = msgspec.convert(tomllib.loads(text), ClusterConfig)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    try:
+        return _settled(config, path.resolve().parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _settled(config: ClusterConfig, base: Path) -> ClusterConfig:
+    """Checked as a whole, with absolute paths."""
+    if not config.nodes or any(not name.strip() or "/" in name for name in config.nodes):
+        raise ConfigError("nodes need names, without slashes, and there must be one")
+    if config.chunk_kib & (config.chunk_kib - 1):
+        raise ConfigError(f"chunk_kib must be a power of two, not {config.chunk_kib}")
+    if config.replicas > (nodes := len(config.nodes)):
+        raise ConfigError(f"replicas = {config.replicas} needs as many nodes; there are {nodes}")
+    return msgspec.structs.replace(
+        config,
+        manager=_address(config.manager, base),
+        metadata=str(base / config.metadata),
+        secret_file=str(base / config.secret_file) if config.secret_file else "",
+        nodes={
+            name: msgspec.structs.replace(
+                node,
+                address=_address(node.address, base),
+                advertise=str(Address.parse(node.advertise)) if node.advertise else "",
+                directory=str(base / (node.directory or name)),
+            )
+            for name, node in config.nodes.items()
+        },
+    )
+
+
+def _address(text: str, base: Path) -> str:
+    """A socket whose path is too long for the kernel becomes any port of loopback."""
+    address = Address.parse(text)
+    if not address.path:
+        return str(address)
+    path = os.fsencode(base / address.path)
+    return f"unix:{os.fsdecode(path)}" if len(path) <= SOCKET_PATH_BYTES else ANY_PORT
+
+
+def embed(directory: Path, replicas: int | None, targets: int | None) -> ClusterConfig:
+    """The configuration of the file system in a directory, which is made where there is none.
+
+    Raises:
+        ConfigError: it is there with other numbers of replicas or targets; it cannot be made.
+    """
+    path = directory / FILE
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (directory / SECRET).exists():
+            replace(directory / SECRET, secrets.token_hex(32) + "\n")
+        if not path.exists():
+            replace(path, _embedded(replicas or 1, targets or 4))
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{directory} cannot hold a file system: {reason}") from None
+    config = load(path)
+    for name, asked, made in (
+        ("replicas", replicas, config.replicas),
+        ("targets", targets, config.node("s1").targets),
+    ):
+        if asked not in (None, made):
+            raise ConfigError(f"the file system in {directory} has {name} = {made}, not {asked}")
+    return config
+
+
+def _embedded(replicas: int, targets: int) -> str:
+    """A node for each replica, all in one process."""
+    head = f"""\
+# A file system in one process: `fireflyer fs up --dir` with this folder.
+manager = "unix:manager.sock"
+secret_file = "{SECRET}"
+metadata = "."
+replicas = {replicas}
+"""
+    nodes = (
+        f'\n[nodes.s{n}]\naddress = "unix:s{n}.sock"\ntargets = {targets}\n'
+        for n in range(1, replicas + 1)
+    )
+    return head + "".join(nodes)
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a small file (0600) that is whole or the old one, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,174 @@
+"""The manager and the metadata service in one process: they share a store that admits one at a time.
+
+Thread contract: requests run on the server's loop and threads, `set_up` on the caller's.
+Invariant: the store is closed only when nobody uses it any more.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from fireflyer.errors import ConfigError, Unavailable
+from fireflyer.fs3.client.metadata import METHOD
+from fireflyer.fs3.config import ClusterConfig
+from fireflyer.fs3.kv import Engine, SqliteEngine, run
+from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.link import ManagerLink
+from fireflyer.fs3.manager.routing import Node, Routing, Table
+from fireflyer.fs3.manager.service import Manager, Transaction
+from fireflyer.fs3.meta import Layout, MetaService
+from fireflyer.fs3.meta.messages import Answer, Request
+from fireflyer.fs3.roles import Role
+from fireflyer.log import get_logger
+from fireflyer.rpc.loop import LoopThread
+from fireflyer.rpc.proof import Secret
+from fireflyer.rpc.server import Call, Limits, Server
+
+TABLE = 1
+"""The chain table of new files."""
+THREADS = 64
+"""Metadata requests under way; those that wait for the disk at the same time share a commit."""
+STORE = "meta.sqlite"
+T = TypeVar("T")
+log = get_logger("fs3")
+
+
+class SharedEngine:
+    """A store and its users, who are waited for before it is closed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._free = threading.Condition()
+        self._users = 0
+        self._closing = False
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Engine]:
+        """Raises Unavailable when it is being closed."""
+        with self._free:
+            if self._closing:
+                raise Unavailable("the file system is being stopped")
+            self._users += 1
+        try:
+            yield self._engine
+        finally:
+            with self._free:
+                self._users -= 1
+                self._free.notify_all()
+
+    def close(self) -> None:
+        with self._free:
+            self._closing = True
+            self._free.wait_for(lambda: self._users == 0)
+        self._engine.close()
+
+
+class Control:
+    """Runs from the constructor to `close`.
+
+    Attributes:
+        address: under which it is reached.
+        session_ns: see `ClusterConfig.session_s`.
+    """
+
+    def __init__(self, config: ClusterConfig, secret: Secret) -> None:
+        """
+        Raises:
+            ConfigError: an address or folder that cannot be had. Unavailable: another process has the store.
+        """
+        self._config = config
+        self.session_ns = int(config.session_s * 1e9)
+        self._news = threading.Condition()  # guards the three below
+        self._nodes: dict[int, Node] = {}
+        self._chains: dict[int, Chain] = {}
+        self._tables: dict[int, Table] = {}  # of TABLE, by version
+        self._service: MetaService | None = None
+        with contextlib.ExitStack() as started:
+            self._store = SharedEngine(_open_store(Path(config.metadata)))
+            started.callback(self._store.close)
+            self._loop = LoopThread("fs3-control")
+            started.callback(self._loop.close)
+            self._server = Server(secret, Role.MANAGER, Limits(threads=THREADS))
+            self.address = self._loop.run(self._start())
+            started.callback(lambda: self._loop.run(self._stop()))
+            self._link = ManagerLink(self.address, secret, Role.META, on_routing=self._told)
+            started.callback(self._link.close)
+            self._end = started.pop_all()
+
+    def set_up(self) -> None:
+        """Returns when files can be used: on the first start that is when all nodes have come.
+
+        Call it from one thread. What raises in a signal handler ends it.
+        """
+        self._link.refresh()
+        wanted = set(self._config.nodes)
+        if not self._tables:
+            self._wait(lambda: wanted <= {node.name for node in self._nodes.values()})
+            table = self._link.lay_out(TABLE, self._config.replicas)
+            log.info("%d chains of %d targets", len(table.chains), self._config.replicas)
+        self._wait(lambda: bool(self._tables))
+        table = self._tables[max(self._tables)]
+        self._wait(lambda: all(map(self._serves, table.chains)))
+        stripe = min(self._config.stripe, len(table.chains))
+        layout = Layout(table.id, table.version, self._config.chunk_kib << 10, stripe)
+        with self._store.use() as engine:
+            self._service = MetaService(engine, layout=layout, session_ns=self.session_ns)
+
+    def execute(self, request: Request) -> Answer:
+        """What a client asks of the metadata; raises Unavailable before `set_up` and while it closes."""
+        service = self._service
+        if service is None:
+            raise Unavailable("the file system is being set up")
+        with self._store.use():
+            return service.execute(request)
+
+    def close(self) -> None:
+        self._end.close()
+
+    async def _start(self) -> str:
+        address = str(await self._server.listen(self._config.manager))
+        manager = Manager(self._server, self._transact, address, self._config.times, alone=True)
+        self._server.on(METHOD, Request, self._answer, blocking=True)
+        self._task = asyncio.ensure_future(manager.run())
+        return address
+
+    async def _stop(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._server.close()
+
+    def _transact(self, body: Callable[[Transaction], T]) -> T:
+        with self._store.use() as engine:
+            return run(engine, body)
+
+    def _answer(self, call: Call, request: Request) -> Answer:
+        return self.execute(request)
+
+    # The routing
+
+    def _told(self, part: Routing) -> None:
+        with self._news:
+            self._nodes.update((node.id, node) for node in part.nodes)
+            self._chains.update((chain.id, chain) for chain in part.chains)
+            self._tables.update((t.version, t) for t in part.tables if t.id == TABLE)
+            self._news.notify_all()
+
+    def _serves(self, chain: int) -> bool:
+        known = self._chains.get(chain)
+        return known is not None and bool(known.targets(Public.SERVING))
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        with self._news:
+            self._news.wait_for(ready)
+
+
+def _open_store(folder: Path) -> SqliteEngine:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot hold the metadata: {error.strerror}") from None
+    return SqliteEngine(folder / STORE)

@@ -1,0 +1,72 @@
+"""How a client finds a file system by what a person says of it."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from fireflyer.errors import ConfigError, Unavailable
+from fireflyer.fs3.client import Client, Settings, connect
+from fireflyer.fs3.config import FILE, load, replace
+from fireflyer.rpc.address import Address
+
+VARIABLE = "FIREFLYER_FS"
+ADDRESS_FILE = "address"
+
+
+class Place(NamedTuple):
+    """A file system. `secret_file` None: the environment says it."""
+
+    addresses: list[str]
+    secret_file: str | None
+
+
+def find(where: str | None = None) -> Place:
+    """A file system by the folder of `fireflyer fs up --dir`, its cluster.toml, or HOST:PORT[,HOST:PORT...].
+
+    Args:
+        where: by default what FIREFLYER_FS holds.
+
+    Raises:
+        ConfigError: it is none of these. Unavailable: nothing runs in that folder.
+    """
+    named = where or os.environ.get(VARIABLE, "")
+    if not named:
+        raise ConfigError(f"say which file system: --dir DIR, or set {VARIABLE}")
+    path = Path(named)
+    if path.is_dir():
+        return _in_folder(path)
+    if path.is_file():
+        config = load(path)
+        return Place([config.manager], config.secret_file or None)
+    addresses = named.split(",")
+    if "/" in named and not named.startswith("unix:"):
+        raise ConfigError(f"there is no {named}")
+    for address in addresses:
+        Address.parse(address)
+    return Place(addresses, None)
+
+
+def _in_folder(folder: Path) -> Place:
+    start = f"`fireflyer fs up --dir {folder}` starts it"
+    if not (folder / FILE).exists():
+        raise ConfigError(f"there is no file system in {folder}; {start}")
+    try:
+        address = (folder / ADDRESS_FILE).read_text().strip()
+    except FileNotFoundError:
+        raise Unavailable(f"the file system in {folder} does not run; {start}") from None
+    try:
+        Address.parse(address).connect(1.0).close()
+    except OSError:
+        raise Unavailable(f"the file system in {folder} does not run; {start}") from None
+    return Place([address], load(folder / FILE).secret_file or None)
+
+
+def announce(folder: Path, address: str) -> None:
+    """Writes where the file system in a folder is found."""
+    replace(folder / ADDRESS_FILE, address + "\n")
+
+
+def attach(where: str | None = None, *, settings: Settings | None = None) -> Client:
+    """`connect` to what `find` finds; raises what they do."""
+    place = find(where)
+    return connect(place.addresses, secret_file=place.secret_file, settings=settings)

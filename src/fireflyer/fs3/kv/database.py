@@ -1,0 +1,143 @@
+"""The file of the engine `sqlite`: opening it, owning it, writing rows, SQLite's errors in our words."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from fireflyer.errors import Corrupted, FireflyerError, NoSpace, StorageError, Unavailable
+from fireflyer.fs3.kv.history import Changes
+
+PAGE_BYTES = 4096
+FORMAT = 1
+APPLICATION = 0x46463353  # "FF3S"
+WRITER_CACHE_KIB = 32 << 10
+READER_CACHE_KIB = 4 << 10
+BATCHES = (128, 32, 8, 7, 6, 5, 4, 3, 2, 1)
+
+_UPSERT = {n: "INSERT OR REPLACE INTO kv (k, v) VALUES " + ",".join(["(?,?)"] * n) for n in BATCHES}
+_DELETE = {n: f"DELETE FROM kv WHERE k IN ({','.join('?' * n)})" for n in BATCHES}
+
+
+def typed(error: sqlite3.Error, path: Path) -> FireflyerError:
+    """SQLite's error as one of ours."""
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if primary == sqlite3.SQLITE_FULL:
+        return NoSpace(f"{path}: no space for the metadata: {error}; free some and try again")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corrupted(f"{path}: {error}; restore the metadata from a copy")
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Unavailable(f"{path}: another program holds a lock on it: {error}")
+    if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
+        return StorageError(f"{path}: cannot be written: {error}; check its owner and its mode")
+    return StorageError(f"{path}: {error}")
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise typed(error, path) from error
+
+
+class Owner:
+    """The lock that lets one process alone use a metadata file: conflicts are decided in its memory."""
+
+    def __init__(self, path: Path) -> None:
+        name = path.with_name(path.name + ".lock")
+        try:
+            self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
+            raise kind(f"{name}: cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise Unavailable(
+                f"{path}: another process uses this metadata; stop it, or connect to it"
+            ) from error
+
+    def release(self) -> None:
+        os.close(self._file)
+
+
+def connect(path: Path, cache_kib: int) -> sqlite3.Connection:
+    """A connection without implicit transactions, for any thread."""
+    link = sqlite3.connect(
+        path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=64
+    )
+    link.execute(f"PRAGMA cache_size = -{cache_kib}")
+    return link
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """Opens the file, makes it if it is not there, and checks that it is ours.
+
+    Raises:
+        StorageError: it cannot be opened; Corrupted: it is something else.
+    """
+    with translated(path):
+        link = connect(path, WRITER_CACHE_KIB)
+        try:
+            link.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            if link.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+                raise StorageError(f"{path}: the file system there cannot hold a write-ahead log")
+            link.execute("PRAGMA synchronous = FULL")
+            link.execute("PRAGMA wal_autocheckpoint = 0")  # the engine knows when nobody reads
+            tables = link.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            (application,) = link.execute("PRAGMA application_id").fetchone()
+            (form,) = link.execute("PRAGMA user_version").fetchone()
+            if not tables and not application:
+                create(link)
+            elif (application, form) != (APPLICATION, FORMAT):
+                raise Corrupted(f"{path}: not metadata of this version of fs3; name another file")
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+
+def create(link: sqlite3.Connection) -> None:
+    link.execute("BEGIN IMMEDIATE")
+    link.execute("CREATE TABLE kv (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID")
+    link.execute(f"PRAGMA application_id = {APPLICATION}")
+    link.execute(f"PRAGMA user_version = {FORMAT}")
+    link.execute("COMMIT")
+
+
+def write(link: sqlite3.Connection, changes: Changes) -> int:
+    """Applies the changes in the open SQLite transaction: many rows a statement, in the order of keys.
+
+    Returns how many pages the log grows by, at most, of what is not cleared by ranges.
+    """
+    for bounds in changes.cleared:
+        link.execute("DELETE FROM kv WHERE k >= ? AND k < ?", bounds)
+    flat: list[bytes] = []
+    gone: list[bytes] = []
+    for key in sorted(changes.rows):
+        value = changes.rows[key]
+        if value is None:
+            gone.append(key)
+        else:
+            flat += (key, value)
+    _in_batches(link, _UPSERT, flat, 2)
+    if gone:
+        _in_batches(link, _DELETE, gone, 1)
+    return len(changes.rows) + sum(map(len, flat)) // PAGE_BYTES
+
+
+def _in_batches(
+    link: sqlite3.Connection, statements: dict[int, str], values: list[bytes], width: int
+) -> None:
+    # One statement of many rows gives the interpreter's lock up once, executemany once a row.
+    at, left = 0, len(values) // width
+    for size in BATCHES:
+        while left >= size:
+            end = at + size * width
+            link.execute(statements[size], values[at:end])
+            at, left = end, left - size

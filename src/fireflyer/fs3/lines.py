@@ -1,0 +1,189 @@
+"""Data connections before they are native: dialled, accepted and proved here, then given away."""
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolMismatch
+from fireflyer.log import get_logger
+from fireflyer.rpc.address import Address, tune
+from fireflyer.rpc.handshake import Handshake
+from fireflyer.rpc.proof import Secret
+
+UNPROVED = 128
+"""Connections that a door holds before they proved themselves."""
+PATIENCE_S = 5.0
+"""How long it waits for each of them."""
+
+
+def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S) -> socket.socket:
+    """A proved connection that does not block.
+
+    Raises:
+        PeerLost, DeadlineExceeded: nobody is there, or it went away or does not answer.
+        ProtocolMismatch: it has another secret or version, or is no data service.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        line = Address.parse(address).connect(timeout_s)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{address} does not answer") from error
+    except OSError as error:
+        raise PeerLost(f"{address} cannot be reached: {error.strerror or error}") from error
+    try:
+        _prove(line, Handshake("client", secret, role), deadline, address)
+        line.setblocking(False)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: str) -> None:
+    try:
+        line.sendall(handshake.opening)
+        while not handshake.done:
+            line.settimeout(max(0.001, deadline - time.monotonic()))
+            data = line.recv(4096)
+            if not data:
+                raise PeerLost(f"{address} closed the connection during the handshake")
+            line.sendall(handshake.feed(data))
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{address} did not complete the handshake in time") from error
+    except OSError as error:
+        raise PeerLost(f"{address} closed the connection during the handshake") from error
+    if handshake.rest:
+        raise ProtocolMismatch(f"{address} speaks before it is asked: it is no data service")
+
+
+class Door:
+    """Listens, proves who comes and hands each connection to `admit`. One thread.
+
+    Without a secret only this machine may be listened to.
+    """
+
+    def __init__(
+        self, address: str, secret: Secret, role: int, admit: Callable[[int], None]
+    ) -> None:
+        """
+        Args:
+            address: host:port (port 0: any free one) or unix:/path.
+            admit: gets a descriptor that does not block and owns it; called on the door's thread.
+
+        Raises:
+            ConfigError: if the address cannot be listened at, or others could reach it without a secret.
+        """
+        wanted = Address.parse(address)
+        if not secret and not wanted.is_local:
+            raise ConfigError(
+                f"without a secret a service listens on this machine only, not at {wanted}"
+            )
+        self._secret, self._role, self._admit = secret, role, admit
+        self._listener = _listen(wanted)
+        self.address = (
+            wanted if wanted.path else Address(wanted.host, self._listener.getsockname()[1])
+        )
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._button = socket.socketpair()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._callers: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
+        self._thread = threading.Thread(target=self._serve, name="fs3-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._button.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            oldest = next(iter(self._callers.values()), None)
+            left = None if oldest is None else max(0.0, oldest[1] - time.monotonic())
+            for key, _ in self._selector.select(left):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                if sock is self._bell:
+                    self._end()
+                    return
+                if sock is self._listener:
+                    self._accept()
+                else:
+                    self._hear(sock)
+            now = time.monotonic()
+            while self._callers and next(iter(self._callers.values()))[1] <= now:
+                self._drop(next(iter(self._callers)))
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if not isinstance(error, BlockingIOError | ConnectionAbortedError):
+                get_logger("fs3").warning("a connection cannot be accepted: %s", error)
+                if self._callers:
+                    self._drop(next(iter(self._callers)))
+            return
+        sock.setblocking(False)
+        tune(sock)
+        if len(self._callers) >= UNPROVED:
+            self._drop(next(iter(self._callers)))
+        handshake = Handshake("server", self._secret, self._role)
+        self._callers[sock] = (handshake, time.monotonic() + PATIENCE_S)
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _hear(self, sock: socket.socket) -> None:
+        handshake = self._callers[sock][0]
+        try:
+            data = sock.recv(4096)
+            answer = handshake.feed(data) if data else b""
+            if not data or (answer and sock.send(answer) != len(answer)) or handshake.rest:
+                raise ConnectionResetError
+        except BlockingIOError:
+            return
+        except ProtocolMismatch as error:
+            get_logger("fs3").warning("a connection was refused: %s", error)
+            with contextlib.suppress(OSError):
+                sock.send(handshake.refusal())
+            self._drop(sock)
+        except OSError:
+            self._drop(sock)
+        else:
+            if handshake.done:
+                self._selector.unregister(sock)
+                del self._callers[sock]
+                self._admit(sock.detach())
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        del self._callers[sock]
+        sock.close()
+
+    def _end(self) -> None:
+        for sock in list(self._callers):
+            self._drop(sock)
+        self._selector.close()
+        self._listener.close()
+        self._bell.close()
+
+
+def _listen(address: Address) -> socket.socket:
+    family = (
+        socket.AF_UNIX
+        if address.path
+        else socket.AF_INET6
+        if ":" in address.host
+        else socket.AF_INET
+    )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if not address.path:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address.path or (address.host, address.port))
+        listener.listen(512)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"{address} cannot be listened at: {error.strerror or error}") from error
+    return listener

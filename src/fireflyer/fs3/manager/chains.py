@@ -1,0 +1,250 @@
+"""Membership of a chain: a pure function of what the chain was and what its targets say.
+
+The states and rules are those of docs/fs3-chain.md; numbers in comments are its rules.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+
+class Public(enum.IntEnum):
+    """State of a member, decided by the manager; the numbers are the order of members in a chain."""
+
+    SERVING = 0
+    RECOVERING = 1
+    LASTSRV = 2
+    SYNCING = 3
+    WAITING = 4
+    OFFLINE = 5
+
+
+class LocalState(enum.IntEnum):
+    """What a target says of itself."""
+
+    ONLINE = 0
+    """Just started, or out of the path of writes."""
+    UPTODATE = 1
+    """Finished what its public state asked for, at the chain version that it names."""
+    FAULTY = 2
+    """Its contents cannot follow the chain, or its disk fails."""
+
+
+class Local(msgspec.Struct, frozen=True, array_like=True):
+    """What an alive target says of itself.
+
+    Attributes:
+        incarnation: number of the start of its process, from 1.
+        version: the chain version at which it became UPTODATE.
+        store: the number that its store was given when it was made empty.
+    """
+
+    incarnation: int
+    state: LocalState = LocalState.ONLINE
+    version: int = 0
+    store: int = 0
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One target of a chain.
+
+    Attributes:
+        incarnation: for which it was made SERVING, RECOVERING or SYNCING; 0 in other states.
+        store: the store with which it was made SERVING or RECOVERING, kept while LASTSRV; 0: any.
+    """
+
+    target: int
+    state: Public
+    incarnation: int = 0
+    store: int = 0
+
+
+class Chain(msgspec.Struct, frozen=True, array_like=True):
+    """A chain at one version; members in the order of their states, the head first."""
+
+    id: int
+    version: int
+    members: tuple[Member, ...]
+
+    @classmethod
+    def new(cls, chain: int, targets: Sequence[int]) -> "Chain":
+        """A chain that never served: its targets are all as good as the last ones that served.
+
+        Raises:
+            ValueError: if there is no target, or one twice.
+        """
+        if not targets or len(set(targets)) != len(targets):
+            raise ValueError(f"chain {chain} needs targets, each once, not {list(targets)}")
+        return cls(chain, 1, tuple(Member(target, Public.LASTSRV) for target in targets))
+
+    def targets(self, *states: Public) -> tuple[int, ...]:
+        """The targets in any of these states, in order; of all members where none is named."""
+        return tuple(m.target for m in self.members if not states or m.state in states)
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The targets that a write passes, head first."""
+        return self.targets(Public.SERVING, Public.SYNCING)
+
+
+ACTIVE = (Public.SERVING, Public.RECOVERING, Public.SYNCING)
+"""States that hold for one incarnation only."""
+HOLDERS = (Public.RECOVERING, Public.LASTSRV)
+"""States of those that hold what was acknowledged, where none serves."""
+
+
+def holds_state(member: Member, locals_: Mapping[int, Local]) -> bool:
+    """Whether an active member may stay so: alive, the same process, not FAULTY (rule 1)."""
+    local = locals_.get(member.target)
+    return (
+        local is not None
+        and local.incarnation == member.incarnation
+        and local.state is not LocalState.FAULTY
+    )
+
+
+def next_chain(chain: Chain, locals_: Mapping[int, Local], proceed: bool = False) -> Chain:
+    """The chain that follows from what its targets say: `chain` itself, or its next version.
+
+    Args:
+        locals_: what each target says whose node's lease runs; the others are not alive.
+        proceed: no longer wait for last serving targets that do not come.
+    """
+    members = _leave(chain, locals_)
+    members = [_promote(member, chain.version, locals_) for member in members]
+    if not _serves(members):
+        members = _recover(members, locals_, proceed)
+    if _serves(members):
+        members = [_retire(member) for member in members]
+    members = [_aliveness(member, locals_) for member in members]
+    if _serves(members):
+        members = _start_sync(members, locals_)
+    ordered = tuple(sorted(members, key=_rank))
+    if ordered == chain.members:
+        return chain
+    return Chain(chain.id, chain.version + 1, ordered)
+
+
+def needs_word_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]:
+    """The serving targets of which one must be heard again before `next_chain` is published.
+
+    Where some serving members leave and others seem to stay, those may be just as dead, and only not
+    missed yet. Published too early, the change would leave one of them as the only LASTSRV.
+    """
+    serving = [member for member in chain.members if member.state is Public.SERVING]
+    staying = tuple(member.target for member in serving if holds_state(member, locals_))
+    return staying if len(staying) < len(serving) else ()
+
+
+def restart_from(chain: Chain, target: int) -> Chain:
+    """The operator's word that what `target` holds is what is left of the chain.
+
+    Raises:
+        ValueError: if it is no member, or the chain has a serving member.
+    """
+    if target not in chain.targets():
+        raise ValueError(f"target {target} is not a member of chain {chain.id}")
+    if chain.targets(Public.SERVING):
+        raise ValueError(f"chain {chain.id} serves: there is nothing to restart")
+    others = [Member(m.target, Public.OFFLINE) for m in chain.members if m.target != target]
+    return Chain(chain.id, chain.version + 1, (Member(target, Public.LASTSRV), *others))
+
+
+def _rank(member: Member) -> int:
+    return member.state
+
+
+def _serves(members: Sequence[Member]) -> bool:
+    return any(member.state is Public.SERVING for member in members)
+
+
+def _leave(chain: Chain, locals_: Mapping[int, Local]) -> list[Member]:
+    """Rule 1. A former SERVING or RECOVERING member is LASTSRV, at least until rule 5."""
+    after = []
+    for member in chain.members:
+        if member.state in ACTIVE and not holds_state(member, locals_):
+            if member.state is Public.SYNCING:
+                member = Member(member.target, Public.WAITING)
+            else:
+                member = Member(member.target, Public.LASTSRV, store=member.store)
+        after.append(member)
+    return after
+
+
+def _promote(member: Member, version: int, locals_: Mapping[int, Local]) -> Member:
+    """Rule 2: only who has had its task at the published version can have finished it."""
+    if member.state not in (Public.RECOVERING, Public.SYNCING):
+        return member
+    local = locals_[member.target]
+    if local.state is not LocalState.UPTODATE or local.version != version:
+        return member
+    return Member(member.target, Public.SERVING, member.incarnation, local.store)
+
+
+def _retire(member: Member) -> Member:
+    """Rule 5: where one serves, nobody is LASTSRV or RECOVERING any more."""
+    if member.state in (Public.LASTSRV, Public.RECOVERING):
+        return Member(member.target, Public.WAITING)
+    return member
+
+
+def _recover(members: list[Member], locals_: Mapping[int, Local], proceed: bool) -> list[Member]:
+    """Rules 3 and 4, for a chain without a SERVING member."""
+
+    def held(member: Member) -> bool:
+        """Whether it still has the store that it served with, as far as is known."""
+        local = locals_.get(member.target)
+        return local is None or member.store in (0, local.store)
+
+    def usable(member: Member) -> bool:
+        local = locals_.get(member.target)
+        return held(member) and local is not None and local.state is not LocalState.FAULTY
+
+    def keep(wanted: Callable[[Member], bool]) -> None:
+        """Holders that are not wanted wait, unless that would leave none."""
+        if not any(wanted(member) for member in holders()):
+            return
+        for at, member in enumerate(members):
+            if member.state in HOLDERS and not wanted(member):
+                members[at] = Member(member.target, Public.WAITING)
+
+    def holders() -> list[Member]:
+        return [member for member in members if member.state in HOLDERS]
+
+    members = [
+        Member(m.target, Public.WAITING) if m.state is Public.SYNCING else m for m in members
+    ]
+    keep(held)
+    if proceed:
+        keep(usable)
+    last = holders()
+    if any(m.state is Public.RECOVERING for m in last) or not all(usable(m) for m in last):
+        return members
+    state = Public.SERVING if len(last) == 1 else Public.RECOVERING
+    local = locals_[last[0].target]
+    begun = Member(last[0].target, state, local.incarnation, local.store)
+    return [begun if member is last[0] else member for member in members]
+
+
+def _aliveness(member: Member, locals_: Mapping[int, Local]) -> Member:
+    """Rule 6."""
+    if member.state not in (Public.WAITING, Public.OFFLINE):
+        return member
+    state = Public.WAITING if member.target in locals_ else Public.OFFLINE
+    return member if member.state is state else Member(member.target, state)
+
+
+def _start_sync(members: list[Member], locals_: Mapping[int, Local]) -> list[Member]:
+    """Rule 7."""
+    if any(member.state is Public.SYNCING for member in members):
+        return members
+    for at, member in enumerate(members):
+        if member.state is not Public.WAITING or member.target not in locals_:
+            continue
+        local = locals_[member.target]
+        if local.state is LocalState.FAULTY:
+            continue
+        syncing = Member(member.target, Public.SYNCING, local.incarnation)
+        return [*members[:at], syncing, *members[at + 1 :]]
+    return members

@@ -1,0 +1,291 @@
+"""What a primary manager decides, from heartbeats and time: pure, no I/O, no clock, no threads.
+
+Times are `now` of one monotonic clock. A decision that changes entries is a `Change`: the shell makes its
+rows durable, in a transaction that fails where another primary has taken over, and then says `saved`; only
+then is it told to anybody. One change is under way at a time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from fireflyer.errors import ConfigError, Stale
+from fireflyer.fs3.manager.chains import (
+    Chain,
+    Local,
+    Public,
+    needs_word_of,
+    next_chain,
+    restart_from,
+)
+from fireflyer.fs3.manager.leases import Times
+from fireflyer.fs3.manager.placement import place
+from fireflyer.fs3.manager.routing import SLOTS, Entry, Node, Records, Routing, Table, key_of
+
+
+class Beat(msgspec.Struct, array_like=True):
+    """A node's heartbeat.
+
+    Attributes:
+        session: what `register` gave to its process.
+        number: grows within the session.
+        locals: what each of its targets says of itself.
+        routing: the version that it knows.
+    """
+
+    node: int
+    session: int
+    number: int
+    locals: dict[int, Local]
+    routing: int = 0
+
+
+class Registered(msgspec.Struct, array_like=True):
+    """What a node's process learns when it starts.
+
+    Attributes:
+        session: the number of this start, its targets' first incarnation.
+    """
+
+    node: int
+    session: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Entries to save and then to publish."""
+
+    version: int
+    entries: tuple[Entry, ...]
+    rows: dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """The newest process of a node, as of its newest heartbeat."""
+
+    session: int
+    number: int
+    heard: float
+    locals: dict[int, Local]
+
+
+class Core:
+    """One term of one primary."""
+
+    def __init__(self, records: Records, epoch: int, times: Times, now: float) -> None:
+        self.records = records
+        self.times = times
+        self._epoch = epoch
+        self._begun = 0  # incarnations of this term
+        self._processes: dict[int, _Process] = {}
+        self._started = now
+        self._ticked = now
+        self._blind_until = now
+        self._missed: dict[int, float] = {}  # chain: since when members are missed
+        self._idle: dict[int, float] = {}  # chain: since when nobody serves
+        self._wanted: dict[
+            bytes, Entry
+        ] = {}  # asked for by operators and nodes, not yet in a change
+        self._saving: Change | None = None
+        self._alive: list[int] = []
+        self.news = True
+        """Something was heard since the last tick that may change a chain."""
+
+    # Nodes
+
+    def incarnation(self) -> int:
+        """A number that no process of any term had; for a target whose store was opened anew."""
+        self._begun += 1
+        return self._epoch << 32 | self._begun
+
+    def register(self, name: str, address: str, slots: int) -> Registered:
+        """A process of a node starts; the answer may be given when `settled`.
+
+        The process before it may live on: it is replaced by the first heartbeat of the new one, which
+        holds the locks of its targets then.
+
+        Raises:
+            ConfigError: if the node cannot be as it says.
+        """
+        if not 1 <= slots <= SLOTS:
+            raise ConfigError(f"node {name}: {slots} targets; it can have 1 to {SLOTS}")
+        known = {node.name: node for node in self._all_nodes()}
+        old = known.get(name)
+        number = old.id if old else 1 + max((node.id for node in known.values()), default=0)
+        if old and old.slots > slots:
+            raise ConfigError(f"node {name} had {old.slots} targets and comes with {slots}")
+        node = Node(number, name, address, slots)
+        if node != old:
+            self._want(node)
+        return Registered(number, self.incarnation(), self.times.lease_s)
+
+    def heartbeat(self, beat: Beat, now: float) -> Routing:
+        """Its lease begins anew; returns what changed since the routing that it knows.
+
+        Raises:
+            Stale: if a later process of the node has registered: this one must stop.
+        """
+        node = self.records.nodes.get(beat.node)
+        if node is None:
+            raise Stale(f"node {beat.node} is not known here: register it again")
+        known = self._processes.get(beat.node)
+        if known and beat.session < known.session:
+            raise Stale(
+                f"a later process of node {node.name} has taken its place: this one must stop"
+            )
+        if known is None or (beat.session, beat.number) > (known.session, known.number):
+            locals_ = {t: local for t, local in beat.locals.items() if t in node.targets()}
+            self._processes[beat.node] = _Process(beat.session, beat.number, now, locals_)
+            self.news |= known is None or known.locals != locals_ or bool(self._missed)
+        return self.records.after(beat.routing)
+
+    def alive(self, now: float) -> list[int]:
+        """The nodes whose leases may still run."""
+        return [
+            number
+            for number, process in self._processes.items()
+            if now - process.heard <= self.times.dead_s
+        ]
+
+    # Chains
+
+    def tick(self, now: float) -> Change | None:
+        """The next change to save, if one is due and none is being saved."""
+        if now - self._ticked > self.times.heartbeat_s:
+            # We were held up: heartbeats may lie unread. Whose lease ended meanwhile is seen later.
+            self._blind_until = now + self.times.heartbeat_s
+        self._ticked = now
+        if self._saving:
+            return None
+        entries = dict(self._wanted)
+        self._wanted.clear()
+        if now >= self._blind_until:
+            for after in self._evaluate(now):
+                entries.setdefault(key_of(after), after)
+        if not entries:
+            return None
+        version = self.records.version + 1
+        changed = tuple(entries.values())
+        self._saving = Change(version, changed, self.records.rows(changed, version))
+        return self._saving
+
+    def saved(self) -> Routing:
+        """The change under way is durable: returns what to tell everybody."""
+        assert self._saving
+        change, self._saving = self._saving, None
+        self.news = True
+        return self.records.apply(change.entries, change.version)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing that was asked for remains to be saved."""
+        return self._saving is None and not self._wanted
+
+    def _evaluate(self, now: float) -> list[Chain]:
+        """The chains that change. Looks at them only where something may have."""
+        fresh = now - self._started <= self.times.dead_s
+        alive = self.alive(now)
+        if alive == self._alive and not (self.news or fresh or self._missed or self._idle):
+            return []
+        self._alive, self.news = alive, fresh
+        locals_ = {t: local for n in alive for t, local in self._processes[n].locals.items()}
+        pairs = [(c, self._evaluated(c, locals_, now)) for c in self.records.chains.values()]
+        return [after for chain, after in pairs if after is not chain]
+
+    def _evaluated(self, chain: Chain, locals_: dict[int, Local], now: float) -> Chain:
+        if chain.targets(Public.SERVING):
+            self._idle.pop(chain.id, None)
+            waited = 0.0
+        else:
+            waited = now - self._idle.setdefault(chain.id, now)
+        if now - self._started <= self.times.dead_s and self._unheard(chain):
+            return (
+                chain  # whoever was not heard in this term yet may have a lease of the one before
+            )
+        if not self._has_word(chain, locals_, now):
+            return chain
+        return next_chain(chain, locals_, waited >= self.times.recovery_wait_s)
+
+    def _has_word(self, chain: Chain, locals_: dict[int, Local], now: float) -> bool:
+        """Whether one that seems to stay was heard after others were first missed."""
+        staying = needs_word_of(chain, locals_)
+        if not staying:
+            self._missed.pop(chain.id, None)
+            return True
+        since = self._missed.setdefault(chain.id, now)
+        return any(self._processes[target // SLOTS].heard > since for target in staying)
+
+    def _unheard(self, chain: Chain) -> bool:
+        return any(target // SLOTS not in self._processes for target in chain.targets())
+
+    # Operators
+
+    def lay_out(self, table: int, replicas: int, *, one_node: bool = False, seed: int = 0) -> Table:
+        """Makes chains of all targets that are in none, and a new version of the table with them added.
+
+        Args:
+            one_node: replicas may be on one node, on different targets.
+
+        Raises:
+            ConfigError: if there are too few nodes, or no target is free.
+        """
+        taken = {t for chain in self._all_chains() for t in chain.targets()}
+        free = [[t for t in node.targets() if t not in taken] for node in self._all_nodes()]
+        if one_node:
+            free = [[target] for targets in free for target in targets]
+        free = [targets for targets in free if targets]
+        if len(free) < replicas or replicas < 1:
+            where = "free targets" if one_node else "nodes with free targets"
+            raise ConfigError(f"{replicas} replicas need as many {where}; there are {len(free)}")
+        placed = place(len(free), min(map(len, free)), replicas, seed)
+        first = 1 + max((chain.id for chain in self._all_chains()), default=0)
+        chains = [
+            Chain.new(first + at, [free[node][slot] for node, slot in slots])
+            for at, slots in enumerate(placed.slots())
+        ]
+        versions = [known for known in self._all_tables() if known.id == table]
+        last = max(versions, key=lambda known: known.version, default=Table(table, 0, ()))
+        made = Table(table, last.version + 1, last.chains + tuple(chain.id for chain in chains))
+        for chain in chains:
+            self._want(chain)
+        self._want(made)
+        return made
+
+    def restart_chain(self, chain: int, target: int) -> Chain:
+        """The operator gives up what only the lost last serving targets of a chain had.
+
+        Raises:
+            ConfigError: if there is no such chain or member, or the chain serves.
+        """
+        current = next((known for known in self._all_chains() if known.id == chain), None)
+        if current is None:
+            raise ConfigError(f"there is no chain {chain}")
+        try:
+            after = restart_from(current, target)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self._want(after)
+        return after
+
+    def _want(self, entry: Entry) -> None:
+        self._wanted[key_of(entry)] = entry
+
+    def _pending(self) -> list[Entry]:
+        saving = self._saving.entries if self._saving else ()
+        return [*saving, *self._wanted.values()]
+
+    def _all_nodes(self) -> list[Node]:
+        """With those that are not saved yet; likewise the next two."""
+        later = {e.id: e for e in self._pending() if isinstance(e, Node)}
+        return list((self.records.nodes | later).values())
+
+    def _all_chains(self) -> list[Chain]:
+        later = {e.id: e for e in self._pending() if isinstance(e, Chain)}
+        return list((self.records.chains | later).values())
+
+    def _all_tables(self) -> Iterable[Table]:
+        later = {(e.id, e.version): e for e in self._pending() if isinstance(e, Table)}
+        return (self.records.tables | later).values()

@@ -1,0 +1,73 @@
+"""Who is primary among the manager processes: a lease in the metadata store. Pure.
+
+The store's clock is not asked. A primary renews its row; who has seen the row unchanged for a whole
+`dead_s` of its own clock may take it, with the next epoch. A primary that could not renew for `lease_s`
+stops acting, earlier than anybody else can have taken over.
+"""
+
+import msgspec
+
+from fireflyer.fs3.manager.leases import Times
+
+
+class Primary(msgspec.Struct, frozen=True, array_like=True):
+    """The row.
+
+    Attributes:
+        epoch: grows with each primary; fences what older ones still write.
+        holder: a random number of the process.
+        address: where it answers.
+        beat: grows with each renewal.
+    """
+
+    epoch: int
+    holder: int
+    address: str
+    beat: int
+
+
+class Election:
+    """One process's part in it."""
+
+    def __init__(self, holder: int, address: str, times: Times, *, alone: bool = False) -> None:
+        """`alone`: the store admits one process at a time, so any other primary has ended."""
+        self._holder, self._address, self._times = holder, address, times
+        self._alone = alone
+        self._seen: Primary | None = None
+        self._since = 0.0
+        self._ends = float("-inf")
+        self.epoch = 0
+        """Of the term held or held last."""
+
+    def decide(self, now: float, row: Primary | None) -> Primary | None:
+        """The row to write in place of `row`, if any; may be asked again in a repeated transaction.
+
+        `now` must be taken after `row` was read: what rests is counted from when it was surely there.
+        """
+        if row is None:
+            return Primary(1, self._holder, self._address, 1)
+        if row.holder == self._holder and row.epoch == self.epoch and self.holds(now):
+            return msgspec.structs.replace(row, beat=row.beat + 1)
+        if row != self._seen:
+            self._seen, self._since = row, now
+        waited = now - self._since >= self._times.dead_s
+        if waited or self._alone or row.holder == self._holder:
+            return Primary(row.epoch + 1, self._holder, self._address, 1)
+        return None
+
+    def written(self, row: Primary, begun: float) -> None:
+        """`row` is in the store; the transaction began at `begun`, from which the lease counts."""
+        self.epoch, self._seen = row.epoch, row
+        self._ends = begun + self._times.lease_s
+
+    def lost(self) -> None:
+        """Another one is primary."""
+        self._ends = float("-inf")
+
+    def holds(self, now: float) -> bool:
+        return now < self._ends
+
+    @property
+    def primary(self) -> str:
+        """The address of the one seen last, or ""."""
+        return self._seen.address if self._seen else ""

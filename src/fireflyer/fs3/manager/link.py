@@ -1,0 +1,122 @@
+"""A caller's end of the manager: typed methods, and a copy of the routing that pushes keep current."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from fireflyer.errors import ProtocolMismatch
+from fireflyer.fs3.manager.chains import Chain, Local
+from fireflyer.fs3.manager.core import Beat, Registered
+from fireflyer.fs3.manager.leases import NodeLease
+from fireflyer.fs3.manager.routing import Routing, Table, View
+from fireflyer.fs3.manager.service import LayOut, Registration, Restart, Status
+from fireflyer.rpc.client import Client
+from fireflyer.rpc.messages import parse_body
+from fireflyer.rpc.policy import Policy
+from fireflyer.rpc.proof import Secret
+
+
+class ManagerLink:
+    """Thread-safe; follows the primary among `addresses`. Calls wait for the manager: see `Client.call`."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        secret: Secret,
+        role: int,
+        *,
+        policy: Policy | None = None,
+        on_routing: Callable[[Routing], None] | None = None,
+    ) -> None:
+        """`on_routing` gets each part that was news, on the thread that brought it, in order."""
+        self._view = View()
+        self._lock = threading.RLock()  # `on_routing` may ask for chains
+        self._on_routing = on_routing
+        self._client = Client(
+            addresses, secret, role, policy=policy, pushes={"routing": self._pushed}
+        )
+
+    def register(self, name: str, address: str, slots: int) -> Registered:
+        """A process of the node `name` starts."""
+        return self._client.call("register", Registration(name, address, slots), Registered)
+
+    def incarnation(self) -> int:
+        """A new one, for a target whose store was opened anew."""
+        return self._client.call("incarnation", None, int)
+
+    def heartbeat(
+        self, me: Registered, lease: NodeLease, now: float, locals_: Mapping[int, Local]
+    ) -> None:
+        """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with it.
+
+        Tried for no longer than the lease, which counts from `now` however often it was sent.
+
+        Raises:
+            Stale: this process must stop. Others: the manager did not answer.
+        """
+        number = lease.send(now)
+        beat = Beat(me.node, me.session, number, dict(locals_), self.version)
+        part = self._client.call("heartbeat", beat, Routing, deadline_s=me.lease_s)
+        lease.answered(number)
+        self._take(part)
+
+    def refresh(self) -> None:
+        """Asks for what changed since the copy, and for pushes of what changes from now on."""
+        self._take(self._client.call("routing", self.version, Routing))
+
+    def lay_out(self, table: int, replicas: int, *, one_node: bool = False) -> Table:
+        """Chains of all free targets, as a new version of the table."""
+        return self._client.call("lay_out", LayOut(table, replicas, one_node), Table)
+
+    def restart_chain(self, chain: int, target: int) -> Chain:
+        """Gives up what only the lost last serving targets of a chain had."""
+        return self._client.call("restart_chain", Restart(chain, target), Chain)
+
+    def status(self) -> Status:
+        return self._client.call("status", None, Status)
+
+    def metrics(self) -> str:
+        """In the text format of Prometheus; of the primary."""
+        return self._client.call("metrics", None, str)
+
+    @property
+    def version(self) -> int:
+        """Of the routing that is known here."""
+        with self._lock:
+            return self._view.version
+
+    def chain(self, number: int) -> Chain | None:
+        with self._lock:
+            return self._view.chains.get(number)
+
+    def chain_of(self, target: int) -> int | None:
+        """The chain that a target is a member of."""
+        with self._lock:
+            return next((c.id for c in self._view.chains.values() if target in c.targets()), None)
+
+    def table(self, number: int, version: int) -> Table | None:
+        with self._lock:
+            return self._view.tables.get((number, version))
+
+    def address(self, node: int) -> str | None:
+        """Of a node's data service."""
+        with self._lock:
+            known = self._view.nodes.get(node)
+            return known.address if known else None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _take(self, part: Routing) -> None:
+        with self._lock:
+            for taken in self._view.take(part):
+                if self._on_routing and (taken.chains or taken.nodes or taken.tables):
+                    self._on_routing(taken)
+
+    def _pushed(self, body: msgspec.Raw) -> None:
+        """A part that cannot be read is left out: `refresh` or the next heartbeat brings its contents."""
+        try:
+            self._take(parse_body(body, Routing))
+        except ProtocolMismatch:
+            return

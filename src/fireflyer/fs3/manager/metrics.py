@@ -1,0 +1,51 @@
+"""What a manager counts, for Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from fireflyer.fs3.manager.chains import Public
+from fireflyer.fs3.manager.core import Core
+
+
+class Metrics:
+    """Of one manager process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def gauge(name: str, what: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"fireflyer_fs3_manager_{name}", what, labels, registry=self.registry)
+
+        def counter(name: str, what: str) -> Counter:
+            return Counter(f"fireflyer_fs3_manager_{name}", what, registry=self.registry)
+
+        self._primary = gauge("primary", "1 on the primary manager")
+        self._epoch = gauge("epoch", "number of primaries so far")
+        self._version = gauge("routing_version", "version of the routing")
+        self._nodes = gauge("nodes", "nodes by whether their leases run", ("state",))
+        self._members = gauge("members", "members of chains by state", ("state",))
+        self._stuck = gauge("chains_without_serving", "chains that serve nobody")
+        self.heartbeats = counter("heartbeats", "heartbeats answered")
+        self.changes = counter("changes", "versions of the routing published")
+
+    def look(self, core: Core | None, epoch: int, now: float) -> None:
+        """Takes the figures of a term; None: not primary."""
+        self._primary.set(core is not None)
+        if core is None:
+            return
+        records, alive = core.records, len(core.alive(now))
+        self._epoch.set(epoch)
+        self._version.set(records.version)
+        self._nodes.labels("alive").set(alive)
+        self._nodes.labels("dead").set(len(records.nodes) - alive)
+        counts = dict.fromkeys(Public, 0)
+        for chain in records.chains.values():
+            for member in chain.members:
+                counts[member.state] += 1
+        for state, count in counts.items():
+            self._members.labels(state.name.lower()).set(count)
+        chains = records.chains.values()
+        self._stuck.set(sum(not chain.targets(Public.SERVING) for chain in chains))
+
+    def text(self) -> str:
+        """In the text format of Prometheus."""
+        return generate_latest(self.registry).decode()

@@ -1,0 +1,183 @@
+"""What the manager knows and tells: nodes, targets, chains and chain tables, with versions; and its rows.
+
+`Routing` is both the whole and a part of it: what changed after a version. Each entry has a row in the
+metadata store, `A` kind number(s) -> [version at which it changed, entry].
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from fireflyer.errors import Corrupted
+from fireflyer.fs3.manager.chains import Chain
+
+SLOTS = 256
+"""Targets that a node can have: the target in slot s of node n has the number n * 256 + s."""
+
+PREFIX = b"A"
+PRIMARY_KEY = b"Ap"
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True):
+    """A machine or process that holds targets.
+
+    Attributes:
+        name: given by its operator; it keeps its number as long as it keeps its name.
+        address: of its data service.
+        slots: how many targets it has.
+    """
+
+    id: int
+    name: str
+    address: str
+    slots: int
+
+    def targets(self) -> range:
+        return range(self.id * SLOTS, self.id * SLOTS + self.slots)
+
+
+class Table(msgspec.Struct, frozen=True, array_like=True):
+    """An immutable list of chains from which files choose."""
+
+    id: int
+    version: int
+    chains: tuple[int, ...]
+
+
+Entry = Node | Chain | Table
+
+
+class Routing(msgspec.Struct, frozen=True, array_like=True):
+    """The whole (`since` 0), or what changed after version `since`."""
+
+    since: int
+    version: int
+    nodes: tuple[Node, ...] = ()
+    chains: tuple[Chain, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+class Records:
+    """All entries, each with the version at which it changed."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.nodes: dict[int, Node] = {}
+        self.chains: dict[int, Chain] = {}
+        self.tables: dict[tuple[int, int], Table] = {}
+        self._stamps: dict[bytes, int] = {}
+
+    @classmethod
+    def load(cls, rows: Iterable[tuple[bytes, bytes]]) -> "Records":
+        """From the rows of the metadata store that begin with PREFIX.
+
+        Raises:
+            Corrupted: if one cannot be read.
+        """
+        records = cls()
+        for key, value in rows:
+            kind = _KINDS.get(key[1:2])
+            if kind is None:
+                continue
+            try:
+                stamp, entry = msgspec.msgpack.decode(value, type=tuple[int, kind])  # type: ignore[valid-type]
+            except (msgspec.DecodeError, ValueError) as error:
+                raise Corrupted(f"the manager's row {key!r} cannot be read: {error}") from None
+            records._put(entry, stamp)
+        return records
+
+    def rows(self, entries: Iterable[Entry], version: int) -> dict[bytes, bytes]:
+        """The rows that make `entries` part of the records at `version`."""
+        return {key_of(entry): msgspec.msgpack.encode((version, entry)) for entry in entries}
+
+    def apply(self, entries: Iterable[Entry], version: int) -> Routing:
+        """They are in the store: returns what to tell everybody."""
+        since = self.version
+        for entry in entries:
+            self._put(entry, version)
+        return self.after(since)
+
+    def after(self, since: int) -> Routing:
+        """What changed after a version; the whole where that version is not one of ours."""
+        if not 0 <= since <= self.version:
+            since = 0
+        if since == self.version:
+            return Routing(since, since)
+
+        def new(entry: Entry) -> bool:
+            return self._stamps[key_of(entry)] > since
+
+        return Routing(
+            since,
+            self.version,
+            tuple(filter(new, self.nodes.values())),
+            tuple(filter(new, self.chains.values())),
+            tuple(filter(new, self.tables.values())),
+        )
+
+    def _put(self, entry: Entry, stamp: int) -> None:
+        if isinstance(entry, Node):
+            self.nodes[entry.id] = entry
+        elif isinstance(entry, Chain):
+            self.chains[entry.id] = entry
+        else:
+            self.tables[entry.id, entry.version] = entry
+        self._stamps[key_of(entry)] = stamp
+        self.version = max(self.version, stamp)
+
+
+def key_of(entry: Entry) -> bytes:
+    """The key of an entry's row."""
+    if isinstance(entry, Node):
+        return PREFIX + b"n" + entry.id.to_bytes(4, "big")
+    if isinstance(entry, Chain):
+        return PREFIX + b"c" + entry.id.to_bytes(4, "big")
+    return PREFIX + b"t" + entry.id.to_bytes(4, "big") + entry.version.to_bytes(4, "big")
+
+
+_KINDS: dict[bytes, Any] = {b"n": Node, b"c": Chain, b"t": Table}
+
+
+MOST_AHEAD = 64
+"""Parts that a view keeps until what is before them comes."""
+
+
+class View:
+    """A client's or node's copy of the routing, kept current by parts in any order. Pure."""
+
+    def __init__(self) -> None:
+        self._ahead: list[Routing] = []
+        self.version = 0
+        self.nodes: dict[int, Node] = {}
+        self.chains: dict[int, Chain] = {}
+        self.tables: dict[tuple[int, int], Table] = {}
+
+    def take(self, part: Routing) -> list[Routing]:
+        """Returns the parts that are known from now on, in order.
+
+        None: something before this one is missing. It is kept for when that comes; ask for it if it does not.
+        """
+        if part.since > self.version:
+            self._ahead = [*self._ahead, part][-MOST_AHEAD:]
+            return []
+        self._add(part)
+        taken, ahead = [part], sorted(self._ahead, key=lambda later: later.since)
+        self._ahead = []
+        for later in ahead:
+            if later.since > self.version:
+                self._ahead.append(later)
+            elif later.version > self.version:
+                self._add(later)
+                taken.append(later)
+        return taken
+
+    def _add(self, part: Routing) -> None:
+        for chain in part.chains:
+            known = self.chains.get(chain.id)
+            if known is None or known.version < chain.version:
+                self.chains[chain.id] = chain
+        if part.version >= self.version:
+            self.nodes.update((node.id, node) for node in part.nodes)
+            self.tables.update(((table.id, table.version), table) for table in part.tables)
+            self.version = part.version

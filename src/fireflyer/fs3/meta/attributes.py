@@ -1,0 +1,191 @@
+"""stat (lookup, resolve), stat of many, chmod, chown, utimens, layouts, statfs."""
+
+import errno
+
+from fireflyer.errors import FileError
+from fireflyer.fs3.kv.transaction import Transaction, counter
+from fireflyer.fs3.meta.context import (
+    SEARCH,
+    WRITE,
+    Context,
+    allowed,
+    load,
+    member,
+    require_owner,
+    shown,
+    store,
+)
+from fireflyer.fs3.meta.files import seed_of
+from fireflyer.fs3.meta.inode import (
+    DIRECTORY,
+    FILE,
+    FILES,
+    NAME_MAX,
+    PATH_MAX,
+    SYMLINK,
+    Inode,
+    Layout,
+    decode,
+    entry_key,
+    inode_key,
+    pack_times,
+    sessions_of,
+    times_key,
+)
+from fireflyer.fs3.meta.messages import (
+    NOW,
+    OMIT,
+    ChangeMode,
+    ChangeOwner,
+    Counts,
+    Inodes,
+    SetLayout,
+    SetTimes,
+    Stat,
+    Statfs,
+    StatMany,
+)
+from fireflyer.fs3.meta.walk import find
+
+CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
+STRIPE_MAX = 1 << 16
+IDS = range(1 << 32)
+
+
+def stat(t: Transaction, ctx: Context, call: Stat) -> Inode:
+    return shown(t, find(t, ctx.user, call.inode, call.path, call.follow))
+
+
+def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
+    """As `stat` of each, symlinks not followed; plain names are looked up together."""
+    user = ctx.user
+    plain: dict[int, bool] = {}
+    keys: list[bytes | None] = []
+    for number, path in call.targets:
+        if not path:
+            keys.append(None)
+            continue
+        if number not in plain:
+            plain[number] = _searchable(t, ctx, number)
+        keys.append(entry_key(number, path) if plain[number] else None)
+    entries = t.get_many([key for key in keys if key is not None], conflict=False)
+    wanted: list[bytes | None] = []
+    for (number, path), key in zip(call.targets, keys, strict=True):
+        if not path:
+            wanted.append(inode_key(number))
+        else:
+            value = entries.get(key) if key is not None else None
+            wanted.append(b"I" + value[:8] if value is not None else None)
+    inodes = t.get_many([key for key in wanted if key is not None], conflict=False)
+    items: list[Inode | int] = []
+    for (number, path), key in zip(call.targets, wanted, strict=True):
+        data = inodes.get(key) if key is not None else None
+        if data is not None:
+            inode = decode(data)
+            items.append(shown(t, inode) if inode.kind == DIRECTORY else inode)
+            continue
+        try:
+            items.append(shown(t, find(t, user, number, path, follow=False)))
+        except FileError as error:
+            items.append(error.errno or errno.EIO)
+    return Inodes(items)
+
+
+def _searchable(t: Transaction, ctx: Context, number: int) -> bool:
+    data = t.get(inode_key(number))
+    if data is None:
+        return False
+    directory = decode(data)
+    return directory.kind == DIRECTORY and allowed(ctx.user, directory, SEARCH)
+
+
+def change_mode(t: Transaction, ctx: Context, call: ChangeMode) -> Inode:
+    """Raises:
+    FileError: EPERM (not the owner), EOPNOTSUPP (a symlink), ...
+    """
+    inode = find(t, ctx.user, call.inode, call.path, call.follow)
+    if inode.kind == SYMLINK:
+        raise FileError(errno.EOPNOTSUPP, call.path)
+    require_owner(ctx.user, inode, call.path)
+    inode.mode = call.mode & 0o7777
+    if ctx.user.uid != 0 and not member(ctx.user, inode.gid):
+        inode.mode &= ~0o2000
+    inode.ctime = ctx.now
+    store(t, inode)
+    return shown(t, inode)
+
+
+def change_owner(t: Transaction, ctx: Context, call: ChangeOwner) -> Inode:
+    """Raises:
+    FileError: EPERM: others than root give nothing away, and give groups that they are in; EINVAL, ...
+    """
+    inode = find(t, ctx.user, call.inode, call.path, call.follow)
+    user = ctx.user
+    for number in (call.uid, call.gid):
+        if number != OMIT and number not in IDS:
+            raise FileError(errno.EINVAL, call.path)
+    if user.uid != 0:
+        if call.uid not in (OMIT, inode.uid) or inode.uid != user.uid:
+            raise FileError(errno.EPERM, call.path)
+        if call.gid not in (OMIT, inode.gid) and not member(user, call.gid):
+            raise FileError(errno.EPERM, call.path)
+    inode.uid = inode.uid if call.uid == OMIT else call.uid
+    inode.gid = inode.gid if call.gid == OMIT else call.gid
+    if inode.kind == FILE:
+        inode.mode &= ~(0o6000 if inode.mode & 0o010 else 0o4000)
+    inode.ctime = ctx.now
+    store(t, inode)
+    return shown(t, inode)
+
+
+def set_times(t: Transaction, ctx: Context, call: SetTimes) -> Inode:
+    """Raises:
+    FileError: EPERM (others' times), EACCES (others' times to now, without write permission), ...
+    """
+    inode = find(t, ctx.user, call.inode, call.path, call.follow)
+    atime, mtime = call.atime, call.mtime
+    if atime == OMIT and mtime == OMIT:
+        return shown(t, inode)
+    if ctx.user.uid not in (0, inode.uid):
+        if (atime, mtime) != (NOW, NOW):
+            raise FileError(errno.EPERM, call.path)
+        if not allowed(ctx.user, inode, WRITE):
+            raise FileError(errno.EACCES, call.path)
+    if atime != OMIT:
+        inode.atime = ctx.now if atime == NOW else atime
+    if mtime != OMIT:
+        inode.mtime = ctx.now if mtime == NOW else mtime
+    inode.ctime = ctx.now
+    if inode.kind == DIRECTORY and mtime != OMIT:
+        t.set(times_key(inode.number), pack_times(inode.mtime, ctx.now))
+    store(t, inode)
+    return shown(t, inode)
+
+
+def set_layout(t: Transaction, ctx: Context, call: SetLayout) -> Inode:
+    """Raises:
+    FileError: EINVAL (sizes), EPERM, EBUSY (somebody writes the file), ENOTEMPTY (it is not empty), ...
+    """
+    inode = find(t, ctx.user, call.inode, call.path)
+    require_owner(ctx.user, inode, call.path)
+    layout = call.layout
+    size = layout.chunk_size
+    if not CHUNK_MIN <= size <= CHUNK_MAX or size & (size - 1):
+        raise FileError(errno.EINVAL, call.path)
+    if not 1 <= layout.stripe <= STRIPE_MAX or layout.table < 0 or layout.table_version < 0:
+        raise FileError(errno.EINVAL, call.path)
+    if inode.kind == FILE:
+        if inode.length:
+            raise FileError(errno.ENOTEMPTY, call.path)
+        if t.get_range(*sessions_of(inode.number), 1):
+            raise FileError(errno.EBUSY, call.path)
+    seed = seed_of(inode.number) if inode.kind == FILE else 0
+    inode.layout = Layout(layout.table, layout.table_version, size, layout.stripe, seed)
+    inode.ctime = ctx.now
+    store(t, inode)
+    return shown(t, inode)
+
+
+def statfs(t: Transaction, ctx: Context, call: Statfs) -> Counts:
+    load(t, 1)
+    return Counts(counter(t.snapshot_get(FILES)), NAME_MAX, PATH_MAX)

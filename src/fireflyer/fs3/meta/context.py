@@ -1,0 +1,110 @@
+"""What every operation gets beside its transaction and arguments; permissions; inodes loaded and shown."""
+
+import errno
+from collections.abc import Callable
+
+from fireflyer.errors import FileError
+from fireflyer.fs3.kv.transaction import Transaction, counter
+from fireflyer.fs3.meta.inode import (
+    DIRECTORY,
+    NAME_MAX,
+    Inode,
+    decode,
+    encode,
+    inode_key,
+    pack_times,
+    subdirectories_key,
+    times_key,
+    unpack_times,
+)
+from fireflyer.fs3.meta.messages import User
+
+READ, WRITE, SEARCH = 4, 2, 1
+SETUID, SETGID, STICKY = 0o4000, 0o2000, 0o1000
+
+
+class Context:
+    """Who asks, when, and where numbers of new inodes come from.
+
+    `fresh` gives a number that was never given before; numbers may be wasted.
+    """
+
+    __slots__ = ("client", "fresh", "now", "user")
+
+    def __init__(self, user: User, client: int, now: int, fresh: Callable[[], int]) -> None:
+        self.user = user
+        self.client = client
+        self.now = now
+        self.fresh = fresh
+
+
+def member(user: User, gid: int) -> bool:
+    return gid == user.gid or gid in user.groups
+
+
+def allowed(user: User, inode: Inode, bits: int) -> bool:
+    """Whether the permission bits let this user read, write or search (execute)."""
+    if user.uid == 0:
+        return not bits & SEARCH or inode.kind == DIRECTORY or bool(inode.mode & 0o111)
+    if inode.uid == user.uid:
+        mode = inode.mode >> 6
+    elif member(user, inode.gid):
+        mode = inode.mode >> 3
+    else:
+        mode = inode.mode
+    return mode & bits == bits
+
+
+def require(user: User, inode: Inode, bits: int, path: bytes) -> None:
+    if not allowed(user, inode, bits):
+        raise FileError(errno.EACCES, path)
+
+
+def require_owner(user: User, inode: Inode, path: bytes) -> None:
+    if user.uid not in (0, inode.uid):
+        raise FileError(errno.EPERM, path)
+
+
+def require_root(user: User) -> None:
+    if user.uid != 0:
+        raise FileError(errno.EPERM)
+
+
+def require_removable(user: User, directory: Inode, inode: Inode, path: bytes) -> None:
+    """The rules of sticky directories: only owners of the file or the directory remove or rename."""
+    if directory.mode & STICKY and user.uid not in (0, inode.uid, directory.uid):
+        raise FileError(errno.EPERM, path)
+
+
+def check_name(name: bytes, path: bytes) -> None:
+    if len(name) > NAME_MAX:
+        raise FileError(errno.ENAMETOOLONG, path)
+    if b"\0" in name:
+        raise FileError(errno.EINVAL, path)
+
+
+def load(t: Transaction, number: int, path: bytes = b"") -> Inode:
+    data = t.get(inode_key(number))
+    if data is None:
+        raise FileError(errno.ENOENT, path or b"inode %d" % number)
+    return decode(data)
+
+
+def store(t: Transaction, inode: Inode) -> None:
+    t.set(inode_key(inode.number), encode(inode))
+
+
+def shown(t: Transaction, inode: Inode) -> Inode:
+    """An inode as answered: a directory with the rows kept beside it."""
+    if inode.kind == DIRECTORY:
+        times = t.snapshot_get(times_key(inode.number))
+        if times is not None:
+            inode.mtime, changed = unpack_times(times)
+            inode.ctime = max(inode.ctime, changed)
+        inode.nlink = 2 + counter(t.snapshot_get(subdirectories_key(inode.number)))
+    return inode
+
+
+def names_changed(t: Transaction, directory: Inode, now: int) -> None:
+    """A directory's names have changed. Written blindly: changes in one directory do not conflict."""
+    t.set(times_key(directory.number), pack_times(now, now))

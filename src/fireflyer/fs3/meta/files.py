@@ -1,0 +1,225 @@
+"""create, open, close, length reports, growing stripes, truncate."""
+
+import errno
+
+from fireflyer.errors import FileError
+from fireflyer.fs3.kv.transaction import Transaction
+from fireflyer.fs3.meta.context import (
+    READ,
+    WRITE,
+    Context,
+    check_name,
+    load,
+    require,
+    store,
+)
+from fireflyer.fs3.meta.inode import (
+    DIRECTORY,
+    FILE,
+    FILES,
+    LINKS_FOLLOWED,
+    SYMLINK,
+    Inode,
+    Layout,
+    encode,
+    entry_key,
+    inode_key,
+    session_key,
+)
+from fireflyer.fs3.meta.messages import (
+    OMIT,
+    Close,
+    Create,
+    CreateMany,
+    ExtendStripe,
+    Inodes,
+    Open,
+    ReportLength,
+    Truncate,
+)
+from fireflyer.fs3.meta.naming import DOTS, new_inode, put_entry
+from fireflyer.fs3.meta.walk import Place, child, entry, find, place
+
+LENGTH_MAX = 1 << 62
+_MASK = (1 << 64) - 1
+
+
+def seed_of(number: int) -> int:
+    """A file's seed: splitmix64's finalizer of its inode number, so equal runs give equal layouts."""
+    z = (number + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def new_file(t: Transaction, ctx: Context, at: Place, name: bytes, mode: int) -> Inode:
+    inode = new_inode(ctx, FILE, mode, at, name=name)
+    like = at.directory.layout
+    if like is not None:
+        inode.layout = Layout(
+            like.table, like.table_version, like.chunk_size, like.stripe, seed_of(inode.number)
+        )
+    t.set(inode_key(inode.number), encode(inode))
+    put_entry(t, ctx, at.directory, name, inode)
+    t.add(FILES, 1)
+    return inode
+
+
+def create(t: Transaction, ctx: Context, call: Create) -> Inode:
+    """open(O_CREAT), with O_EXCL if `exclusive`: follows symlinks otherwise, also to what is not there.
+
+    Raises:
+        FileError: EEXIST, EISDIR, EACCES, ELOOP, and those of the walk.
+    """
+    start, path = call.inode, call.path
+    for _ in range(LINKS_FOLLOWED + 1):
+        at = place(t, ctx.user, start, path)
+        if at.name in DOTS:
+            raise FileError(errno.EEXIST if call.exclusive else errno.EISDIR, path)
+        number = entry(t, at.directory, at.name)
+        if number is None:
+            if at.slash:
+                raise FileError(errno.EISDIR, path)
+            require(ctx.user, at.directory, WRITE, path)
+            inode = new_file(t, ctx, at, at.name, call.mode)
+            if call.handle:
+                t.set(session_key(inode.number, ctx.client, call.handle), b"")
+            return inode
+        if call.exclusive:
+            raise FileError(errno.EEXIST, path)
+        inode = child(t, at, path)
+        if inode.kind != SYMLINK:
+            return _opened(t, ctx, inode, call.handle, path, read=False)
+        start, path = at.directory.number, inode.target
+    raise FileError(errno.ELOOP, call.path)
+
+
+def create_many(t: Transaction, ctx: Context, call: CreateMany) -> Inodes:
+    """create(exclusive) of several names in one directory; each has its own error."""
+    directory = load(t, call.inode)
+    if directory.kind != DIRECTORY:
+        raise FileError(errno.ENOTDIR)
+    require(ctx.user, directory, 1 | WRITE, b"")
+    taken = t.get_many([entry_key(directory.number, name) for name in call.names])
+    made: list[Inode | int] = []
+    at = Place(directory, b"", False)
+    for name in call.names:
+        try:
+            check_name(name, name)
+            if not name or b"/" in name:
+                raise FileError(errno.EINVAL if name else errno.ENOENT, name)
+            key = entry_key(directory.number, name)
+            if name in DOTS or key in taken or key in t.writes:
+                raise FileError(errno.EEXIST, name)
+            made.append(new_file(t, ctx, at, name, call.mode))
+        except FileError as error:
+            made.append(error.errno or errno.EIO)
+    return Inodes(made)
+
+
+def _opened(
+    t: Transaction, ctx: Context, inode: Inode, handle: int, path: bytes, *, read: bool
+) -> Inode:
+    if inode.kind == DIRECTORY and handle:
+        raise FileError(errno.EISDIR, path)
+    if inode.kind == SYMLINK:
+        raise FileError(errno.ELOOP, path)
+    if inode.nlink == 0:
+        raise FileError(errno.ENOENT, path)
+    if read:
+        require(ctx.user, inode, READ, path)
+    if handle:
+        require(ctx.user, inode, WRITE, path)
+        t.set(session_key(inode.number, ctx.client, handle), b"")
+    return inode
+
+
+def open_file(t: Transaction, ctx: Context, call: Open) -> Inode:
+    """Raises:
+    FileError: EISDIR (a directory, for writing), ELOOP (a symlink, not followed), EACCES, ENOENT, ...
+    """
+    inode = find(t, ctx.user, call.inode, call.path, call.follow)
+    return _opened(t, ctx, inode, call.handle, call.path, read=call.read)
+
+
+def _session(t: Transaction, ctx: Context, number: int, handle: int) -> tuple[Inode, bytes]:
+    """The inode of a file that this client has open for writing.
+
+    Raises:
+        FileError: EBADF: it has not, or not any more.
+    """
+    key = session_key(number, ctx.client, handle)
+    if t.get(key) is None:
+        raise FileError(errno.EBADF, b"inode %d" % number)
+    return load(t, number), key
+
+
+def _reported(ctx: Context, inode: Inode, length: int, version: int) -> None:
+    if not 0 <= length <= LENGTH_MAX:
+        raise FileError(errno.EINVAL, b"inode %d" % inode.number)
+    if version != inode.length_version:
+        return
+    inode.length = max(inode.length, length)
+    inode.mtime = inode.ctime = ctx.now
+    _strip(ctx, inode)
+
+
+def _strip(ctx: Context, inode: Inode) -> None:
+    """Writing by others than root takes setuid and, of what a group may execute, setgid."""
+    if ctx.user.uid != 0:
+        inode.mode &= ~(0o6000 if inode.mode & 0o010 else 0o4000)
+
+
+def close(t: Transaction, ctx: Context, call: Close) -> Inode:
+    inode, key = _session(t, ctx, call.inode, call.handle)
+    if call.length != OMIT:
+        _reported(ctx, inode, call.length, call.length_version)
+        store(t, inode)
+    t.clear(key)
+    return inode
+
+
+def report_length(t: Transaction, ctx: Context, call: ReportLength) -> Inode:
+    inode, _ = _session(t, ctx, call.inode, call.handle)
+    _reported(ctx, inode, call.length, call.length_version)
+    store(t, inode)
+    return inode
+
+
+def extend_stripe(t: Transaction, ctx: Context, call: ExtendStripe) -> Inode:
+    inode, _ = _session(t, ctx, call.inode, call.handle)
+    stripe = inode.layout.stripe if inode.layout is not None else 1
+    if not 0 <= call.index < 1 << 32:
+        raise FileError(errno.EFBIG, b"inode %d" % inode.number)
+    wanted = inode.dyn_stripe
+    while wanted <= call.index and wanted < stripe:
+        wanted *= 2
+    if wanted != inode.dyn_stripe:
+        inode.dyn_stripe = wanted
+        store(t, inode)
+    return inode
+
+
+def truncate(t: Transaction, ctx: Context, call: Truncate) -> Inode:
+    """Raises:
+    FileError: EISDIR, EINVAL (negative, or not a file), EFBIG, EACCES, EBADF (a handle that is not open).
+    """
+    if call.length < 0:
+        raise FileError(errno.EINVAL, call.path)
+    if call.length > LENGTH_MAX:
+        raise FileError(errno.EFBIG, call.path)
+    if call.handle:
+        inode, _ = _session(t, ctx, call.inode, call.handle)
+    else:
+        inode = find(t, ctx.user, call.inode, call.path)
+        if inode.kind == DIRECTORY:
+            raise FileError(errno.EISDIR, call.path)
+        if inode.kind != FILE:
+            raise FileError(errno.EINVAL, call.path)
+        require(ctx.user, inode, WRITE, call.path)
+    inode.length = call.length
+    inode.length_version += 1
+    inode.mtime = inode.ctime = ctx.now
+    _strip(ctx, inode)
+    store(t, inode)
+    return inode

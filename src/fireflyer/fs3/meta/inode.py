@@ -1,0 +1,166 @@
+"""What is stored: keys and values. Numbers in keys are big-endian, so that ranges are in order."""
+
+import struct
+
+import msgspec
+
+from fireflyer.errors import Corrupted
+
+FORMAT = 1
+ROOT = 1
+FILE, DIRECTORY, SYMLINK = 1, 2, 3
+
+NAME_MAX = 255
+PATH_MAX = 4096
+LINKS_FOLLOWED = 40
+
+
+class Layout(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where chunks go; of a directory: what files made in it get (their seed is their own)."""
+
+    table: int
+    table_version: int
+    chunk_size: int
+    """Bytes."""
+    stripe: int
+    """How many chains a file uses."""
+    seed: int = 0
+
+
+class Inode(msgspec.Struct, array_like=True, gc=False):
+    """A file, directory or symlink. Times are ns since 1970; `parent` and `name` are one of its names.
+
+    Of a directory in an answer, mtime, ctime and nlink are whole; as stored, `M` rows add to them.
+    """
+
+    format: int
+    number: int
+    kind: int
+    mode: int
+    """The twelve permission bits."""
+    uid: int
+    gid: int
+    nlink: int
+    atime: int
+    mtime: int
+    ctime: int
+    btime: int
+    length: int
+    length_version: int
+    """Grows with each truncate; a length reported for an older one is ignored."""
+    layout: Layout | None
+    dyn_stripe: int
+    """Only the first `dyn_stripe` chains of the file's order may hold chunks of it."""
+    parent: int
+    name: bytes
+    target: bytes = b""
+    """Of a symlink."""
+
+    @property
+    def chains(self) -> int:
+        """How many chains may hold chunks of this file."""
+        return min(self.layout.stripe, self.dyn_stripe) if self.layout is not None else 0
+
+
+encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Inode).decode
+
+
+def decode(data: bytes) -> Inode:
+    """The inode in a row.
+
+    Raises:
+        Corrupted: it is none, or of another format.
+    """
+    try:
+        inode = _decode(data)
+    except msgspec.MsgspecError as error:
+        raise Corrupted(f"a row of the metadata is not an inode: {error}") from error
+    if inode.format != FORMAT:
+        raise Corrupted(f"inode {inode.number} has format {inode.format}, not {FORMAT}")
+    return inode
+
+
+_ENTRY = struct.Struct(">QB")
+_NUMBER = struct.Struct(">cQ")
+_SESSION = struct.Struct(">cQQQ")
+_TIMES = struct.Struct(">qq")
+
+pack_entry = _ENTRY.pack
+unpack_entry = _ENTRY.unpack
+pack_times = _TIMES.pack
+unpack_times = _TIMES.unpack
+
+ALLOCATOR = b"Ninode"
+FILES = b"Nfiles"
+"""Counter: inodes that have a name."""
+
+_pack = _NUMBER.pack
+
+
+def inode_key(number: int) -> bytes:
+    return _pack(b"I", number)
+
+
+def entry_key(parent: int, name: bytes) -> bytes:
+    return _pack(b"D", parent) + name
+
+
+def entries_range(parent: int, after: bytes = b"") -> tuple[bytes, bytes]:
+    """The names in a directory, behind `after`."""
+    begin = _pack(b"D", parent)
+    return (begin + after + b"\0" if after else begin), _pack(b"D", parent + 1)
+
+
+def times_key(directory: int) -> bytes:
+    """mtime and ctime of the last change of a directory's names; written blindly."""
+    return _pack(b"M", directory) + b"t"
+
+
+def subdirectories_key(directory: int) -> bytes:
+    """Counter: directories in a directory."""
+    return _pack(b"M", directory) + b"n"
+
+
+def xattr_key(number: int, name: bytes) -> bytes:
+    return _pack(b"X", number) + name
+
+
+def other_name_key(number: int, parent: int, name: bytes) -> bytes:
+    return _pack(b"P", number) + parent.to_bytes(8, "big") + name
+
+
+def rows_of(prefix: bytes, number: int) -> tuple[bytes, bytes]:
+    """All rows of one inode (or client) under a one-byte prefix."""
+    return _pack(prefix, number), _pack(prefix, number + 1)
+
+
+def session_key(number: int, client: int, handle: int) -> bytes:
+    return _SESSION.pack(b"S", number, client, handle)
+
+
+def unpack_session(key: bytes) -> tuple[int, int, int]:
+    """(inode, client, handle)"""
+    _, number, client, handle = _SESSION.unpack(key)
+    return number, client, handle
+
+
+def sessions_of(number: int, client: int | None = None) -> tuple[bytes, bytes]:
+    """The sessions of an inode, or of one client on it."""
+    if client is None:
+        return rows_of(b"S", number)
+    first = _pack(b"S", number) + client.to_bytes(8, "big")
+    return first, _pack(b"S", number) + (client + 1).to_bytes(8, "big")
+
+
+def orphan_key(number: int) -> bytes:
+    return _pack(b"O", number)
+
+
+def client_key(client: int) -> bytes:
+    return _pack(b"C", client)
+
+
+def number_in(key: bytes) -> int:
+    """The number behind a one-byte prefix."""
+    return int.from_bytes(key[1:9], "big")

@@ -1,0 +1,396 @@
+"""Requests to a meta service and its answers: msgspec structs, one a call.
+
+Files are named by an inode and a path from it: `b""` is the inode itself, a path that begins with "/"
+starts at the root. Modes are the twelve permission bits, already masked by the caller's umask. Times are ns.
+`client` and `handle` are numbers that clients choose, above 0: a client's is unique among all, a handle's in
+its client.
+"""
+
+import msgspec
+
+from fireflyer.fs3.meta.inode import Inode, Layout
+
+OMIT = -1
+"""A time, an owner or a length that stays as it is."""
+NOW = -2
+"""A time: the server's."""
+
+NOREPLACE, EXCHANGE = 1, 2
+XATTR_CREATE, XATTR_REPLACE = 1, 2
+
+
+class User(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """On whose behalf."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+class Call(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
+    """What is asked."""
+
+
+class Stat(Call, frozen=True):
+    """Attributes: of a name (lookup), of a path (resolve), of an inode. Answer: Inode."""
+
+    inode: int
+    path: bytes = b""
+    follow: bool = True
+
+
+class StatMany(Call, frozen=True):
+    """Answer: Inodes, one for each (inode, path); symlinks at the end are not followed."""
+
+    targets: list[tuple[int, bytes]]
+
+
+class ReadDirectory(Call, frozen=True):
+    """Names behind `after` in order of their bytes, with attributes if `plus`. Answer: Listing."""
+
+    inode: int
+    path: bytes = b""
+    after: bytes = b""
+    limit: int = 1024
+    plus: bool = False
+
+
+class ReadLink(Call, frozen=True):
+    """Answer: Blob."""
+
+    inode: int
+    path: bytes = b""
+
+
+class Names(Call, frozen=True):
+    """All names of an inode, as paths from the root; for root only. Answer: Blobs."""
+
+    inode: int
+
+
+class GetXattr(Call, frozen=True):
+    """Answer: Blob."""
+
+    inode: int
+    path: bytes
+    name: bytes
+    follow: bool = True
+
+
+class ListXattrs(Call, frozen=True):
+    """Answer: Blobs."""
+
+    inode: int
+    path: bytes = b""
+    follow: bool = True
+
+
+class Statfs(Call, frozen=True):
+    """Answer: Counts."""
+
+
+class Create(Call, frozen=True):
+    """Makes a file, or finds it if not `exclusive`; a handle opens it for writing. Answer: Inode."""
+
+    inode: int
+    path: bytes
+    mode: int = 0o644
+    exclusive: bool = False
+    handle: int = 0
+
+
+class CreateMany(Call, frozen=True):
+    """Makes files in one directory, exclusively, in one transaction. Answer: Inodes."""
+
+    inode: int
+    names: list[bytes]
+    mode: int = 0o644
+
+
+class Open(Call, frozen=True):
+    """Checks permissions; with a handle it is open for writing until Close. Answer: Inode."""
+
+    inode: int
+    path: bytes = b""
+    read: bool = True
+    handle: int = 0
+    follow: bool = True
+
+
+class Close(Call, frozen=True):
+    """Ends a session; with a length also ReportLength. Answer: Inode."""
+
+    inode: int
+    handle: int
+    length: int = OMIT
+    length_version: int = 0
+
+
+class ReportLength(Call, frozen=True):
+    """The largest end written; ignored if the file was truncated since. Answer: Inode."""
+
+    inode: int
+    handle: int
+    length: int
+    length_version: int
+
+
+class ExtendStripe(Call, frozen=True):
+    """Before the first chunk at index `dyn_stripe` or beyond is written: `index` is its. Answer: Inode."""
+
+    inode: int
+    handle: int
+    index: int
+
+
+class Truncate(Call, frozen=True):
+    """Sets the length; the chunks beyond it were cut before this call. Answer: Inode."""
+
+    inode: int
+    path: bytes
+    length: int
+    handle: int = 0
+
+
+class MakeDirectory(Call, frozen=True):
+    """Answer: Inode."""
+
+    inode: int
+    path: bytes
+    mode: int = 0o755
+
+
+class RemoveDirectory(Call, frozen=True):
+    """Answer: Done."""
+
+    inode: int
+    path: bytes
+
+
+class Unlink(Call, frozen=True):
+    """Answer: Done."""
+
+    inode: int
+    path: bytes
+
+
+class Rename(Call, frozen=True):
+    """`flags`: NOREPLACE or EXCHANGE. Answer: Done."""
+
+    inode: int
+    path: bytes
+    new_inode: int
+    new_path: bytes
+    flags: int = 0
+
+
+class Link(Call, frozen=True):
+    """A further name of a file. Answer: Inode."""
+
+    inode: int
+    path: bytes
+    new_inode: int
+    new_path: bytes
+    follow: bool = False
+
+
+class Symlink(Call, frozen=True):
+    """Answer: Inode."""
+
+    inode: int
+    path: bytes
+    target: bytes
+
+
+class ChangeMode(Call, frozen=True):
+    """Answer: Inode."""
+
+    inode: int
+    path: bytes
+    mode: int
+    follow: bool = True
+
+
+class ChangeOwner(Call, frozen=True):
+    """Answer: Inode."""
+
+    inode: int
+    path: bytes
+    uid: int = OMIT
+    gid: int = OMIT
+    follow: bool = True
+
+
+class SetTimes(Call, frozen=True):
+    """Answer: Inode."""
+
+    inode: int
+    path: bytes
+    atime: int = NOW
+    mtime: int = NOW
+    follow: bool = True
+
+
+class SetXattr(Call, frozen=True):
+    """`flags`: XATTR_CREATE or XATTR_REPLACE. Answer: Done."""
+
+    inode: int
+    path: bytes
+    name: bytes
+    value: bytes
+    flags: int = 0
+    follow: bool = True
+
+
+class RemoveXattr(Call, frozen=True):
+    """Answer: Done."""
+
+    inode: int
+    path: bytes
+    name: bytes
+    follow: bool = True
+
+
+class SetLayout(Call, frozen=True):
+    """Of a directory (for files made later) or of an empty file that nobody writes. Answer: Inode."""
+
+    inode: int
+    path: bytes
+    layout: Layout
+
+
+class KeepAlive(Call, frozen=True):
+    """The client lives; all of its sessions stay. Answer: Done."""
+
+
+class EndClient(Call, frozen=True):
+    """The client is finished, has closed its files and awaits no answers. Answer: Done."""
+
+
+class Expire(Call, frozen=True):
+    """Forgets clients not seen for `timeout_ns`; names their files, of which the length must be asked from
+    the chains. For root only. Answer: Removals."""
+
+    timeout_ns: int
+
+
+class Settle(Call, frozen=True):
+    """Ends the sessions of a vanished client on a file, with the length that its chains know. For root only.
+    Answer: Inode."""
+
+    inode: int
+    client: int
+    length: int
+    length_version: int
+    timeout_ns: int
+
+
+class Collect(Call, frozen=True):
+    """Files without names and sessions, behind inode `after`: their chunks are to be removed. For root only.
+    Answer: Removals."""
+
+    after: int = 0
+    limit: int = 256
+
+
+class Collected(Call, frozen=True):
+    """The chunks of these files are removed. For root only. Answer: Done."""
+
+    inodes: list[int]
+
+
+class Done(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """It is done."""
+
+
+class Inodes(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One inode or POSIX error number for each thing asked."""
+
+    items: list[Inode | int]
+
+
+class Listing(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """(name, inode, kind) in order; `inodes` likewise where attributes were asked."""
+
+    entries: list[tuple[bytes, int, int]]
+    inodes: list[Inode]
+    more: bool
+
+
+class Blob(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    data: bytes
+
+
+class Blobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    items: list[bytes]
+
+
+class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Of the whole file system."""
+
+    files: int
+    name_max: int
+    path_max: int
+
+
+class Removal(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A file whose first `chains` chains must be asked (Expire) or emptied of it (Collect)."""
+
+    inode: int
+    layout: Layout
+    chains: int
+    length_version: int
+    client: int = 0
+    """Of Expire: whose sessions."""
+
+
+class Removals(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    items: list[Removal]
+
+
+Reading = (
+    Stat | StatMany | ReadDirectory | ReadLink | Names | GetXattr | ListXattrs | Statfs | Collect
+)
+Writing = (
+    Create
+    | CreateMany
+    | Open
+    | Close
+    | ReportLength
+    | ExtendStripe
+    | Truncate
+    | MakeDirectory
+    | RemoveDirectory
+    | Unlink
+    | Rename
+    | Link
+    | Symlink
+    | ChangeMode
+    | ChangeOwner
+    | SetTimes
+    | SetXattr
+    | RemoveXattr
+    | SetLayout
+    | KeepAlive
+    | EndClient
+    | Expire
+    | Settle
+    | Collected
+)
+Answer = Inode | Inodes | Listing | Blob | Blobs | Counts | Removals | Done
+
+
+class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One call of one client.
+
+    A `number` above 0 names the request for ever within its client: sent again, it is not done again but
+    answered as the first time. The client has the answers of all its requests up to `acknowledged`.
+    `again`: it was sent before, so copies of it may still be on their way.
+    """
+
+    user: User
+    client: int
+    call: Reading | Writing
+    number: int = 0
+    acknowledged: int = 0
+    again: bool = False

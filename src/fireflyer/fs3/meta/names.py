@@ -1,0 +1,108 @@
+"""unlink, link, symlink, readlink, all names of an inode."""
+
+import errno
+
+from fireflyer.errors import FileError
+from fireflyer.fs3.kv.transaction import Transaction
+from fireflyer.fs3.meta.context import (
+    SEARCH,
+    WRITE,
+    Context,
+    load,
+    names_changed,
+    require,
+    require_removable,
+    require_root,
+    store,
+)
+from fireflyer.fs3.meta.directories import path_of
+from fireflyer.fs3.meta.inode import (
+    DIRECTORY,
+    FILES,
+    PATH_MAX,
+    ROOT,
+    SYMLINK,
+    Inode,
+    entry_key,
+    rows_of,
+)
+from fireflyer.fs3.meta.messages import Blob, Blobs, Done, Link, Names, ReadLink, Symlink, Unlink
+from fireflyer.fs3.meta.naming import DOTS, add_name, drop_name, free_place, new_inode, put_entry
+from fireflyer.fs3.meta.walk import child, find, place
+
+LINKS_MAX = 1 << 31
+
+
+def unlink(t: Transaction, ctx: Context, call: Unlink) -> Done:
+    """Raises:
+    FileError: EISDIR, EACCES, EPERM (sticky), and those of the walk.
+    """
+    path = call.path
+    at = place(t, ctx.user, call.inode, path)
+    if at.name in DOTS:
+        raise FileError(errno.EISDIR, path)
+    inode = child(t, at, path)
+    require(ctx.user, at.directory, WRITE | SEARCH, path)
+    require_removable(ctx.user, at.directory, inode, path)
+    if inode.kind == DIRECTORY:
+        raise FileError(errno.EISDIR, path)
+    t.clear(entry_key(at.directory.number, at.name))
+    names_changed(t, at.directory, ctx.now)
+    drop_name(t, ctx, inode, at)
+    return Done()
+
+
+def link(t: Transaction, ctx: Context, call: Link) -> Inode:
+    """Raises:
+    FileError: EPERM (a directory), EEXIST, EACCES, EMLINK, ENOENT (no name is left), ...
+    """
+    inode = find(t, ctx.user, call.inode, call.path, call.follow)
+    at = free_place(t, ctx, call.new_inode, call.new_path, directory=False)
+    if inode.kind == DIRECTORY:
+        raise FileError(errno.EPERM, call.path)
+    if inode.nlink == 0:
+        raise FileError(errno.ENOENT, call.path)
+    if inode.nlink >= LINKS_MAX:
+        raise FileError(errno.EMLINK, call.path)
+    add_name(t, ctx, inode, at)
+    return inode
+
+
+def symlink(t: Transaction, ctx: Context, call: Symlink) -> Inode:
+    """Raises:
+    FileError: EEXIST, EACCES, ENAMETOOLONG, ENOENT (an empty target), EINVAL (NUL), ...
+    """
+    target = call.target
+    if not target:
+        raise FileError(errno.ENOENT, target)
+    if len(target) >= PATH_MAX:
+        raise FileError(errno.ENAMETOOLONG, target)
+    if b"\0" in target:
+        raise FileError(errno.EINVAL, target)
+    at = free_place(t, ctx, call.inode, call.path, directory=False)
+    inode = new_inode(ctx, SYMLINK, 0o777, at)
+    inode.layout = None
+    inode.target = target
+    inode.length = len(target)
+    store(t, inode)
+    put_entry(t, ctx, at.directory, at.name, inode)
+    t.add(FILES, 1)
+    return inode
+
+
+def read_link(t: Transaction, ctx: Context, call: ReadLink) -> Blob:
+    inode = find(t, ctx.user, call.inode, call.path, follow=False)
+    if inode.kind != SYMLINK:
+        raise FileError(errno.EINVAL, call.path)
+    return Blob(inode.target)
+
+
+def names(t: Transaction, ctx: Context, call: Names) -> Blobs:
+    require_root(ctx.user)
+    inode = load(t, call.inode)
+    if inode.number == ROOT:
+        return Blobs([b"/"])
+    found = [path_of(t, inode.parent, inode.name)] if inode.nlink else []
+    for key, _ in t.snapshot_range(*rows_of(b"P", inode.number)):
+        found.append(path_of(t, int.from_bytes(key[9:17], "big"), key[17:]))
+    return Blobs(found)

@@ -1,0 +1,252 @@
+"""Executes requests on an engine: idempotency, inode numbers, who was seen when. No network.
+
+Thread contract: `execute` and `execute_many` from any thread; requests given together share commits.
+Invariants: nothing is answered before it is durable; an inode number is given once, for ever.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from fireflyer.errors import FileError, FireflyerError, Stale
+from fireflyer.fs3.kv.run import Job, record_key, run, run_many
+from fireflyer.fs3.kv.transaction import Engine, Transaction, counter, counter_value
+from fireflyer.fs3.meta import (
+    attributes,
+    directories,
+    files,
+    messages,
+    names,
+    rename,
+    sessions,
+    xattrs,
+)
+from fireflyer.fs3.meta.context import Context
+from fireflyer.fs3.meta.inode import (
+    ALLOCATOR,
+    DIRECTORY,
+    FILES,
+    ROOT,
+    Inode,
+    Layout,
+    encode,
+    inode_key,
+)
+from fireflyer.fs3.meta.messages import Answer, Request
+
+NUMBERS_AT_ONCE = 1024
+RECORDS_KEPT = 64
+SESSION_NS = 60_000_000_000
+DEFAULT_LAYOUT = Layout(1, 1, 1 << 20, 16)
+
+Operation = Callable[[Transaction, Context, Any], Answer]
+
+_READS: dict[type, Operation] = {
+    messages.Stat: attributes.stat,
+    messages.StatMany: attributes.stat_many,
+    messages.ReadDirectory: directories.read_directory,
+    messages.ReadLink: names.read_link,
+    messages.Names: names.names,
+    messages.GetXattr: xattrs.get_xattr,
+    messages.ListXattrs: xattrs.list_xattrs,
+    messages.Statfs: attributes.statfs,
+    messages.Collect: sessions.collect,
+}
+_WRITES: dict[type, tuple[Operation, type]] = {
+    messages.Create: (files.create, Inode),
+    messages.CreateMany: (files.create_many, messages.Inodes),
+    messages.Open: (files.open_file, Inode),
+    messages.Close: (files.close, Inode),
+    messages.ReportLength: (files.report_length, Inode),
+    messages.ExtendStripe: (files.extend_stripe, Inode),
+    messages.Truncate: (files.truncate, Inode),
+    messages.MakeDirectory: (directories.make_directory, Inode),
+    messages.RemoveDirectory: (directories.remove_directory, messages.Done),
+    messages.Unlink: (names.unlink, messages.Done),
+    messages.Rename: (rename.rename, messages.Done),
+    messages.Link: (names.link, Inode),
+    messages.Symlink: (names.symlink, Inode),
+    messages.ChangeMode: (attributes.change_mode, Inode),
+    messages.ChangeOwner: (attributes.change_owner, Inode),
+    messages.SetTimes: (attributes.set_times, Inode),
+    messages.SetXattr: (xattrs.set_xattr, messages.Done),
+    messages.RemoveXattr: (xattrs.remove_xattr, messages.Done),
+    messages.SetLayout: (attributes.set_layout, Inode),
+    messages.KeepAlive: (sessions.keep_alive, messages.Done),
+    messages.EndClient: (sessions.end_client, messages.Done),
+    messages.Expire: (sessions.expire, messages.Removals),
+    messages.Settle: (sessions.settle, Inode),
+    messages.Collected: (sessions.collected, messages.Done),
+}
+_DECODERS: dict[type, Callable[[bytes], Answer]] = {
+    call: msgspec.msgpack.Decoder(kind).decode for call, (_, kind) in _WRITES.items()
+}
+
+
+def initialize(t: Transaction, now: int, layout: Layout = DEFAULT_LAYOUT) -> None:
+    """Makes the root directory (mode 0755 of root) if there is none."""
+    if t.get(inode_key(ROOT)) is None:
+        root = Inode(
+            1, ROOT, DIRECTORY, 0o755, 0, 0, 2, now, now, now, now, 0, 0, layout, 1, ROOT, b""
+        )
+        t.set(inode_key(ROOT), encode(root))
+        t.add(FILES, 1)
+        t.set(ALLOCATOR, counter_value(ROOT + 1))
+
+
+REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
+
+
+def _refusal(error: FireflyerError) -> bytes:
+    if isinstance(error, FileError):
+        return REFUSED + encode((error.errno or 0, error.filename))
+    raise error
+
+
+def _answer(request: Request, record: bytes) -> Answer | FireflyerError:
+    """The answer in a record."""
+    if record.startswith(REFUSED):
+        return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, str]))
+    return _DECODERS[type(request.call)](record)
+
+
+class Numbers:
+    """Inode numbers, taken from the store in blocks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._next = self._end = 0
+
+    def fresh(self) -> int:
+        with self._lock:
+            if self._next == self._end:
+                self._next = run(self._engine, self._take)
+                self._end = self._next + NUMBERS_AT_ONCE
+            number = self._next
+            self._next += 1
+            return number
+
+    @staticmethod
+    def _take(t: Transaction) -> int:
+        first = counter(t.get(ALLOCATOR))
+        t.set(ALLOCATOR, counter_value(first + NUMBERS_AT_ONCE))
+        return first
+
+
+class MetaService:
+    """The metadata of one file system on an engine, which the caller closes.
+
+    Args:
+        engine: the store; an empty one gets a root directory with `layout`.
+        now: the time in ns since 1970.
+        session_ns: how long a client that is not seen keeps its sessions; used to refresh it in time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        now: Callable[[], int] = time.time_ns,
+        layout: Layout = DEFAULT_LAYOUT,
+        session_ns: int = SESSION_NS,
+    ) -> None:
+        self._engine = engine
+        self._now = now
+        self._refresh_ns = session_ns // 6
+        self._fresh = Numbers(engine).fresh
+        self._seen: dict[int, int] = {}
+        self._cleared: dict[int, int] = {}
+        run(engine, lambda t: initialize(t, now(), layout))
+
+    def execute(self, request: Request) -> Answer:
+        """Does what a request asks; durable when it returns.
+
+        Raises:
+            FileError: it cannot be done, and nothing was.
+            Unavailable: too many conflicts. StorageError: the store failed; done or not.
+        """
+        answer = self.execute_many((request,))[0]
+        if isinstance(answer, FireflyerError):
+            raise answer
+        return answer
+
+    def execute_many(self, requests: Sequence[Request]) -> list[Answer | FireflyerError]:
+        """Executes independent requests, as if by as many callers at once: reads first, then writes.
+
+        A request's own error stands in its place.
+
+        Raises:
+            Unavailable, StorageError: as `execute`, for all of them.
+        """
+        now = self._now()
+        answers: list[Answer | FireflyerError | None] = [None] * len(requests)
+        writes: list[tuple[int, Request, Job[bytes | Answer]]] = []
+        for at, request in enumerate(requests):
+            operation = _READS.get(type(request.call))
+            if operation is not None:
+                answers[at] = self._read(operation, request, now)
+            else:
+                writes.append((at, request, self._job(request, now)))
+        if writes:
+            run_many(self._engine, [job for _, _, job in writes])
+        for at, request, job in writes:
+            result = job.result
+            if isinstance(result, bytes):
+                result = _answer(request, result)
+            if not isinstance(result, FireflyerError):
+                self._done(request, now)
+            answers[at] = result
+        return cast(list[Answer | FireflyerError], answers)
+
+    def _read(self, operation: Operation, request: Request, now: int) -> Answer | FireflyerError:
+        t = self._engine.begin()
+        try:
+            return operation(
+                t, Context(request.user, request.client, now, self._fresh), request.call
+            )
+        except FireflyerError as error:
+            return error
+        finally:
+            t.end()
+
+    def _job(self, request: Request, now: int) -> Job[bytes | Answer]:
+        call = request.call
+        operation, _ = _WRITES[type(call)]
+        client, number = request.client, request.number
+        context = Context(request.user, client, now, self._fresh)
+        kept = number > 0 and not isinstance(call, messages.EndClient)
+        refresh = (
+            client != 0 and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
+        )
+        clear_to = request.acknowledged
+        if clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
+            clear_to = 0
+        else:
+            self._cleared[client] = clear_to  # should it fail, the next one clears these too
+
+        def body(t: Transaction) -> bytes | Answer:
+            if kept and number <= counter(t.get(record_key(client, 0))):
+                raise Stale(f"request {number} of client {client} was answered and forgotten")
+            answer = operation(t, context, call)
+            if refresh and not isinstance(call, messages.EndClient):
+                sessions.seen(t, client, now)
+            if clear_to:
+                t.clear_range(record_key(client, 1), record_key(client, clear_to + 1))
+                t.set(record_key(client, 0), counter_value(clear_to))
+            return encode(answer) if kept else answer
+
+        return Job(body, (client, number) if kept else None, _refusal if request.again else None)
+
+    def _done(self, request: Request, now: int) -> None:
+        """Remembers what need not be written again for this client."""
+        client = request.client
+        if isinstance(request.call, messages.EndClient):
+            self._seen.pop(client, None)
+            self._cleared.pop(client, None)
+            return
+        if now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns:
+            self._seen[client] = now

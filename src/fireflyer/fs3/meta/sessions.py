@@ -1,0 +1,154 @@
+"""Clients that vanish and files without names: what a shell must ask and remove, and what ends it.
+
+A shell runs in rounds: `expire`; for each file it names, ask its chains for the length, then `settle`;
+`collect`; for each file it names, remove its chunks from its chains, then `collected`. Each step may be
+repeated.
+"""
+
+from fireflyer.fs3.kv.transaction import Transaction
+from fireflyer.fs3.meta.context import Context, load, require_root, store
+from fireflyer.fs3.meta.inode import (
+    FILE,
+    Inode,
+    client_key,
+    decode,
+    inode_key,
+    number_in,
+    orphan_key,
+    rows_of,
+    sessions_of,
+    unpack_session,
+)
+from fireflyer.fs3.meta.messages import (
+    Collect,
+    Collected,
+    Done,
+    EndClient,
+    Expire,
+    KeepAlive,
+    Removal,
+    Removals,
+    Settle,
+)
+from fireflyer.fs3.meta.naming import forget_inode
+
+PAGE = 1024
+
+
+def seen(t: Transaction, client: int, now: int) -> None:
+    """The client lives."""
+    t.set(client_key(client), now.to_bytes(8, "big"))
+
+
+def keep_alive(t: Transaction, ctx: Context, call: KeepAlive) -> Done:
+    seen(t, ctx.client, ctx.now)
+    return Done()
+
+
+def end_client(t: Transaction, ctx: Context, call: EndClient) -> Done:
+    """The client's record goes when its sessions are settled, which is at once if it closed its files."""
+    if _open_files(t, {ctx.client}):
+        t.set(client_key(ctx.client), bytes(8))
+    else:
+        _forget(t, ctx.client)
+    return Done()
+
+
+def _forget(t: Transaction, client: int) -> None:
+    t.clear(client_key(client))
+    t.clear_range(*rows_of(b"R", client))
+
+
+def _expired(value: bytes | None, now: int, timeout: int) -> bool:
+    return value is not None and int.from_bytes(value, "big") + timeout <= now
+
+
+def _open_files(t: Transaction, clients: set[int]) -> dict[tuple[int, int], None]:
+    """(inode, client) of these clients' sessions, by a scan of all sessions.
+
+    Not a conflict with every open: who opens a file after it was not seen for long writes its `C` row again.
+    """
+    found: dict[tuple[int, int], None] = {}
+    begin, end = b"S", b"T"
+    while rows := t.snapshot_range(begin, end, PAGE):
+        for key, _ in rows:
+            number, client, _ = unpack_session(key)
+            if client in clients:
+                found[number, client] = None
+        begin = rows[-1][0] + b"\0"
+    return found
+
+
+def expire(t: Transaction, ctx: Context, call: Expire) -> Removals:
+    """Forgets the expired clients that have nothing open; names the files of the others."""
+    require_root(ctx.user)
+    gone: set[int] = set()
+    for key, value in t.snapshot_range(b"C", b"D"):
+        if _expired(value, ctx.now, call.timeout_ns):
+            t.add_read_conflict(key)
+            gone.add(number_in(key))
+    if not gone:
+        return Removals([])
+    files = _open_files(t, gone)
+    for client in gone - {client for _, client in files}:
+        _forget(t, client)
+    items = []
+    for number, client in files:
+        inode = load(t, number)
+        items.append(_removal(inode, client))
+    return Removals(items)
+
+
+def _removal(inode: Inode, client: int = 0) -> Removal:
+    assert inode.layout is not None
+    return Removal(inode.number, inode.layout, inode.chains, inode.length_version, client)
+
+
+def settle(t: Transaction, ctx: Context, call: Settle) -> Inode:
+    """The length that the chains know, unless the file was truncated since; nothing if the client is back."""
+    require_root(ctx.user)
+    inode = load(t, call.inode)
+    last_seen = t.get(client_key(call.client))
+    if last_seen is not None and not _expired(last_seen, ctx.now, call.timeout_ns):
+        return inode
+    if not t.get_range(*sessions_of(call.inode, call.client), 1):
+        return inode
+    if call.length_version == inode.length_version and call.length > inode.length:
+        inode.length = call.length
+        inode.mtime = inode.ctime = ctx.now
+        store(t, inode)
+    t.clear_range(*sessions_of(call.inode, call.client))
+    return inode
+
+
+def collect(t: Transaction, ctx: Context, call: Collect) -> Removals:
+    require_root(ctx.user)
+    items: list[Removal] = []
+    begin, end = orphan_key(call.after + 1), b"P"
+    while len(items) < call.limit and (rows := t.snapshot_range(begin, end, PAGE)):
+        for key, _ in rows:
+            number = number_in(key)
+            data = t.snapshot_get(inode_key(number))
+            if data is None or t.snapshot_range(*sessions_of(number), 1):
+                continue
+            items.append(_removal(decode(data)))
+            if len(items) == call.limit:
+                break
+        begin = rows[-1][0] + b"\0"
+    return Removals(items)
+
+
+def collected(t: Transaction, ctx: Context, call: Collected) -> Done:
+    """The inodes go; those that have a name, a session or are gone already are passed over."""
+    require_root(ctx.user)
+    for number in call.inodes:
+        data = t.get(inode_key(number))
+        if t.get(orphan_key(number)) is None or data is None:
+            continue
+        if t.get_range(*sessions_of(number), 1):
+            continue
+        inode = decode(data)
+        if inode.nlink == 0 and inode.kind == FILE:
+            forget_inode(t, inode)
+            t.clear(orphan_key(number))
+    return Done()

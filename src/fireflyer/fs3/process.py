@@ -1,0 +1,136 @@
+"""Any roles of a file system in this process. See docs/fs3.md, "Use"."""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+from fireflyer.errors import ConfigError, Stale, WireError
+from fireflyer.fs3.config import ClusterConfig, NodeConfig
+from fireflyer.fs3.control import Control
+from fireflyer.fs3.roles import Role
+from fireflyer.fs3.storage.node import NodeSettings, StorageNode
+from fireflyer.fs3.sweep import Sweep
+from fireflyer.log import get_logger
+from fireflyer.rpc.address import Address
+from fireflyer.rpc.proof import Secret
+
+ALL = frozenset({Role.MANAGER, Role.META, Role.STORAGE})
+DAY_S = 24 * 3600.0
+
+
+class Process:
+    """Runs from the constructor to `close`; a context manager.
+
+    Attributes:
+        manager: address of the manager.
+        nodes: the storage nodes by name, if that is among the roles.
+    """
+
+    def __init__(
+        self, config: ClusterConfig, roles: Collection[Role], names: Collection[str]
+    ) -> None:
+        """Starts the roles; waits for a manager elsewhere as long as it takes.
+
+        Args:
+            names: of the storage nodes.
+
+        Raises:
+            ConfigError: the configuration or what it names cannot be used; roles that do not go together.
+            Unavailable: another process has the metadata. Stale: another one is this node.
+        """
+        _check(roles)
+        self._secret = secret = config.secret
+        self._control: Control | None = None
+        self.nodes: dict[str, StorageNode] = {}
+        self._ended = threading.Event()
+        with contextlib.ExitStack() as started:
+            self.manager = config.manager
+            if Role.MANAGER in roles:
+                self._control = Control(config, secret)
+                started.callback(self._control.close)
+                self.manager = self._control.address
+            if Role.STORAGE in roles:
+                for name in names:
+                    settings = config.node(name)
+                    node = _start_node(settings, name, self.manager, secret, self._ended)
+                    started.callback(node.close)
+                    self.nodes[name] = node
+            self._end = started.pop_all()
+
+    def set_up(self) -> None:
+        """Returns when the file system can be used, if this process is its manager; else at once."""
+        if self._control:
+            self._control.set_up()
+            control, secret = self._control, self._secret
+            sweep = Sweep(control.execute, self.manager, secret, control.session_ns)
+            self._end.callback(sweep.close)  # before the chains that it asks
+
+    def wait(self) -> None:
+        """Until a node ends by itself, if ever.
+
+        Raises:
+            Stale: it did.
+        """
+        self._ended.wait()
+        raise Stale("another process has taken the place of a node of this one")
+
+    def close(self) -> None:
+        self._end.close()
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _check(roles: Collection[Role]) -> None:
+    if not roles or not ALL.issuperset(roles):
+        raise ConfigError("the roles of a process are of manager, meta and storage")
+    if (Role.MANAGER in roles) != (Role.META in roles):
+        raise ConfigError("manager and meta share one store: run both in one process")
+
+
+def _start_node(
+    config: NodeConfig, name: str, manager: str, secret: Secret, ended: threading.Event
+) -> StorageNode:
+    settings = NodeSettings(
+        directory=Path(config.directory),
+        name=name,
+        listen=config.address,
+        advertise=config.advertise,
+        targets=config.targets,
+        workers=config.workers,
+        buffers=config.buffer_mib << 20,
+        scrub_s=config.scrub_days * DAY_S,
+    )
+    try:
+        settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{settings.directory} cannot hold chunks: {error.strerror}"
+        raise ConfigError(reason) from None
+    _clear_socket(config.address)
+    while True:
+        try:
+            return StorageNode(settings, manager, secret, ended)
+        except WireError as error:
+            if not error.retryable:
+                raise
+            get_logger("fs3").warning("node %s waits for the manager: %s", name, error)
+
+
+def _clear_socket(address: str) -> None:
+    """Removes the socket that a killed process left; one at which somebody listens stays."""
+    path = Address.parse(address).path
+    if not path or not os.path.exists(path):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError as error:
+            raise ConfigError(f"{address} cannot be used: {error.strerror}") from None

@@ -1,0 +1,5 @@
+"""A storage node: the agent around the native service (docs/fs3-service.md)."""
+
+from fireflyer.fs3.storage.node import StorageNode
+
+__all__ = ["StorageNode"]

@@ -1,0 +1,252 @@
+"""The agent of a storage node: its registration and lease, and what the manager says to its targets."""
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fireflyer._native.fs3 import io
+from fireflyer.errors import ConfigError, FireflyerError, Stale, StorageError
+from fireflyer.fs3.lines import Door, dial
+from fireflyer.fs3.manager.chains import Local, LocalState
+from fireflyer.fs3.manager.core import Registered
+from fireflyer.fs3.manager.leases import NodeLease
+from fireflyer.fs3.manager.link import ManagerLink
+from fireflyer.fs3.manager.routing import SLOTS, Routing
+from fireflyer.fs3.roles import Role
+from fireflyer.log import get_logger
+from fireflyer.rpc.proof import Secret
+
+PAUSE_S = 0.2
+"""Between attempts to reach a node, or to open a target's store again."""
+SCRUB_CHUNKS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSettings:
+    """How a storage node is set up.
+
+    Attributes:
+        directory: holds a folder per target.
+        name: stays the same from start to start.
+        listen: address of the data service; port 0 for any.
+        advertise: under which others reach it, if not under `listen`.
+        targets: how many it has.
+        workers, buffers: see `io.Node`.
+        scrub_s: within which time each chunk is read and checked once; 0: never.
+    """
+
+    directory: Path
+    name: str
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    targets: int = 1
+    workers: int = 0
+    buffers: int = 256 << 20
+    scrub_s: float = 7 * 24 * 3600.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a storage node needs a name")
+        if not 1 <= self.targets <= SLOTS:
+            raise ConfigError(f"a node has 1 to {SLOTS} targets, not {self.targets}")
+
+
+class StorageNode:
+    """A running node, from the constructor to `close`.
+
+    Attributes:
+        address: of its data service.
+        number: given by the manager.
+        ended: set when the node stopped by itself: another process has taken its place.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        managers: str | list[str],
+        secret: Secret,
+        ended: threading.Event | None = None,
+    ) -> None:
+        """Waits for the manager. `ended` may be shared with other nodes.
+
+        Raises:
+            ConfigError: if the directory, address or node cannot be used as asked.
+            WireError: if no manager answers.
+        """
+        self.settings = settings
+        self.ended = ended or threading.Event()
+        self._secret = secret
+        self._service = io.Node(settings.workers, settings.buffers)
+        self._lock = threading.Lock()  # guards the service against use after its end
+        self._stopping = threading.Event()
+        self._me: Registered | None = None
+        self._again: dict[int, float] = {}  # targets that were open or failed to be: not before
+        self._unreached: dict[int, float] = {}  # nodes: not before
+        self._chains: dict[int, int] = {}  # of open targets
+        self._faults: dict[int, str] = {}
+        self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
+        self.address = settings.advertise or str(self._door.address)
+        self._link = ManagerLink(managers, secret, Role.STORAGE, on_routing=self._on_routing)
+        try:
+            self._me = self._link.register(settings.name, self.address, settings.targets)
+        except BaseException:
+            self._end()
+            raise
+        self.number = self._me.node
+        self._lease = NodeLease(self._me.lease_s)
+        self._threads = [
+            threading.Thread(target=self._keep, name="fs3-node", daemon=True),
+            threading.Thread(target=self._reach, name="fs3-reach", daemon=True),
+            threading.Thread(target=self._scrub, name="fs3-scrub", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Ends it; the manager sees that by its silence."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        self._end()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the service; see `io.Node.statistics`."""
+        return self._service.statistics()
+
+    @property
+    def faults(self) -> dict[int, str]:
+        """Targets that cannot be opened, and why."""
+        return dict(self._faults)
+
+    def _end(self) -> None:
+        self._door.close()
+        self._link.close()
+        with self._lock:
+            self._service.stop()
+
+    # The lease
+
+    def _keep(self) -> None:
+        assert self._me is not None
+        due = 0.0
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            told = self._service.wait(max(0.001, min(due - now, 0.05)))
+            opened = self._open_targets()
+            if not (told or opened or time.monotonic() >= due):
+                continue
+            due = time.monotonic() + self._me.lease_s / 6
+            try:
+                self._link.heartbeat(self._me, self._lease, time.monotonic(), self._locals())
+            except Stale as error:
+                get_logger("fs3").error("node %s stops: %s", self.settings.name, error)
+                self.ended.set()
+                return
+            except FireflyerError as error:
+                get_logger("fs3").debug("a heartbeat was not answered: %s", error)
+                continue
+            self._service.lease(self._lease.ends - time.monotonic(), self._versions())
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Of the chains of the open targets, as of the heartbeat's answer or later."""
+        chains = {target: self._link.chain(number) for target, number in self._chains.items()}
+        return [(target, chain.version) for target, chain in chains.items() if chain]
+
+    def _locals(self) -> dict[int, Local]:
+        return {
+            target: Local(incarnation, LocalState(state), version, number)
+            for target, incarnation, state, version, number, _, _, _ in self._service.reports()
+        }
+
+    # Routing
+
+    def _on_routing(self, part: Routing) -> None:
+        for node in part.nodes:
+            for target in node.targets():
+                self._service.locate(target, node.id)
+        if self._me is None:
+            return
+        for chain in part.chains:
+            for target in chain.targets():
+                if target in self._chains:
+                    self._tell(target, chain.id)
+
+    def _tell(self, target: int, number: int) -> None:
+        chain = self._link.chain(number)
+        assert chain is not None
+        members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
+        self._service.routing(target, chain.version, members)
+
+    def _open_targets(self) -> bool:
+        """Opens those that got a chain, and anew those whose store failed; whether there was one."""
+        assert self._me is not None
+        for target, _, _, _, _, _, _, failed in self._service.reports():
+            if failed and target in self._chains:
+                get_logger("fs3").warning("target %d: its store failed and is opened anew", target)
+                self._service.close(target)
+                del self._chains[target]
+                self._again[target] = time.monotonic() + PAUSE_S
+        opened = False
+        for slot in range(self.settings.targets):
+            target = self.number * SLOTS + slot
+            if target in self._chains or self._again.get(target, 0) > time.monotonic():
+                continue
+            number = self._link.chain_of(target)
+            if number is not None:
+                opened |= self._open(target, number)
+        return opened
+
+    def _open(self, target: int, chain: int) -> bool:
+        assert self._me is not None
+        try:
+            fresh = target not in self._again
+            incarnation = self._me.session if fresh else self._link.incarnation()
+            path = self.settings.directory / f"target-{target % SLOTS:03d}"
+            self._service.open(os.fspath(path), target, chain, incarnation)
+        except (StorageError, ValueError) as error:
+            if self._faults.get(target) != str(error):
+                get_logger("fs3").error("target %d cannot be opened: %s", target, error)
+            self._faults[target] = str(error)
+            self._again[target] = time.monotonic() + 5 * PAUSE_S
+            return False
+        self._faults.pop(target, None)
+        self._chains[target] = chain
+        self._tell(target, chain)
+        return True
+
+    # Other nodes
+
+    def _reach(self) -> None:
+        """Connects to nodes that targets have messages for; `_keep` must not wait for them."""
+        while not self._stopping.wait(0.02):
+            for node in self._service.wanted():
+                address = self._link.address(node)
+                if address is not None and self._unreached.get(node, 0) <= time.monotonic():
+                    self._connect(node, address)
+
+    def _connect(self, node: int, address: str) -> None:
+        try:
+            line = dial(address, self._secret, Role.STORAGE, timeout_s=1.0)
+        except FireflyerError as error:
+            get_logger("fs3").debug("node %d is not reached: %s", node, error)
+            self._unreached[node] = time.monotonic() + PAUSE_S
+        else:
+            self._service.connected(node, line.detach())
+
+    # The scrub
+
+    def _scrub(self) -> None:
+        """Goes over all chunks again and again, slowly."""
+        if self.settings.scrub_s <= 0:
+            return
+        while not self._stopping.wait(1.0):
+            chunks = max(1, self._service.statistics()["chunks"])
+            pause = self.settings.scrub_s * SCRUB_CHUNKS / chunks
+            for target in list(self._chains):
+                after = (0, 0)
+                while not self._stopping.wait(min(pause, 60.0)):
+                    after = self._service.scrub(target, *after, SCRUB_CHUNKS)
+                    if after == (0, 0):
+                        break

@@ -1,0 +1,131 @@
+"""What nobody waits for: the ends of vanished clients, and the chunks of files without names.
+
+One thread, beside the metadata service. Each step may be done twice.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from secrets import randbits
+
+from fireflyer.errors import FireflyerError
+from fireflyer.fs3.client.cluster import Cluster
+from fireflyer.fs3.client.data import Data
+from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.meta.inode import FILE, Inode
+from fireflyer.fs3.meta.messages import (
+    Answer,
+    Collect,
+    Collected,
+    Expire,
+    Removal,
+    Removals,
+    Request,
+    Settle,
+    User,
+)
+from fireflyer.log import get_logger
+from fireflyer.rpc.proof import Secret
+
+EVERY_S = 1.0
+DEADLINE_S = 5.0
+"""For one step; what takes longer is tried again in the next round."""
+ROOT_USER = User(0, 0, ())
+log = get_logger("fs3")
+
+
+class Sweep:
+    """Runs from the constructor to `close`."""
+
+    def __init__(
+        self,
+        execute: Callable[[Request], Answer],
+        manager: str,
+        secret: Secret,
+        session_ns: int,
+    ) -> None:
+        """
+        Args:
+            execute: the metadata service's.
+            session_ns: how long a client that is not heard of keeps its files open for writing.
+
+        Raises:
+            WireError: the manager does not answer.
+        """
+        self._session_ns = session_ns
+        # Clients that could not be heard while the service was down get their time again.
+        self._settle_from = time.monotonic() + session_ns / 1e9
+        settings = Settings(deadline_s=DEADLINE_S)
+        self._execute = execute
+        self._cluster = Cluster(randbits(62) + 1, manager, secret, settings)
+        self._data = Data(self._cluster, settings)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fs3-sweep", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Waits for the file that is being removed."""
+        self._stopping.set()
+        self._thread.join()
+        self._cluster.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(EVERY_S):
+            try:
+                self.round()
+            except FireflyerError as error:
+                log.warning("the metadata service did not answer; tried again: %s", error)
+
+    def round(self) -> None:
+        """Settles and frees all that can be now; a file whose chains do not answer stays for the next round.
+
+        Any thread. Raises StorageError if the metadata service fails.
+        """
+        if time.monotonic() >= self._settle_from:
+            self._settle()
+        after = 0
+        while not self._stopping.is_set():
+            found = self._execute(Request(ROOT_USER, 0, Collect(after)))
+            assert isinstance(found, Removals)
+            if not found.items:
+                return
+            emptied = []
+            for item in found.items:
+                if self._stopping.is_set():
+                    break
+                if self._empty(item):
+                    emptied.append(item.inode)
+            self._execute(Request(ROOT_USER, 0, Collected(emptied)))
+            after = found.items[-1].inode
+
+    def _settle(self) -> None:
+        """Files that vanished clients had open for writing get the length that their chains know."""
+        found = self._execute(Request(ROOT_USER, 0, Expire(self._session_ns)))
+        assert isinstance(found, Removals)
+        for item in found.items:
+            if self._stopping.is_set():
+                return
+            try:
+                length = self._data.length(_inode(item), f"inode {item.inode}")
+                number, client, version = item.inode, item.client, item.length_version
+                call = Settle(number, client, length, version, self._session_ns)
+                self._execute(Request(ROOT_USER, 0, call))
+            except FireflyerError as error:
+                log.warning("inode %d could not be settled; tried again: %s", item.inode, error)
+
+    def _empty(self, item: Removal) -> bool:
+        try:
+            self._data.cut(_inode(item), 0, f"inode {item.inode}")
+        except FireflyerError as error:
+            log.warning("inode %d could not be freed; tried again: %s", item.inode, error)
+            return False
+        return True
+
+
+def _inode(item: Removal) -> Inode:
+    """As much of it as leads to its chunks."""
+    times = (0, 0, 0, 0)
+    return Inode(
+        *(1, item.inode, FILE, 0, 0, 0, 0, *times, 0, item.length_version),
+        layout=item.layout, dyn_stripe=item.chains, parent=0, name=b"",
+    )  # fmt: skip

@@ -1,0 +1,323 @@
+"""Copies files and trees between this machine and a file system, or within one: many pieces at a time.
+
+A file is written under another name beside its own and renamed when it is whole, so that no half copy is ever
+under a name that was asked for, and an interrupted copy leaves what was there.
+"""
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Protocol
+
+from fireflyer.errors import ConfigError, FireflyerError, StorageError
+from fireflyer.fs3.client import Client
+
+PIECE = 4 << 20
+THREADS = 6
+AHEAD = 2 * THREADS
+"""Pieces that are given to the threads at a time."""
+
+
+class Handle(Protocol):
+    """An open file."""
+
+    def pread_into(self, memory: memoryview, offset: int) -> int: ...
+
+    def pwrite(self, data: memoryview, offset: int) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class End(Protocol):
+    """Where files come from or go to. Thread-safe. Errors are OSErrors or FireflyerErrors."""
+
+    def lstat(self, path: str) -> os.stat_result: ...
+
+    def isdir(self, path: str) -> bool: ...
+
+    def listdir(self, path: str) -> list[str]: ...
+
+    def readlink(self, path: str) -> str: ...
+
+    def symlink(self, target: str, path: str) -> None: ...
+
+    def mkdir(self, path: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def reader(self, path: str) -> Handle: ...
+
+    def writer(self, path: str, permissions: int) -> Handle:
+        """Of a new file; the umask takes its part of the permissions."""
+
+
+class LocalHandle:
+    """A descriptor."""
+
+    def __init__(self, path: str, flags: int, permissions: int = 0) -> None:
+        self._file = os.open(path, flags | os.O_CLOEXEC, permissions)
+
+    def pread_into(self, memory: memoryview, offset: int) -> int:
+        count = 0
+        while count < len(memory):
+            some = os.preadv(self._file, [memory[count:]], offset + count)
+            if not some:
+                break
+            count += some
+        return count
+
+    def pwrite(self, data: memoryview, offset: int) -> int:
+        count = 0
+        while count < len(data):
+            count += os.pwrite(self._file, data[count:], offset + count)
+        return count
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Local:
+    """Files of this machine."""
+
+    lstat = staticmethod(os.lstat)
+    isdir = staticmethod(os.path.isdir)
+    readlink = staticmethod(os.readlink)
+    symlink = staticmethod(os.symlink)
+    mkdir = staticmethod(os.mkdir)
+    rename = staticmethod(os.replace)
+    unlink = staticmethod(os.unlink)
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def reader(self, path: str) -> LocalHandle:
+        return LocalHandle(path, os.O_RDONLY)
+
+    def writer(self, path: str, permissions: int) -> LocalHandle:
+        return LocalHandle(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
+
+
+class Remote:
+    """Files of a file system."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.lstat = client.lstat
+        self.isdir = client.isdir
+        self.listdir = client.listdir
+        self.readlink = client.readlink
+        self.symlink = client.symlink
+        self.mkdir = client.mkdir
+        self.rename = client.replace
+        self.unlink = client.unlink
+
+    def reader(self, path: str) -> Handle:
+        return self._client.open(path, "r")
+
+    def writer(self, path: str, permissions: int) -> Handle:
+        return self._client.open(path, "x", permissions=permissions)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file, symlink or directory of a copy.
+
+    Attributes:
+        size: bytes of a file.
+        mode: as `os.lstat` says it.
+    """
+
+    source: str
+    target: str
+    size: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a copy did."""
+
+    files: int
+    bytes: int
+
+
+def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> list[Item]:
+    """What a copy of `path` to `to` has to make, directories before what is in them. Changes nothing.
+
+    Where `to` is a directory, the copy goes into it under its own name.
+
+    Raises:
+        ConfigError: a directory without `recursive`; neither file, directory nor symlink.
+        OSError: it is not there.
+    """
+    if target.isdir(to):
+        name = os.path.basename(os.path.normpath(path))
+        to = os.path.join(to, name) if name not in ("", ".", "..") else to
+    _refuse_devices(target, to)
+    items: list[Item] = []
+    waiting = [(path, to)]
+    while waiting:
+        one, its = waiting.pop()
+        found = source.lstat(one)
+        kind = stat.S_IFMT(found.st_mode)
+        if kind == stat.S_IFLNK and one == path:
+            found = source.lstat(_followed(source, one))
+            kind = stat.S_IFMT(found.st_mode)
+        if kind == stat.S_IFDIR:
+            if not recursive:
+                raise ConfigError(f"{one} is a directory: copy it with --recursive")
+            names = source.listdir(one)
+            waiting.extend((os.path.join(one, n), os.path.join(its, n)) for n in reversed(names))
+        elif kind not in (stat.S_IFREG, stat.S_IFLNK):
+            raise ConfigError(f"{one} is neither a file nor a directory nor a symlink")
+        items.append(Item(one, its, found.st_size if kind == stat.S_IFREG else 0, found.st_mode))
+    return items
+
+
+def _refuse_devices(target: End, to: str) -> None:
+    """A rename would put a file in the place of a device or socket."""
+    try:
+        kind = stat.S_IFMT(target.lstat(to).st_mode)
+    except FileNotFoundError:
+        return
+    if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
+        raise ConfigError(f"{to} is no file: `fs cat` writes to anything")
+
+
+def _followed(source: End, path: str) -> str:
+    for _ in range(40):
+        if not stat.S_ISLNK(source.lstat(path).st_mode):
+            return path
+        path = os.path.join(os.path.dirname(path), source.readlink(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def copy(source: End, target: End, items: list[Item], advance: Callable[[int], None]) -> Copied:
+    """Carries out a plan.
+
+    Args:
+        advance: told of bytes as they arrive, by any thread.
+
+    Raises:
+        What either end raises; files that were not finished by then are as they were before.
+    """
+    under_way: set[Future[None]] = set()
+    files: list[_Copy] = []
+    try:
+        with ThreadPoolExecutor(THREADS, "fs3-copy") as threads:
+            try:
+                for work in _work(source, target, items, files, advance):
+                    under_way.add(threads.submit(work))
+                    if len(under_way) >= AHEAD:
+                        done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                        _look(done)
+                _look(under_way)
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+    except BaseException:
+        for file in files:
+            file.undo()
+        raise
+    return Copied(sum(not stat.S_ISDIR(i.mode) for i in items), sum(i.size for i in items))
+
+
+def _look(done: set[Future[None]]) -> None:
+    for one in done:
+        one.result()
+
+
+def _work(
+    source: End,
+    target: End,
+    items: list[Item],
+    files: "list[_Copy]",
+    advance: Callable[[int], None],
+) -> "Iterator[Callable[[], None]]":
+    """Makes directories and symlinks; gives the pieces of files. `files`: those that may not be finished."""
+    for item in items:
+        if stat.S_ISDIR(item.mode):
+            if not target.isdir(item.target):
+                target.mkdir(item.target)
+        elif stat.S_ISLNK(item.mode):
+            beside = _beside(item.target)
+            target.symlink(source.readlink(item.source), beside)
+            target.rename(beside, item.target)
+        else:
+            file = _Copy(source, target, item, advance)
+            files[:] = [one for one in files if not one.finished]
+            files.append(file)
+            for offset in range(0, max(item.size, 1), PIECE):
+                yield functools.partial(file.piece, offset)
+
+
+def _beside(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name[:200]}.{token_hex(4)}.part")
+
+
+class _Copy:
+    """One file on its way. `piece` from any thread, once for each piece."""
+
+    def __init__(
+        self, source: End, target: End, item: Item, advance: Callable[[int], None]
+    ) -> None:
+        self.finished = False
+        self._source, self._target, self._item, self._advance = source, target, item, advance
+        self._beside = _beside(item.target)
+        self._lock = threading.Lock()  # guards the three below
+        self._ends: tuple[Handle, Handle] | None = None
+        self._made = False
+        self._left = max(1, -(-item.size // PIECE))
+
+    def piece(self, offset: int) -> None:
+        """Copies the piece there; the last one finishes the file."""
+        with self._lock:
+            if self._ends is None:
+                self._ends = self._open()
+            reader, writer = self._ends
+        size = min(PIECE, self._item.size - offset)
+        if size:
+            memory = memoryview(bytearray(size))
+            if reader.pread_into(memory, offset) < size:
+                raise StorageError(f"{self._item.source} became shorter while it was copied")
+            writer.pwrite(memory, offset)
+        self._advance(size)
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+            self._ends = None
+        with contextlib.closing(reader):
+            writer.close()
+        self._target.rename(self._beside, self._item.target)
+        self.finished = True
+
+    def _open(self) -> tuple[Handle, Handle]:
+        reader = self._source.reader(self._item.source)
+        try:
+            writer = self._target.writer(self._beside, stat.S_IMODE(self._item.mode) & 0o777)
+            self._made = True
+        except BaseException:
+            reader.close()
+            raise
+        return reader, writer
+
+    def undo(self) -> None:
+        """Removes what is not whole; after all pieces have ended."""
+        if self.finished or not self._made:
+            return
+        for end in self._ends or ():
+            with contextlib.suppress(FireflyerError, OSError):
+                end.close()
+        with contextlib.suppress(FireflyerError, OSError):  # what led here matters more
+            self._target.unlink(self._beside)

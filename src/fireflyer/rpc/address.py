@@ -1,0 +1,73 @@
+"""Addresses of control connections: `host:port`, `[IPv6]:port`, `unix:/path`."""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from fireflyer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens: `path` of a Unix socket, or `host` and `port`."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Raises ConfigError for what is no address."""
+        if text.startswith("unix:"):
+            if not text[5:]:
+                raise ConfigError("the address unix: lacks the path of its socket")
+            return cls(path=text[5:])
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ConfigError(f"the address {text!r} needs brackets: [IPv6]:port")
+        if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ConfigError(f"{text!r} is not an address: host:port, [IPv6]:port or unix:/path")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of this machine reach it; a name other than localhost does not count."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connected socket with this time-out. Raises OSError."""
+        if self.path:
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            line.settimeout(timeout_s)
+            try:
+                line.connect(self.path)
+            except BaseException:
+                line.close()
+                raise
+            return line
+        line = socket.create_connection((self.host, self.port), timeout_s)
+        tune(line)
+        return line
+
+
+def tune(line: socket.socket) -> None:
+    """No waiting for more bytes; a peer whose machine vanished is noticed within half a minute."""
+    if line.family == socket.AF_UNIX:
+        return
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)

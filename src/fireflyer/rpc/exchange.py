@@ -1,0 +1,73 @@
+"""The requests that are under way on one connection. Not thread-safe: the shell locks."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from fireflyer.errors import FireflyerError, ProtocolMismatch
+from fireflyer.rpc.frames import FrameBuffer
+from fireflyer.rpc.messages import framed, parse_failure, parse_reply
+
+Sink = Callable[[msgspec.Raw | FireflyerError], None]
+"""Takes the body of an answer, or what came in its place; called once."""
+Push = Callable[[msgspec.Raw], None]
+
+
+class Exchange:
+    """Requests out, answers and pushes in.
+
+    Attributes:
+        received: frames so far; a connection on which none came for a whole deadline is silent.
+    """
+
+    def __init__(self, pushes: Mapping[str, Push]) -> None:
+        self._pushes = pushes
+        self._sinks: dict[int, Sink] = {}
+        self._last = 0
+        self._frames = FrameBuffer()
+        self.received = 0
+
+    def request(self, method: str, body: Any, left_s: float, sink: Sink) -> tuple[int, bytearray]:
+        """The number of a new request and its frame; `sink` gets its answer."""
+        number = self._last + 1
+        out = framed((number, method, max(1, int(left_s * 1000)), body))
+        self._last = number
+        self._sinks[number] = sink
+        return number, out
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for that answer any more; it may still come."""
+        self._sinks.pop(number, None)
+
+    def feed(self, data: bytes) -> list[Callable[[], None]]:
+        """What to call for what came, in order.
+
+        Raises:
+            ProtocolMismatch: if that is no reply.
+        """
+        calls: list[Callable[[], None]] = []
+        for payload in self._frames.feed(data):
+            self.received += 1
+            reply = parse_reply(payload)
+            if isinstance(reply.what, str):
+                push = self._pushes.get(reply.what)
+                if push:
+                    calls.append(_bound(push, reply.body))
+                continue
+            if reply.id > self._last:
+                raise ProtocolMismatch("an answer came to what was never asked")
+            sink = self._sinks.pop(reply.id, None)
+            if sink:
+                outcome = reply.body if reply.what else parse_failure(reply.body)
+                calls.append(_bound(sink, outcome))
+        return calls
+
+    def lost(self, error: FireflyerError) -> list[Callable[[], None]]:
+        """What to call when the connection is gone: every sink gets an error of its own."""
+        sinks, self._sinks = list(self._sinks.values()), {}
+        return [_bound(sink, type(error)(str(error))) for sink in sinks]
+
+
+def _bound(take: Callable[[Any], None], value: Any) -> Callable[[], None]:
+    return lambda: take(value)

@@ -1,0 +1,48 @@
+"""An asyncio loop in a thread of its own, for programs that are synchronous."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs from construction to `close`; a context manager. Thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it on the loop and waits for what it returns."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def call_soon(self, act: Callable[..., object], *arguments: Any) -> None:
+        """Calls it on the loop and does not wait."""
+        self._loop.call_soon_threadsafe(act, *arguments)
+
+    def close(self) -> None:
+        """Cancels what runs and ends the thread."""
+        if self._loop.is_closed():
+            return
+        self.run(_cancel_others())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def __enter__(self) -> "LoopThread":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,136 @@
+"""What frames of a control connection hold: msgpack arrays, and errors that keep their kind.
+
+request  [id, method, deadline in ms, body]      id from 1, unique among those under way
+answer   [id, true, body]
+error    [id, false, [kind, message, fields]]
+push     [0, topic, body]
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from fireflyer.errors import FireflyerError, ProtocolMismatch, WireError
+from fireflyer.rpc.frames import FRAME_LIMIT, PREFIX
+
+T = TypeVar("T")
+UNREADABLE = (msgspec.DecodeError, ValueError, OverflowError, RecursionError)
+"""What decoding raises: wrong structure; text that is no UTF-8; numbers and depths beyond any use."""
+LONGEST_DEADLINE_MS = 24 * 3600 * 1000
+
+
+class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    id: int
+    method: str
+    deadline_ms: int
+    body: msgspec.Raw
+
+
+class Reply(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """An answer (`what` is True), an error (False) or a push (its topic)."""
+
+    id: int
+    what: bool | str
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """An error on the wire: the name of its class, what it says, its attributes."""
+
+    kind: str
+    message: str
+    fields: dict[str, Any] = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Request)
+_replies = msgspec.msgpack.Decoder(Reply)
+_failures = msgspec.msgpack.Decoder(Failure)
+
+
+def framed(message: object) -> bytearray:
+    """A message as one frame.
+
+    Raises:
+        ProtocolMismatch: if it is larger than a frame may be.
+        TypeError: if something in it cannot be encoded.
+    """
+    out = bytearray(PREFIX)
+    _encoder.encode_into(message, out, PREFIX)
+    size = len(out) - PREFIX
+    if size > FRAME_LIMIT:
+        raise ProtocolMismatch(
+            f"a message of {size} bytes is over the limit of {FRAME_LIMIT}: send it in parts"
+        )
+    out[:PREFIX] = size.to_bytes(PREFIX, "little")
+    return out
+
+
+def parse_request(payload: bytes) -> Request:
+    """Raises ProtocolMismatch for anything else."""
+    try:
+        request = _requests.decode(payload)
+    except UNREADABLE as error:
+        raise ProtocolMismatch(f"what came is no request: {type(error).__name__}") from None
+    if request.id < 1 or not 0 <= request.deadline_ms <= LONGEST_DEADLINE_MS:
+        raise ProtocolMismatch("a request has a number or deadline that cannot be")
+    return request
+
+
+def parse_reply(payload: bytes) -> Reply:
+    """Raises ProtocolMismatch for anything else."""
+    try:
+        reply = _replies.decode(payload)
+    except UNREADABLE as error:
+        raise ProtocolMismatch(f"what came is no answer: {type(error).__name__}") from None
+    if (reply.id == 0) != isinstance(reply.what, str):
+        raise ProtocolMismatch("what came is neither an answer nor a push")
+    return reply
+
+
+def parse_body(body: msgspec.Raw, kind: type[T]) -> T:
+    """Raises ProtocolMismatch where it is not of that type."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except UNREADABLE as error:
+        raise ProtocolMismatch(f"a body does not fit: {error}") from None
+
+
+def failure(error: FireflyerError) -> Failure:
+    """The error for the wire: attributes that cannot cross are left out."""
+    fields = {}
+    for name, value in error.fields().items():
+        if name.startswith("_"):
+            continue
+        try:
+            _encoder.encode(value)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        fields[name] = value
+    return Failure(type(error).__name__, str(error), fields)
+
+
+def parse_failure(body: msgspec.Raw) -> FireflyerError:
+    """The error that the other side raised, of the same class; WireError where there is none here."""
+    try:
+        said = _failures.decode(body)
+    except UNREADABLE:
+        return ProtocolMismatch("an error came that cannot be read")
+    kind = _kinds().get(said.kind)
+    if kind is None:
+        return WireError(f"{said.kind}: {said.message}")
+    fields = {name: value for name, value in said.fields.items() if not name.startswith("_")}
+    try:
+        return kind.rebuild(said.message, fields)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return WireError(f"{said.kind}: {said.message}")
+
+
+def _kinds() -> Mapping[str, type[FireflyerError]]:
+    def below(kind: type[FireflyerError]) -> Iterator[type[FireflyerError]]:
+        yield kind
+        for child in kind.__subclasses__():
+            yield from below(child)
+
+    return {kind.__name__: kind for kind in below(FireflyerError)}

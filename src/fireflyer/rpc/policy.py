@@ -1,0 +1,62 @@
+"""When a call that failed is made again: the one place for it."""
+
+import random
+from dataclasses import dataclass
+
+from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """Retries of one caller. Pauses double from one failure to the next."""
+
+    attempt_s: float = 5.0
+    """How long one attempt may take, before another is made."""
+    pause_s: float = 0.02
+    """The first pause; each is drawn between half of its value and all of it."""
+    longest_pause_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pause_s <= self.longest_pause_s or self.attempt_s <= 0:
+            raise ConfigError(f"a retry policy needs times above zero, in order: {self}")
+
+
+class Attempts:
+    """The attempts of one call. Pure: the time is an argument.
+
+    Only errors that are `retryable` lead to another attempt, and only if it begins before the deadline.
+    """
+
+    def __init__(
+        self, policy: Policy, what: str, now: float, deadline_s: float, chance: random.Random
+    ) -> None:
+        """`what` names the call in messages; the deadline is `deadline_s` after `now`."""
+        self._policy = policy
+        self._what = what
+        self._limit_s = deadline_s
+        self._deadline = now + deadline_s
+        self._pause = policy.pause_s
+        self._chance = chance
+
+    def time_for_one(self, now: float) -> float:
+        """Seconds that the next attempt may take.
+
+        Raises:
+            DeadlineExceeded: if none are left.
+        """
+        left = self._deadline - now
+        if left <= 0:
+            raise DeadlineExceeded(f"{self._what}: no answer within {self._limit_s:g} s")
+        return min(left, self._policy.attempt_s)
+
+    def pause_after(self, error: FireflyerError, now: float) -> float:
+        """Seconds to wait before the next attempt.
+
+        Raises:
+            FireflyerError: `error` itself, if there is to be none.
+        """
+        pause = self._pause * self._chance.uniform(0.5, 1.0)
+        self._pause = min(2 * self._pause, self._policy.longest_pause_s)
+        if not error.retryable or now + pause >= self._deadline:
+            raise error
+        return pause

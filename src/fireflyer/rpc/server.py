@@ -1,0 +1,369 @@
+"""The server of control connections, on an asyncio loop. `rpc.loop` gives synchronous callers one.
+
+Everything here runs on that loop's thread but the handlers registered as `blocking`.
+"""
+
+import asyncio
+import inspect
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fireflyer.errors import ConfigError, DeadlineExceeded, FireflyerError, WireError
+from fireflyer.errors import ProtocolMismatch as Mismatch
+from fireflyer.log import get_logger
+from fireflyer.rpc.address import Address, tune
+from fireflyer.rpc.frames import FrameBuffer
+from fireflyer.rpc.handshake import Handshake
+from fireflyer.rpc.messages import Request, failure, framed, parse_body, parse_request
+from fireflyer.rpc.proof import Secret
+
+log = get_logger("rpc")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one server takes from others."""
+
+    unproved: int = 128
+    """Connections that have not proved the secret; the oldest goes when there are more."""
+    handshake_s: float = 5.0
+    """Time to prove it."""
+    requests: int = 1024
+    """Under way on one connection; while there are as many, nothing more is read from it."""
+    unsent_bytes: int = 64 << 20
+    """That a subscriber may leave unread before its connection is closed."""
+    threads: int = 8
+    """For blocking handlers."""
+
+
+@dataclass(slots=True)
+class Call:
+    """What a handler learns of a request beside its body."""
+
+    connection: "Connection"
+    method: str
+    deadline: float
+    """On the loop's clock."""
+
+
+@dataclass(slots=True)
+class _Method:
+    handler: Callable[..., Any]
+    body: type
+    mode: str  # "plain", "async" or "blocking"
+
+
+class Server:
+    """Listens, proves, dispatches. One instance listens once."""
+
+    def __init__(self, secret: Secret, role: int, limits: Limits | None = None) -> None:
+        self._secret, self._role = secret, role
+        self.limits = limits or Limits()
+        self._methods: dict[str, _Method] = {}
+        self._listeners: list[asyncio.Server] = []
+        self._unproved: dict[Connection, None] = {}  # in the order of their coming
+        self._proved: set[Connection] = set()
+        self._pool: ThreadPoolExecutor | None = None
+        self._paths: list[str] = []
+        self.on_close: Callable[[Connection], None] | None = None
+
+    def on(
+        self,
+        method: str,
+        body: type[T],
+        handler: Callable[[Call, T], Any],
+        *,
+        blocking: bool = False,
+    ) -> None:
+        """Answers `method` with what `handler(call, body)` returns.
+
+        A coroutine function runs as a task that is cancelled at the deadline; a blocking one in a thread;
+        any other on the loop itself, where it must not wait. FireflyerErrors go to the caller as they are.
+        """
+        plain = "blocking" if blocking else "plain"
+        mode = "async" if inspect.iscoroutinefunction(handler) else plain
+        self._methods[method] = _Method(handler, body, mode)
+
+    async def listen(self, address: str) -> Address:
+        """Starts to listen and returns the address, with its port where 0 was asked for.
+
+        Raises:
+            ConfigError: if it cannot be had, or is reachable from elsewhere and there is no secret.
+        """
+        wanted = Address.parse(address)
+        if not self._secret and not wanted.is_local:
+            raise ConfigError(
+                f"{wanted} can be reached from other machines, and there is no secret: give a file "
+                "with one, or listen on 127.0.0.1"
+            )
+        loop = asyncio.get_running_loop()
+        try:
+            if wanted.path:
+                listener = await loop.create_unix_server(lambda: Connection(self), wanted.path)
+                os.chmod(wanted.path, 0o600)
+                self._paths.append(wanted.path)
+            else:
+                listener = await loop.create_server(
+                    lambda: Connection(self), wanted.host, wanted.port, backlog=512
+                )
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {wanted}: {error.strerror or error}") from error
+        self._listeners.append(listener)
+        if wanted.path:
+            return wanted
+        return Address(wanted.host, listener.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stops listening and closes all connections; handlers under way are cancelled."""
+        for listener in self._listeners:
+            listener.close()
+        for connection in [*self._unproved, *self._proved]:
+            connection.abort()
+        for listener in self._listeners:
+            await listener.wait_closed()
+        for path in self._paths:
+            if os.path.exists(path):
+                os.unlink(path)
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def push(self, topic: str, body: Any) -> None:
+        """To every proved connection."""
+        out = framed((0, topic, body))
+        for connection in list(self._proved):
+            connection.send(out)
+
+    @property
+    def connections(self) -> "frozenset[Connection]":
+        """The proved ones."""
+        return frozenset(self._proved)
+
+    # What connections tell their server.
+
+    def handshake(self) -> Handshake:
+        return Handshake("server", self._secret, self._role)
+
+    def method(self, name: str) -> _Method:
+        found = self._methods.get(name)
+        if found is None:
+            raise Mismatch(f"this server has no method {name[:80]!r}")
+        return found
+
+    def threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.limits.threads, "rpc")
+        return self._pool
+
+    def opened(self, connection: "Connection") -> None:
+        self._unproved[connection] = None
+        if len(self._unproved) > self.limits.unproved:
+            next(iter(self._unproved)).abort()
+
+    def proved(self, connection: "Connection") -> None:
+        self._unproved.pop(connection, None)
+        self._proved.add(connection)
+
+    def closed(self, connection: "Connection") -> None:
+        self._unproved.pop(connection, None)
+        if connection in self._proved:
+            self._proved.discard(connection)
+            if self.on_close:
+                self.on_close(connection)
+
+
+class Connection(asyncio.Protocol):
+    """One client.
+
+    Attributes:
+        role: the client's, once it has proved.
+        state: for handlers, which remember there whose connection it is.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._handshake: Handshake | None = server.handshake()
+        self._timer: asyncio.TimerHandle | None = None
+        self._frames = FrameBuffer()
+        self._running: dict[int, asyncio.Future[Any]] = {}
+        self._out: list[bytes | bytearray] = []
+        self._full = False  # the transport holds more than it wants
+        self.role = 0
+        self.state: Any = None
+
+    def push(self, topic: str, body: Any) -> None:
+        """Sends it to this client alone; one that is gone gets nothing."""
+        self.send(framed((0, topic, body)))
+
+    def abort(self) -> None:
+        if self._transport:
+            self._transport.abort()
+        self._server.closed(self)
+
+    def send(self, out: bytes | bytearray) -> None:
+        """Sends with whatever else this turn of the loop has for the client."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.get_write_buffer_size() > self._server.limits.unsent_bytes:
+            log.warning("a client does not read what it is sent: its connection is closed")
+            self.abort()
+            return
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(out)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        line: socket.socket | None = transport.get_extra_info("socket")
+        if line is not None:
+            tune(line)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._server.limits.handshake_s, self.abort)
+        self._server.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport
+        try:
+            if self._handshake:
+                data = self._prove(data)
+            if not self._handshake and data:
+                for payload in self._frames.feed(data):
+                    self._begin(parse_request(payload))
+        except Mismatch as error:
+            log.info("a connection is closed: %s", error)
+            if self._handshake:
+                self._transport.write(self._handshake.refusal())
+            self._transport.close()
+            self._server.closed(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer:
+            self._timer.cancel()
+        for work in self._running.values():
+            work.cancel()
+        self._running.clear()
+        self._transport = None
+        self._server.closed(self)
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self._pace()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._pace()
+
+    # Requests
+
+    def _prove(self, data: bytes) -> bytes:
+        """Returns what came after the handshake, if that is done now."""
+        handshake = self._handshake
+        assert handshake
+        assert self._transport
+        answer = handshake.feed(data)
+        if answer:
+            self._transport.write(answer)
+        if not handshake.done:
+            return b""
+        self.role, self._handshake = handshake.peer_role, None
+        if self._timer:
+            self._timer.cancel()
+        self._server.proved(self)
+        return handshake.rest
+
+    def _begin(self, request: Request) -> None:
+        if request.id in self._running:
+            raise Mismatch("two requests under way have one number")
+        loop = asyncio.get_running_loop()
+        limit_s = request.deadline_ms / 1000
+        call = Call(self, request.method, loop.time() + limit_s)
+        try:
+            method = self._server.method(request.method)
+            body: Any = parse_body(request.body, method.body)
+        except FireflyerError as error:
+            self._answer(request.id, error)
+            return
+        if method.mode == "plain":
+            self._answer(request.id, _outcome(call, method, body))
+            return
+        if method.mode == "async":
+            work: asyncio.Future[Any] = loop.create_task(_bounded(call, method, body, limit_s))
+        else:
+            pool = self._server.threads()
+            work = loop.run_in_executor(pool, _in_time, loop.time, call, method, body)
+        self._running[request.id] = work
+        self._pace()
+        work.add_done_callback(lambda work: self._finish(request.id, work))
+
+    def _finish(self, number: int, work: asyncio.Future[Any]) -> None:
+        if self._running.pop(number, None) is not None and not work.cancelled():
+            self._answer(number, work.result())
+        self._pace()
+
+    def _answer(self, number: int, outcome: Any) -> None:
+        try:
+            if not isinstance(outcome, FireflyerError):
+                self.send(framed((number, True, outcome)))
+                return
+        except FireflyerError as error:
+            outcome = error
+        except TypeError:
+            log.exception("an answer cannot be encoded")
+            outcome = WireError("the server failed: its answer cannot be encoded")
+        self.send(framed((number, False, failure(outcome))))
+
+    def _pace(self) -> None:
+        """Reads no more from a client that has too much under way, or does not read itself."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._full or len(self._running) >= self._server.limits.requests:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+
+def _outcome(call: Call, method: _Method, body: Any) -> Any:
+    """What the handler returns, or the error to answer with."""
+    try:
+        return method.handler(call, body)
+    except FireflyerError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  # the caller gets an answer whatever the handler does
+        return _fault(call, error)
+
+
+def _in_time(now: Callable[[], float], call: Call, method: _Method, body: Any) -> Any:
+    """In a thread; what waited for one too long is not begun."""
+    if now() >= call.deadline:
+        return DeadlineExceeded(f"{call.method}: the server had no time for it")
+    return _outcome(call, method, body)
+
+
+async def _bounded(call: Call, method: _Method, body: Any, limit_s: float) -> Any:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await method.handler(call, body)
+    except TimeoutError:
+        return DeadlineExceeded(f"{call.method}: not done within {limit_s:g} s")
+    except FireflyerError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  # the caller gets an answer whatever the handler does
+        return _fault(call, error)
+
+
+def _fault(call: Call, error: Exception) -> WireError:
+    log.error("the handler of %s failed", call.method, exc_info=error)
+    return WireError(f"the server failed in {call.method}: {type(error).__name__}")

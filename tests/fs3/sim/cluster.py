@@ -1,0 +1,259 @@
+"""A simulated cluster: machines with disks that outlive their processes, a manager, clients; and its
+end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain
+from tests.fs3.sim.clients import Client
+from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis, Profile
+from tests.fs3.sim.managing import BrokenInvariant, Manager, Records, describe
+from tests.fs3.sim.storage import StorageProcess
+from tests.fs3.sim.world import Network, World
+
+from fireflyer._native.fs3 import store
+from fireflyer.fs3.manager.chains import Chain, Public
+
+CHAIN = 1
+
+
+class NotHealed(AssertionError):
+    """Faults are over, yet the cluster does not serve all its data again."""
+
+
+class NotLinearizable(AssertionError):
+    """No order of the operations explains what clients were told."""
+
+
+@dataclass
+class Machine:
+    """A node with one target: its disk, and its storage process while one runs."""
+
+    cluster: "Cluster"
+    target: int
+    name: str
+    disk: store.SimDisk
+    process: StorageProcess | None = None
+    store_number: int = 0
+    cut_at: int = 0
+    down: float = 0.0
+    scrubbed: float = -1.0
+    """When the last whole scrub began that found nothing, or mended what it found."""
+
+    def start(self) -> None:
+        """Starts the storage process, if the machine is there and none runs."""
+        if self.process is None:
+            self.cluster.world.note(self.name, "starts")
+            self.process = StorageProcess(
+                self.cluster.world, self.cluster.network, self, self.cluster.profile.times
+            )
+            self.process.begin()
+
+    def crash(self) -> None:
+        """The process ends; the machine keeps what the process had written, synced or not."""
+        if self.process is not None:
+            self.process.crash()
+            self.process = None
+            self.disk.crash()
+        self.cut_at = 0
+
+    def power_cut(self) -> None:
+        """The process ends, and unsynced writes are kept, torn or lost by chance."""
+        self.crash()
+        self.disk.power_cut(self.cluster.world.rng.getrandbits(32))
+
+    def cut_soon(self, calls: int, down: float) -> None:
+        """Power goes at the `calls`-th call of the disk from here, in the middle of it."""
+        if self.process is not None:
+            self.disk.fail(calls, EIO)
+            self.cut_at = self.disk.calls() + calls
+            self.down = down
+
+    def power_gone(self) -> bool:
+        """Whether the disk's calls have come to where power goes."""
+        return self.cut_at > 0 and self.disk.calls() > self.cut_at
+
+    def lose_power(self) -> None:
+        """What `cut_soon` promised, in the name of the process that noticed."""
+        self.cluster.world.note(self.name, "loses power in a call of its disk")
+        self.power_cut()
+        self.cluster.world.after(self.down, self.start)
+
+    def mend_disk(self) -> None:
+        if not self.cut_at:
+            self.disk.fail(0, NO_FAULT)
+
+    def wipe(self) -> None:
+        """An empty disk in place of this one."""
+        self.crash()
+        self.disk = store.SimDisk(self.cluster.world.rng.getrandbits(32))
+        self.store_number = 0
+
+
+@dataclass
+class Cluster:
+    """All that one history needs."""
+
+    world: World
+    profile: Profile
+    network: Network = field(init=False)
+    records: Records = field(default_factory=Records)
+    machines: list[Machine] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list)
+    history: list[ChunkOp] = field(default_factory=list)
+    manager: Manager | None = None
+    unrepairable: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        world, profile = self.world, self.profile
+        self.network = Network(world, profile.weather)
+        targets = range(1, profile.targets + 1)
+        self.nodes = {target: f"sto{target}" for target in targets}
+        clients = [f"cli{number}" for number in range(1, profile.clients + 1)]
+        self.names = ["mgr", *self.nodes.values(), *clients]
+        self.records.chains[CHAIN] = Chain.new(CHAIN, tuple(targets))
+        for target in targets:
+            disk = store.SimDisk(world.rng.getrandbits(32))
+            self.machines.append(Machine(self, target, self.nodes[target], disk))
+        self.start_manager()
+        for machine in self.machines:
+            world.after(world.rng.random() * 0.05, machine.start)
+        for number in range(1, profile.clients + 1):
+            client = Client(
+                world, self.network, number, self.chain, self.nodes, profile.habits, self.history
+            )
+            self.clients.append(client)
+
+    @property
+    def chain(self) -> Chain:
+        return self.records.chains[CHAIN]
+
+    def start_manager(self) -> None:
+        if self.manager is None:
+            self.world.note("mgr", "starts")
+            watchers = self.names[1:]
+            self.manager = Manager(
+                self.world, self.network, self.records, self.nodes, self.profile.times, watchers
+            )
+
+    def crash_manager(self) -> None:
+        if self.manager is not None:
+            self.manager.crash()
+            self.manager = None
+
+    def calm(self) -> bool:
+        """Everything runs, all serve and the network is whole."""
+        return (
+            not self.network.cut
+            and self.manager is not None
+            and all(machine.process is not None and not machine.cut_at for machine in self.machines)
+            and self.all_serve()
+        )
+
+    def all_serve(self) -> bool:
+        return len(self.chain.targets(Public.SERVING)) == len(self.machines)
+
+    def scrubbed_since(self, moment: float) -> bool:
+        """All serve, and a scrub of each target that began after `moment` has left nothing wrong."""
+        return self.all_serve() and all(machine.scrubbed > moment for machine in self.machines)
+
+    def run(self) -> None:
+        """The whole history, and what must be true at its end.
+
+        Raises:
+            BrokenInvariant, NotHealed, NotLinearizable: a failure of what is simulated.
+        """
+        world = self.world
+        world.run(0.4)
+        nemesis = Nemesis(self)
+        world.run(world.now + self.profile.duration)
+        nemesis.end()
+        self.mend()
+        self.heal()
+        self.check_replicas()
+        self.check_histories()
+
+    def mend(self) -> None:
+        """Everything that broke is whole again."""
+        self.network.cut.clear()
+        self.network.weather = type(self.network.weather)()
+        for machine in self.machines:
+            machine.cut_at = 0
+            machine.mend_disk()
+            machine.start()
+            if machine.process is not None:
+                machine.process.frozen_until = 0.0
+        self.start_manager()
+
+    def heal(self) -> None:
+        """Waits until all serve, the clients are done and the disks were read through."""
+        world, mended = self.world, self.world.now
+        bound = mended + self.profile.times.recovery_wait + 30.0
+        since, version = mended, 0
+        while complaint := next(self.complaints(since), ""):
+            if self.chain.version != version:
+                since, version = world.now, self.chain.version
+            if world.now > bound:
+                waited = world.now - mended
+                raise NotHealed(f"{complaint} after {waited:.1f} s: {describe(self.chain)}")
+            world.run(world.now + 0.25)
+
+    def complaints(self, since: float) -> Iterator[str]:
+        """What keeps the cluster from being at rest: scrubs must have begun after `since`."""
+        if not self.all_serve():
+            yield "not all serve"
+        for client in self.clients:
+            if client.left or not client.idle:
+                yield f"{client.name} is not done"
+        for machine in self.machines:
+            if machine.scrubbed <= since:
+                yield f"{machine.name} is not scrubbed"
+            process = machine.process
+            if process is None or process.store is None:
+                yield f"{machine.name} has no store"
+                continue
+            for chunk in process.pending():
+                yield f"{machine.name}: chunk {chunk} has a version pending"
+
+    def check_replicas(self) -> None:
+        """All replicas hold the same, their bytes are good, and clients' last reads see them."""
+        seen: dict[int, tuple[str, dict[int, tuple[int, bytes]]]] = {}
+        for machine in self.machines:
+            assert machine.process is not None
+            contents = machine.process.contents()
+            for name, others in seen.values():
+                if contents != others:
+                    raise NotHealed(
+                        f"{machine.name} and {name} differ: {sketch(contents)} {sketch(others)}"
+                    )
+            seen[machine.target] = (machine.name, contents)
+        now = self.world.now
+        _, contents = seen[1]
+        for chunk in range(self.profile.habits.chunks):
+            version, data = contents.get(chunk, (0, b""))
+            whole = len(data) if version else -1
+            self.history.append(
+                ChunkOp(0, "read", now, now, 0, 1 << 30, data, version, whole, chunk)
+            )
+
+    def check_histories(self) -> None:
+        for chunk in range(self.profile.habits.chunks):
+            verdict = check_chunk([op for op in self.history if op.chunk == chunk])
+            if not verdict.ok:
+                raise NotLinearizable(f"chunk {chunk}\n{explain(verdict)}")
+        corrupted = [op for client in self.clients for op in client.corrupted]
+        if corrupted:
+            raise NotLinearizable(f"within the budget, yet Corrupted: {corrupted[0]}")
+
+
+def sketch(contents: dict[int, tuple[int, bytes]]) -> str:
+    return (
+        "{"
+        + ", ".join(
+            f"{chunk}: v{version} of {len(data)}" for chunk, (version, data) in contents.items()
+        )
+        + "}"
+    )
+
+
+__all__ = ["BrokenInvariant", "Cluster", "Machine", "NotHealed", "NotLinearizable"]

@@ -1,0 +1,145 @@
+"""`make sim-mutants`: takes one rule of the protocol away at a time; the simulator must notice each.
+
+A mutant is a small replacement in one source file. Sources, simulator and native code are copied to a
+scratch directory, where each mutant is made, built if it is native, simulated until a history fails,
+and undone.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fs3.sim.mutations import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRATCH = ROOT / "build" / "mutants"
+COPIED = ("native", "src", "tests/fs3")
+SUFFIXES = (".py", ".hpp", ".cpp", ".inl", ".json")
+RUN = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+sys.path[:0] = [{src!r}, {root!r}]
+from tests.fs3.sim import simulate
+sys.argv = ["simulate", "--histories", "{histories}", "--jobs", "{jobs}", "--kind", "{kind}"]
+sys.exit(simulate.main())
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mutant: Mutant
+    caught: bool
+    seconds: float
+    said: str
+
+
+def copy_sources() -> None:
+    """Brings the scratch directory up to date; what has not changed keeps its time, so builds are short."""
+    sources = [ROOT / "CMakeLists.txt"]
+    for name in COPIED:
+        sources += [path for path in (ROOT / name).rglob("*") if path.suffix in SUFFIXES]
+    wanted = {SCRATCH / path.relative_to(ROOT): path for path in sources}
+    for name in COPIED:
+        for old in (SCRATCH / name).rglob("*"):
+            if old.suffix in SUFFIXES and old not in wanted:
+                old.unlink()
+    for copy, path in wanted.items():
+        if not copy.exists() or copy.read_bytes() != path.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+
+
+def build() -> None:
+    """The native module of the scratch sources, beside the Python ones."""
+    at = SCRATCH / "build"
+    if not (at / "build.ninja").exists():
+        configure = [
+            "cmake",
+            "-S",
+            SCRATCH,
+            "-B",
+            at,
+            "-G",
+            "Ninja",
+            "-DSKBUILD=ON",
+            "-DCMAKE_BUILD_TYPE=Release",
+        ]
+        configure.append(f"-DPython_EXECUTABLE={sys.executable}")
+        subprocess.run([str(part) for part in configure], check=True, capture_output=True)
+    made = subprocess.run(
+        ["cmake", "--build", str(at), "--target", "_native"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise SystemExit(made.stdout[-3000:])
+    for module in at.glob("_native*.so"):
+        shutil.copy(module, SCRATCH / "src" / "fireflyer" / module.name)
+
+
+def simulate(kind: str, histories: int, jobs: int) -> tuple[bool, str]:
+    """Whether a history failed, and what was said of it."""
+    root, src = str(SCRATCH), str(SCRATCH / "src")
+    script = RUN.format(src=src, root=root, histories=histories, jobs=jobs, kind=kind)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        cwd=SCRATCH,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in (0, 1):
+        return True, f"the simulator ended with {done.returncode}: {done.stderr.strip()[-200:]}"
+    said = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
+    return done.returncode == 1, said[0][:150] if said else done.stderr.strip()[-200:]
+
+
+def try_mutant(mutant: Mutant, histories: int, jobs: int) -> Outcome:
+    path = SCRATCH / mutant.file
+    sane = path.read_text()
+    if sane.count(mutant.old) != 1:
+        raise SystemExit(
+            f"mutant {mutant.name}: its text occurs {sane.count(mutant.old)} times in {mutant.file}"
+        )
+    path.write_text(sane.replace(mutant.old, mutant.new))
+    try:
+        build()  # also undoes the last native mutant
+        began = time.monotonic()
+        caught, said = simulate(mutant.kind, histories, jobs)
+        return Outcome(mutant, caught, time.monotonic() - began, said)
+    finally:
+        path.write_text(sane)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make sim-mutants")
+    parser.add_argument("--histories", type=int, default=2000, help="for each mutant")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", action="append", help="names of mutants")
+    arguments = parser.parse_args()
+    copy_sources()
+    build()
+    for kind in ("chunks", "meta"):
+        failed, said = simulate(kind, 100, arguments.jobs)
+        if failed:
+            raise SystemExit(f"without any mutant: {said}")
+    outcomes = []
+    for mutant in MUTANTS:
+        if arguments.only and mutant.name not in arguments.only:
+            continue
+        outcome = try_mutant(mutant, arguments.histories, arguments.jobs)
+        outcomes.append(outcome)
+        verdict = "caught" if outcome.caught else "MISSED"
+        print(f"{verdict} in {outcome.seconds:6.1f} s  {mutant.name}: {outcome.said}", flush=True)
+    caught = sum(outcome.caught for outcome in outcomes)
+    print(f"{caught} of {len(outcomes)} mutants caught")
+    return 0 if caught >= 0.95 * len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

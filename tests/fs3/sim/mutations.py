@@ -1,0 +1,306 @@
+"""Rules of the protocol, each taken away by a small replacement in one source file."""
+
+from dataclasses import dataclass
+
+CHAINS = "src/fireflyer/fs3/manager/chains.py"
+REPLICA = "native/fs3/replica/"
+STORE = "native/fs3/store/"
+SIM = "tests/fs3/sim/"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` occurs once in `file`; without the rule it is `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    kind: str = "chunks"
+
+
+MUTANTS = (
+    # Membership
+    Mutant(
+        "a restarted process stays serving",
+        CHAINS,
+        "and local.incarnation == member.incarnation\n",
+        "\n",
+    ),
+    Mutant(
+        "a faulty target stays in the chain",
+        CHAINS,
+        "and local.state is not LocalState.FAULTY\n    )\n",
+        ")\n",
+    ),
+    Mutant(
+        "a finished sync counts at any version",
+        CHAINS,
+        "LocalState.UPTODATE or local.version != version:",
+        "LocalState.UPTODATE:",
+    ),
+    Mutant(
+        "the first of the last ones serves at once",
+        CHAINS,
+        "Public.SERVING if len(last) == 1 else Public.RECOVERING",
+        "Public.SERVING",
+    ),
+    Mutant(
+        "recovery waits for nobody",
+        CHAINS,
+        "or not all(usable(m) for m in last):",
+        "or not usable(last[0]):",
+    ),
+    Mutant(
+        "an emptied store holds what it served",
+        CHAINS,
+        "return local is None or member.store in (0, local.store)",
+        "return True",
+    ),
+    Mutant(
+        "two sync at once",
+        CHAINS,
+        "    if any(member.state is Public.SYNCING for member in members):\n        return members\n",
+        "",
+    ),
+    Mutant(
+        "no word of the others is awaited",
+        CHAINS,
+        "return staying if len(staying) < len(serving) else ()",
+        "return ()",
+    ),
+    # Leases, in the shells
+    Mutant(
+        "a lease counts from when it was answered",
+        SIM + "node.py",
+        "        sent = self.clock()\n\n        def told(chains: tuple[Chain, ...] | None) -> None:\n",
+        "        def told(chains: tuple[Chain, ...] | None) -> None:\n"
+        "            sent = self.clock() + 0.3\n",
+    ),
+    Mutant(
+        "the manager does not wait for the lease's end",
+        SIM + "managing.py",
+        "return self.lease * 1.1 + self.margin",
+        "return self.lease * 0.6",
+    ),
+    Mutant(
+        "a new manager calls nodes dead at once",
+        SIM + "managing.py",
+        "if fresh and any(",
+        "if not fresh and any(",
+    ),
+    Mutant(
+        "an apply is reported before it is synced",
+        SIM + "deeds.py",
+        "        process.given += 1\n        process.sync_soon()\n",
+        "        process.given += 1\n        process.sync_soon()\n"
+        "        size = max(action.length, action.offset + len(data))\n"
+        "        process.later(0.0, process.applied, action.op, status, size)\n",
+    ),
+    Mutant(
+        "a syncing target gets tags of pending writes",
+        SIM + "deeds.py",
+        "return (client, channel, seq, inode, index, 0, 0) if version and pending == version else tagged",
+        "return tagged",
+    ),
+    Mutant(
+        "a syncing target keeps its own tags",
+        SIM + "deeds.py",
+        "        process.store.forget_client(client)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "damage of the log is forgotten",
+        REPLICA + "store_lookup.hpp",
+        "return store_.state()[0] == 0 && !store_.damaged();",
+        "return store_.state()[0] == 0;",
+    ),
+    # The replica
+    Mutant(
+        "a retried write is made again",
+        REPLICA + "writes.cpp",
+        "  if (stored != write.tag.seq || known.tag.client == 0 || known.version == 0) return false;\n",
+        "  if (known.tag.client == 0 || known.version != ~Version{0}) return false;\n",
+    ),
+    Mutant(
+        "an old write of a channel is made",
+        REPLICA + "writes.cpp",
+        "  if (write.tag.seq < newest) {\n",
+        "  if (write.tag.seq + 1000 < newest) {\n",
+    ),
+    Mutant(
+        "a client's chain version is not compared",
+        REPLICA + "writes.cpp",
+        "if (!head() || write.chain_version != chain_) {",
+        "if (!serving()) {",
+    ),
+    Mutant(
+        "an update's chain version is not compared",
+        REPLICA + "writes.cpp",
+        "if (!follows || update.chain_version != chain_ || update.from != predecessor_) {",
+        "if (!follows) {",
+    ),
+    Mutant(
+        "a version is made twice",
+        REPLICA + "writes.cpp",
+        "  if (job.version <= chunk.committed || gone) {\n",
+        "  if (false && gone) {\n",
+    ),
+    Mutant(
+        "any base will do",
+        REPLICA + "writes.cpp",
+        "} else if (job.base == chunk.committed && chunk.pending == 0 && !job.forget) {",
+        "} else if (chunk.pending == 0 && !job.forget) {",
+    ),
+    Mutant(
+        "the head answers before its successor",
+        REPLICA + "writes.cpp",
+        "    if (successor_ != 0) {\n      send(place);\n      return;\n    }\n",
+        "    if (successor_ != 0 && !head_) {\n      send(place);\n      return;\n    }\n",
+    ),
+    Mutant(
+        "each commits before its successor",
+        REPLICA + "writes.cpp",
+        "  job.committed = any_base || successor_ == 0;\n",
+        "  job.committed = true;\n",
+    ),
+    Mutant(
+        "numbers of removed versions are used again",
+        REPLICA + "writes.cpp",
+        "job.version = std::max(floor_, removals_.empty() ? 0 : *removals_.rbegin()) + 1;",
+        "job.version = 2;",
+    ),
+    Mutant(
+        "a removal waits for no creation",
+        REPLICA + "writes.cpp",
+        "return job.removes == 0 || creations_.empty() || *creations_.begin() > job.removes;",
+        "return true;",
+    ),
+    Mutant(
+        "writes go to a syncing target as they are",
+        REPLICA + "writes.cpp",
+        "const bool whole = job.kind != Kind::remove && (job.whole || successor_syncs_);",
+        "const bool whole = job.kind != Kind::remove && job.whole;",
+    ),
+    Mutant(
+        "a read does not wait for what is pending",
+        REPLICA + "reads.cpp",
+        "  if (chunk.pending == 0) {\n    serve_parked(*found);\n",
+        "  if (chunk.pending != 0 && !chunk.removes) {\n    chunk.reads.pop_back();\n"
+        "    act(ServeRead{read.op, read.chunk, chunk.pending});\n"
+        "  } else if (true) {\n    serve_parked(*found);\n",
+    ),
+    Mutant(
+        "a read needs no lease",
+        REPLICA + "reads.cpp",
+        "if (!serving() || !leased() || read.chain_version != chain_) {",
+        "if (!serving() || read.chain_version != chain_) {",
+    ),
+    Mutant(
+        "what is pending stays so when routing changes",
+        REPLICA + "replica.cpp",
+        "  if (!chunk.busy && serving() && chunk.pending != 0) make_inherited(place);\n",
+        "",
+    ),
+    Mutant(
+        "a sync ends before its last answers",
+        REPLICA + "sync.cpp",
+        "    if (walk_.running > 0 || walk_.asking || !walk_.todo.empty()) return;\n"
+        "    if (!walk_.exhausted) {\n      ask(Ask::page, successor_);",
+        "    if (walk_.asking || !walk_.todo.empty()) return;\n"
+        "    if (!walk_.exhausted) {\n      ask(Ask::page, successor_);",
+    ),
+    Mutant(
+        "a sync does not compare CRCs or versions",
+        REPLICA + "sync.cpp",
+        "return mine->committed != theirs->committed || mine->crc != theirs->crc || theirs->pending != 0;",
+        "return false;",
+    ),
+    Mutant(
+        "a sync leaves what only the other has",
+        REPLICA + "sync.cpp",
+        "  if (mine == nullptr || theirs == nullptr) return true;\n",
+        "  if (mine == nullptr) return false;\n  if (theirs == nullptr) return true;\n",
+    ),
+    Mutant(
+        "a recovery takes nothing newer",
+        REPLICA + "recovery.cpp",
+        "    return newest(*theirs) > (here != 0 ? here : floor_);\n",
+        "    return false;\n",
+    ),
+    Mutant(
+        "a synced target forgets the floor",
+        REPLICA + "follow.cpp",
+        "    floor_ = std::max(floor_, done.floor);",
+        "    ",
+    ),
+    # The store
+    Mutant(
+        "bytes are not synced before their record",
+        STORE + "commit.cpp",
+        "    sync_data(batch);\n",
+        "",
+    ),
+    Mutant(
+        "the log is not synced",
+        STORE + "commit.cpp",
+        "    disk_.sync(log_);\n  } catch (const Error&) {\n    failed_ = true;\n    return",
+        "  } catch (const Error&) {\n    failed_ = true;\n    return",
+    ),
+    Mutant(
+        "a dropped version keeps its tag",
+        STORE + "commit.cpp",
+        "tagged.version == r.version) tagged.version = tagged.length = 0;",
+        "tagged.version == ~Version{0}) tagged.version = tagged.length = 0;",
+    ),
+    # Metadata
+    Mutant(
+        "a request that is sent again is done again",
+        "src/fireflyer/fs3/kv/run.py",
+        "self._record = record_key(*request) if request is not None else None",
+        "self._record = None",
+        "meta",
+    ),
+    Mutant(
+        "a refusal is not recorded",
+        "src/fireflyer/fs3/kv/run.py",
+        "        if self._record is None or self._refusal is None:\n",
+        "        if True:\n",
+        "meta",
+    ),
+    Mutant(
+        "forgotten answers are given anew",
+        "src/fireflyer/fs3/meta/service.py",
+        "if kept and number <= counter(t.get(record_key(client, 0))):",
+        "if not kept and number < 0:",
+        "meta",
+    ),
+    Mutant(
+        "what is uncertain counts as done",
+        "src/fireflyer/fs3/kv/run.py",
+        "            if outcome is not Outcome.COMMITTED\n",
+        "            if outcome is Outcome.CONFLICT\n",
+        "meta",
+    ),
+    Mutant(
+        "reads do not conflict",
+        "src/fireflyer/fs3/kv/history.py",
+        "            if last.get(key, 0) > version:\n",
+        "            if last.get(key, 0) > version + 1000:\n",
+        "meta",
+    ),
+    # The client
+    Mutant(
+        "a retry has another tag",
+        SIM + "clients.py",
+        "            target = serving[0]\n",
+        "            target = serving[0]\n            client.seq += 1\n"
+        "            self.tag = (client.number, client.channel, client.seq)\n",
+    ),
+    Mutant(
+        "a client does not compare CRCs",
+        SIM + "clients.py",
+        "        elif good(answer.data, answer.crcs):",
+        "        elif answer.crcs is not None:",
+    ),
+)

@@ -1,0 +1,187 @@
+"""Storage nodes under a real manager: chains come up, lose a node, take it back, heal a replaced disk."""
+
+import asyncio
+import contextlib
+import random
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fs3 import frames
+from tests.fs3.manager.store import Store
+
+from fireflyer._native import crc32c
+from fireflyer.errors import PeerLost, ProtocolMismatch
+from fireflyer.fs3.lines import dial
+from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.leases import Times
+from fireflyer.fs3.manager.link import ManagerLink
+from fireflyer.fs3.manager.routing import Routing
+from fireflyer.fs3.manager.service import Manager
+from fireflyer.fs3.roles import Role
+from fireflyer.fs3.storage.node import NodeSettings, StorageNode
+from fireflyer.rpc.loop import LoopThread
+from fireflyer.rpc.proof import Secret
+from fireflyer.rpc.server import Server
+
+SECRET = Secret(b"the secret of these nodes")
+LIMIT_S = 60.0
+INODE = 5
+
+
+class Nodes:
+    """A manager and storage nodes, each with one target, all in one chain."""
+
+    def __init__(self, loop: LoopThread, folder: Path, count: int) -> None:
+        self._loop, self._folder = loop, folder
+        self.manager = loop.run(self._start())
+        self._news = threading.Condition()
+        self.link = ManagerLink(self.manager, SECRET, Role.CLIENT, on_routing=self._told)
+        self.running = {f"n{i}": self._node(f"n{i}") for i in range(count)}
+        self.link.refresh()
+        self.link.lay_out(1, count)
+        self.seq = 0
+
+    async def _start(self) -> str:
+        self._server = Server(SECRET, Role.MANAGER)
+        address = str(await self._server.listen("127.0.0.1:0"))
+        manager = Manager(self._server, Store(), address, Times(lease_s=0.6), alone=True)
+        self._task = asyncio.ensure_future(manager.run())
+        return address
+
+    async def _stop(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._server.close()
+
+    def _told(self, _: Routing) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def _node(self, name: str) -> StorageNode:
+        settings = NodeSettings(
+            directory=self._folder / name, name=name, workers=3, buffers=16 << 20
+        )
+        settings.directory.mkdir(exist_ok=True)
+        return StorageNode(settings, self.manager, SECRET)
+
+    def stop(self, name: str, *, wipe: bool = False) -> None:
+        self.running.pop(name).close()
+        if wipe:
+            shutil.rmtree(self._folder / name)
+
+    def start(self, name: str) -> None:
+        self.running[name] = self._node(name)
+
+    def chain(self, serving: int) -> Chain:
+        """The chain, once so many of its members serve."""
+
+        def there() -> bool:
+            chain = self.link.chain(1)
+            return chain is not None and len(chain.targets(Public.SERVING)) == serving
+
+        with self._news:
+            assert self._news.wait_for(there, LIMIT_S), self.link.chain(1)
+        chain = self.link.chain(1)
+        assert chain is not None
+        return chain
+
+    def line(self, target: int) -> socket.socket:
+        address = self.link.address(target // 256)
+        assert address is not None
+        line = dial(address, SECRET, Role.CLIENT)
+        line.settimeout(LIMIT_S)
+        return line
+
+    def write(self, index: int, data: bytes) -> None:
+        """Until it is acknowledged, by whoever is the head."""
+        self.seq += 1
+        status = -1
+        while status != frames.OK:
+            chain = self.link.chain(1)
+            assert chain is not None
+            heads = chain.targets(Public.SERVING)
+            with (
+                contextlib.suppress(PeerLost, AssertionError, OSError),
+                self.line(heads[0]) as line,
+            ):
+                tag = (8, 1, self.seq)
+                status = frames.write(line, (1, chain.version), (INODE, index), 0, data, tag)[0]
+                assert status in (frames.OK, frames.STALE_ROUTING)
+
+    def read(self, target: int, index: int) -> bytes:
+        """From this replica."""
+        while True:
+            chain = self.link.chain(1)
+            assert chain is not None
+            with self.line(target) as line:
+                found = frames.read(line, (1, chain.version), [(INODE, index, 0, 1 << 20)])[0]
+            if found.status == frames.OK:
+                return found.data
+            assert found.status == frames.STALE_ROUTING
+
+    def close(self) -> None:
+        for node in self.running.values():
+            node.close()
+        self.link.close()
+        self._loop.run(self._stop())
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    with LoopThread("manager") as loop:
+        nodes = Nodes(loop, tmp_path, 3)
+        yield nodes
+        nodes.close()
+
+
+@pytest.mark.parametrize("wipe", [False, True])
+def test_a_node_goes_and_comes_back(nodes: Nodes, wipe: bool) -> None:
+    rng = random.Random(wipe)
+    model: dict[int, bytes] = {}
+
+    def write_some() -> None:
+        for _ in range(10):
+            index = rng.randrange(20)
+            model[index] = rng.randbytes(rng.choice((10, 5000, 70_000))).ljust(
+                len(model.get(index, b""))
+            )
+            nodes.write(index, model[index])
+
+    nodes.chain(3)
+    write_some()
+    for name in ("n0", "n2", "n1"):
+        nodes.stop(name, wipe=wipe)
+        nodes.chain(2)
+        write_some()
+        nodes.start(name)
+        chain = nodes.chain(3)
+        write_some()
+        for target in chain.targets(Public.SERVING):
+            found = {index: crc32c(nodes.read(target, index)) for index in model}
+            assert found == {index: crc32c(data) for index, data in model.items()}
+
+
+def test_all_nodes_stop_at_once_and_nothing_is_lost(nodes: Nodes) -> None:
+    nodes.chain(3)
+    for index in range(20):
+        nodes.write(index, bytes([index]) * 3000)
+    for name in ("n0", "n1", "n2"):
+        nodes.stop(name)
+    for name in ("n2", "n0", "n1"):
+        nodes.start(name)
+    for target in nodes.chain(3).targets(Public.SERVING):
+        for index in range(20):
+            assert nodes.read(target, index) == bytes([index]) * 3000
+
+
+def test_another_secret_is_not_let_in(nodes: Nodes) -> None:
+    address = next(iter(nodes.running.values())).address
+    with pytest.raises(ProtocolMismatch, match="another secret"):
+        dial(address, Secret(b"some other secret, not ours"), Role.CLIENT)
+    with pytest.raises(PeerLost):
+        dial("127.0.0.1:1", SECRET, Role.CLIENT)

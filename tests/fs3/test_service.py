@@ -1,0 +1,167 @@
+"""The storage service on real directories and sockets: chains, routing, leases, garbage."""
+
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fs3 import frames
+
+from fireflyer._native.fs3 import io
+
+CHAIN = 9
+SERVING, WAITING = 0, 4
+INODE = 77
+
+
+class Cluster:
+    """Nodes with one target each, told their routing by hand."""
+
+    def __init__(self, folder: Path, count: int, lease: float = 60.0) -> None:
+        folder.mkdir(exist_ok=True)
+        self.nodes = [io.Node(workers=3, buffers=32 << 20) for _ in range(count)]
+        self.targets = [256 * (n + 1) for n in range(count)]
+        for node, target in zip(self.nodes, self.targets, strict=True):
+            node.open(str(folder / str(target)), target, CHAIN, 1)
+            for number, other in enumerate(self.targets):
+                node.locate(other, number)
+        self.version = 0
+        self.route(self.targets)
+        for node, target in zip(self.nodes, self.targets, strict=True):
+            node.lease(lease, [(target, self.version)])
+
+    def route(self, serving: list[int]) -> None:
+        """The chain has these members, all SERVING, at the next version."""
+        self.version += 1
+        members = [(target, SERVING, 1) for target in serving]
+        members += [(target, WAITING, 0) for target in self.targets if target not in serving]
+        for node, target in zip(self.nodes, self.targets, strict=True):
+            node.routing(target, self.version, members)
+
+    @property
+    def chain(self) -> tuple[int, int]:
+        return CHAIN, self.version
+
+    def join(self) -> None:
+        """Connects each node to each other one."""
+        for number, node in enumerate(self.nodes):
+            for other, peer in enumerate(self.nodes):
+                if other != number:
+                    ours, theirs = socket.socketpair()
+                    for end in (ours, theirs):
+                        end.setblocking(False)
+                    node.connected(other, ours.detach())
+                    peer.serve(theirs.detach())
+
+    def line(self, number: int = 0) -> socket.socket:
+        """A client's connection."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        ours.settimeout(30)
+        self.nodes[number].serve(theirs.detach())
+        return ours
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+@pytest.fixture(params=[1, 2, 3])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, request.param)
+    cluster.join()
+    yield cluster
+    cluster.close()
+
+
+def test_what_was_acknowledged_is_read_from_every_replica(cluster: Cluster) -> None:
+    rng = random.Random(5)
+    model: dict[int, bytes] = {}
+    with cluster.line() as head:
+        for seq in range(1, 120):
+            index, offset = rng.randrange(4), rng.randrange(30_000)
+            data = rng.randbytes(rng.choice((1, 100, 4096, 20_000, 150_000)))
+            status, _, length = frames.write(
+                head, cluster.chain, (INODE, index), offset, data, (1, 1, seq)
+            )
+            old = model.get(index, b"").ljust(offset, b"\0")
+            model[index] = old[:offset] + data + old[offset + len(data) :]
+            assert (status, length) == (frames.OK, len(model[index]))
+    for number in range(len(cluster.nodes)):
+        with cluster.line(number) as line:
+            for index, data in model.items():
+                begin = rng.randrange(len(data))
+                end = rng.randrange(begin, len(data)) + 1
+                wanted = [(INODE, index, 0, 1 << 20), (INODE, index, begin, end - begin)]
+                whole, part = frames.read(line, cluster.chain, wanted)
+                assert (whole.status, whole.data) == (frames.OK, data)
+                assert part.offset == begin // frames.BLOCK * frames.BLOCK
+                assert data[begin:end] in part.data
+                assert part.data == data[part.offset : part.offset + len(part.data)]
+
+
+def test_a_write_that_is_sent_again_is_done_once(cluster: Cluster) -> None:
+    with cluster.line() as line:
+        first = frames.write(line, cluster.chain, (INODE, 0), 0, b"one", (4, 2, 1))
+        assert (
+            frames.write(line, cluster.chain, (INODE, 0), 0, b"two", (4, 2, 2))[1] == first[1] + 1
+        )
+        again = frames.write(line, cluster.chain, (INODE, 0), 0, b"two", (4, 2, 2))
+        assert again[:2] == (frames.OK, first[1] + 1)
+        assert frames.write(line, cluster.chain, (INODE, 0), 0, b"one", (4, 2, 1))[0] == 2
+        assert frames.read(line, cluster.chain, [(INODE, 0, 0, 10)])[0].data == b"two"
+
+
+def test_nothing_is_served_without_a_lease_or_with_other_routing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1)
+    with cluster.line() as line:
+        assert frames.write(line, cluster.chain, (1, 0), 0, b"x", (1, 1, 1))[0] == frames.OK
+        old = cluster.chain
+        cluster.route(cluster.targets)
+        for chain in (old, (CHAIN, cluster.version + 1), (CHAIN + 1, cluster.version)):
+            assert frames.write(line, chain, (1, 0), 0, b"y", (1, 1, 2))[0] == frames.STALE_ROUTING
+            assert frames.read(line, chain, [(1, 0, 0, 9)])[0].status == frames.STALE_ROUTING
+        assert frames.read(line, cluster.chain, [(1, 0, 0, 9), (1, 7, 0, 9)])[0].data == b"x"
+    cluster.close()
+    unleased = Cluster(tmp_path / "other", 1, lease=-1.0)
+    with unleased.line() as line:
+        assert (
+            frames.write(line, unleased.chain, (1, 0), 0, b"x", (1, 1, 1))[0]
+            == frames.STALE_ROUTING
+        )
+        assert frames.read(line, unleased.chain, [(1, 0, 0, 9)])[0].status == frames.STALE_ROUTING
+    unleased.close()
+
+
+def test_bytes_survive_the_service(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1)
+    with cluster.line() as line:
+        assert frames.write(line, cluster.chain, (1, 0), 5, b"kept", (1, 1, 1))[0] == frames.OK
+    cluster.close()
+    cluster = Cluster(tmp_path, 1)
+    with cluster.line() as line:
+        assert frames.read(line, cluster.chain, [(1, 0, 0, 99)])[0].data == b"\0" * 5 + b"kept"
+    cluster.close()
+
+
+def test_garbage_closes_the_connection_and_nothing_else(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1)
+    rng = random.Random(1)
+    good = frames.HEAD.pack(frames.MAGIC, 1, 0, 1, frames.READ.size, 0, 0, 3)
+    good += frames.READ.pack(INODE, 0, CHAIN, cluster.version, 0, 10, 0)
+    with cluster.line() as keeper:
+        assert (
+            frames.write(keeper, cluster.chain, (INODE, 0), 0, b"safe", (1, 1, 1))[0] == frames.OK
+        )
+        for _ in range(300):
+            with cluster.line() as line:
+                bad = bytearray(good * 2)
+                for _ in range(rng.randrange(1, 4)):
+                    bad[rng.randrange(len(bad))] = rng.randrange(256)
+                line.sendall(bad[: rng.randrange(1, len(bad) + 1)])
+                line.shutdown(socket.SHUT_WR)
+                while line.recv(1 << 16):
+                    pass
+        assert frames.read(keeper, cluster.chain, [(INODE, 0, 0, 10)])[0].data == b"safe"
+    cluster.close()

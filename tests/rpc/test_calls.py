@@ -1,0 +1,347 @@
+"""Calls between real sockets: answers, errors, pushes, deadlines, servers that die."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.conftest import fork_child
+from tests.rpc.conftest import KEY, SECRET
+
+from fireflyer.errors import (
+    Corrupted,
+    DeadlineExceeded,
+    FireflyerError,
+    NotPrimary,
+    PeerLost,
+    ProtocolMismatch,
+    WireError,
+)
+from fireflyer.rpc.aclient import AsyncClient
+from fireflyer.rpc.client import Client
+from fireflyer.rpc.loop import LoopThread
+from fireflyer.rpc.policy import Policy
+from fireflyer.rpc.proof import Secret
+from fireflyer.rpc.server import Call, Limits, Server
+
+Serve = Callable[..., str]
+Connect = Callable[..., Client]
+ONCE = Policy(attempt_s=60)
+
+
+class Pair(msgspec.Struct):
+    left: int
+    right: int
+
+
+def plain(call: Call, body: Pair) -> int:
+    return body.left + body.right
+
+
+async def waiting(call: Call, body: float) -> str:
+    await asyncio.sleep(body)
+    return "waited"
+
+
+def failing(call: Call, body: str) -> None:
+    if body == "typed":
+        raise Corrupted("chunk 7 fails its checksum")
+    raise KeyError("the reason is for the server's log")
+
+
+def blocking(call: Call, body: int) -> int:
+    return threading.get_ident() + 0 * body
+
+
+def make(limits: Limits | None = None, secret: Secret = SECRET) -> Server:
+    server = Server(secret, 1, limits)
+    server.on("add", Pair, plain)
+    server.on("wait", float, waiting)
+    server.on("fail", str, failing)
+    server.on("thread", int, blocking, blocking=True)
+    server.on("unsendable", type(None), lambda call, body: object())
+    return server
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "unix"])
+def test_an_answer(serve: Serve, connect: Connect, tmp_path: Path, address: str) -> None:
+    if address == "[::1]:0" and not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    at = serve(make(), f"unix:{tmp_path / 's'}" if address == "unix" else address)
+    client = connect(at)
+    assert client.call("add", Pair(2, 3), int) == 5
+    assert client.call("wait", 0.0, str) == "waited"
+    assert client.call("thread", 1, int) != threading.get_ident()
+
+
+def test_errors_come_as_what_they_are(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(serve(make()))
+    with pytest.raises(Corrupted, match="chunk 7"):
+        client.call("fail", "typed")
+    with pytest.raises(WireError, match=r"failed in fail: KeyError$") as fault:
+        client.call("fail", "untyped")
+    assert "reason" not in str(fault.value)
+    assert "the reason" in caplog.text
+    with pytest.raises(WireError, match="cannot be encoded"):
+        client.call("unsendable")
+    with pytest.raises(ProtocolMismatch, match="no method 'nothing'"):
+        client.call("nothing")
+    with pytest.raises(ProtocolMismatch, match="does not fit"):
+        client.call("add", "not a pair", int)
+    with pytest.raises(ProtocolMismatch, match="does not fit"):
+        client.call("add", Pair(2, 3), str)
+    assert client.call("add", Pair(2, 3), int) == 5
+
+
+def test_many_threads_share_one_connection(serve: Serve, connect: Connect) -> None:
+    server = make()
+    client = connect(serve(server))
+    sums: dict[int, list[int]] = {}
+
+    def work(number: int) -> None:
+        sums[number] = [client.call("add", Pair(number, turn), int) for turn in range(200)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == {number: list(range(number, number + 200)) for number in range(8)}
+    assert len(server.connections) == 1
+
+
+def test_a_quick_call_overtakes_a_slow_one(serve: Serve, connect: Connect) -> None:
+    server, release = make(), threading.Event()
+    server.on("held", type(None), lambda call, body: release.wait(60), blocking=True)
+    client = connect(serve(server))
+    held = threading.Thread(target=client.call, args=("held", None, bool))
+    held.start()
+    assert client.call("add", Pair(1, 1), int) == 2
+    assert held.is_alive()
+    release.set()
+    held.join()
+
+
+def test_more_requests_than_a_connection_may_have_under_way(serve: Serve, loop: LoopThread) -> None:
+    address = serve(make(Limits(requests=4)))
+
+    async def scenario() -> list[str]:
+        client = AsyncClient(address, SECRET, 4)
+        try:
+            return await asyncio.gather(*(client.call("wait", 0.001, str) for _ in range(100)))
+        finally:
+            await client.close()
+
+    assert loop.run(scenario()) == ["waited"] * 100
+
+
+def test_the_asyncio_face(serve: Serve, loop: LoopThread) -> None:
+    server = make()
+    address = serve(server)
+
+    async def scenario() -> None:
+        client = AsyncClient(address, SECRET, 4, policy=ONCE)
+        sums = await asyncio.gather(*(client.call("add", Pair(n, 1), int) for n in range(50)))
+        assert sums == [n + 1 for n in range(50)]
+        with pytest.raises(Corrupted):
+            await client.call("fail", "typed")
+        with pytest.raises(DeadlineExceeded, match="wait: "):
+            await client.call("wait", 60.0, str, deadline_s=0.05)
+        assert await client.call("add", Pair(2, 2), int) == 4
+        task = asyncio.ensure_future(client.call("wait", 60.0, str))
+        await client.call("add", Pair(2, 2), int)
+        await client.close()
+        with pytest.raises(PeerLost, match="closed"):
+            await task
+        with pytest.raises(ProtocolMismatch, match="another secret"):
+            await AsyncClient(address, Secret(b"quite another secret"), 4).call("add")
+
+    loop.run(scenario())
+
+
+def test_a_deadline_passes_on_both_sides(serve: Serve, connect: Connect) -> None:
+    server, ended = make(), threading.Event()
+
+    async def endless(call: Call, body: None) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    server.on("endless", type(None), endless)
+    client = connect(serve(server), policy=ONCE)
+    with pytest.raises(DeadlineExceeded):
+        client.call("endless", deadline_s=0.05)
+    assert ended.wait(60)
+    assert client.call("add", Pair(2, 3), int) == 5
+
+
+def test_pushes_reach_who_listens(serve: Serve, connect: Connect, loop: LoopThread) -> None:
+    server, got, all_came = make(), list[int](), threading.Event()
+
+    def take(body: msgspec.Raw) -> None:
+        got.append(msgspec.msgpack.decode(body))
+        if len(got) == 100:
+            all_came.set()
+
+    client = connect(serve(server), pushes={"news": take})
+    other = connect(serve(make()))
+    for each in (client, other):
+        each.call("add", Pair(1, 1), int)
+    for number in range(100):
+        loop.call_soon(server.push, "news", number)
+        loop.call_soon(server.push, "nobody listens to this", number)
+    assert all_came.wait(60)
+    assert got == list(range(100))
+    assert client.call("add", Pair(1, 1), int) == 2
+
+
+def test_a_client_that_does_not_read_is_let_go(
+    serve: Serve, connect: Connect, loop: LoopThread
+) -> None:
+    server = make(Limits(unsent_bytes=1 << 20))
+    closed, slow = threading.Event(), threading.Event()
+    server.on_close = lambda connection: closed.set()
+
+    def take_slowly(body: msgspec.Raw) -> None:
+        slow.wait(60)
+
+    client = connect(serve(server), pushes={"news": take_slowly})
+    client.call("add", Pair(1, 1), int)
+
+    async def flood() -> None:
+        while not closed.is_set():
+            server.push("news", bytes(1 << 20))
+            await asyncio.sleep(0)
+
+    loop.run(flood())
+    slow.set()
+
+
+def die_mid_request(call: Call, body: None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve_in_child(ready: int, address: str) -> None:
+    """A server in a process of its own, which says its port and runs until it is killed."""
+
+    async def main() -> None:
+        server = make()
+        server.on("die", type(None), die_mid_request)
+        at = await server.listen(address)
+        os.write(ready, str(at).encode())
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+@contextlib.contextmanager
+def child_server(address: str = "127.0.0.1:0") -> Any:
+    read, write = os.pipe()
+    pid = fork_child(lambda: serve_in_child(write, address))
+    os.close(write)
+    try:
+        yield os.read(read, 100).decode(), pid
+    finally:
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_server_that_dies_mid_request() -> None:
+    with child_server() as (address, _), Client(address, SECRET, 4) as client:
+        assert client.call("add", Pair(2, 3), int) == 5
+        with pytest.raises(PeerLost):
+            client.call("die", deadline_s=1.0)
+        with pytest.raises(PeerLost, match="no connection"):
+            client.call("add", Pair(2, 3), int, deadline_s=1.0)
+
+
+def test_a_call_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 's'}"
+    with Client(address, SECRET, 4) as client:
+        with child_server(address):
+            assert client.call("add", Pair(2, 3), int) == 5
+        os.unlink(tmp_path / "s")
+        result = list[int]()
+        caller = threading.Thread(target=lambda: result.append(client.call("add", Pair(2, 3), int)))
+        caller.start()
+        with child_server(address):
+            caller.join()
+        assert result == [5]
+
+
+def test_a_frozen_server_is_left_for_another(serve: Serve) -> None:
+    with child_server() as (frozen, pid):
+        other = serve(make())
+        policy = Policy(attempt_s=0.2)
+        with Client([frozen, other], SECRET, 4, policy=policy) as client:
+            assert client.call("add", Pair(2, 3), int) == 5
+            os.kill(pid, signal.SIGSTOP)
+            assert client.call("add", Pair(4, 3), int) == 7
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_who_is_not_primary_names_the_one_that_is(serve: Serve, connect: Connect) -> None:
+    primary = make()
+    primary.on("who", type(None), lambda call, body: "primary")
+    where = serve(primary)
+
+    def refuse(call: Call, body: None) -> None:
+        raise NotPrimary("ask the other", where)
+
+    backup = make()
+    backup.on("who", type(None), refuse)
+    assert connect(serve(backup)).call("who", None, str) == "primary"
+
+
+def test_a_closed_client(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(make()))
+    client.close()
+    client.close()
+    with pytest.raises(PeerLost, match="closed"):
+        client.call("add", Pair(1, 1), int, deadline_s=1e9)
+
+
+def test_closing_ends_the_calls_under_way(serve: Serve, connect: Connect) -> None:
+    server, begun = make(), threading.Event()
+
+    async def held(call: Call, body: None) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    server.on("held", type(None), held)
+    client = connect(serve(server))
+    errors = list[FireflyerError]()
+
+    def caller() -> None:
+        try:
+            client.call("held")
+        except FireflyerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    assert begun.wait(60)
+    client.close()
+    thread.join()
+    assert type(errors[0]) is PeerLost
+
+
+def test_the_secret_is_in_no_error(serve: Serve, connect: Connect) -> None:
+    server = make()
+    address = serve(server)
+    for secret in (Secret(b"another-secret-of-the-tests"), Secret()):
+        with pytest.raises(ProtocolMismatch, match="another secret") as raised:
+            connect(address, secret).call("add", Pair(1, 1), int)
+        assert KEY.decode() not in repr(raised.value) + repr(vars(server)) + str(raised.value)
