@@ -83,10 +83,7 @@ class CheckpointManager:
         check_flag("overlap", overlap)
         check_flag("incremental", incremental)
         check_seconds("commit_deadline_s", commit_deadline_s)
-        if not isinstance(memory, bool | InMemory):
-            raise ConfigError(f"memory={memory!r}: write True, False or an InMemory(...)")
-        if should_suspend is not None and not callable(should_suspend):
-            raise ConfigError(f"should_suspend={should_suspend!r}: give a function, or None")
+        _check(memory, should_suspend)
         storage = _storage_of(directory)
         self._catalog = Catalog(storage)
         self._claims = Claims(storage, identity())
@@ -365,6 +362,13 @@ class CheckpointManager:
 
 def _nothing() -> AbstractContextManager[list[Catalog]]:
     return nullcontext([])
+
+
+def _check(memory: object, should_suspend: object) -> None:
+    if not isinstance(memory, bool | InMemory):
+        raise ConfigError(f"memory={memory!r}: write True, False or an InMemory(...)")
+    if should_suspend is not None and not callable(should_suspend):
+        raise ConfigError(f"should_suspend={should_suspend!r}: give a function, or None")
 
 
 def _storage_of(directory: str | os.PathLike[str] | Storage) -> Storage:
