@@ -5,6 +5,7 @@ import os
 import pickle
 import select
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -160,3 +161,18 @@ def start_gang() -> Iterator[StartGang]:
 def store_path(tmp_path: Path) -> str:
     """A path for one torch FileStore."""
     return str(tmp_path / "store")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
