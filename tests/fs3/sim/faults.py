@@ -1,5 +1,6 @@
 """What goes wrong in a history, by chance and within the budget of docs/fs3.md."""
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -73,7 +74,7 @@ def draw(rng: random.Random, kinds: tuple[str, ...] | None = None) -> Profile:
         removes=rng.choice((0.0, 0.06, 0.2)),
     )
     return Profile(
-        targets=rng.randrange(3, 6),
+        targets=rng.randrange(2, 6),
         clients=rng.choice((1, 2, 3, 3)),
         habits=habits,
         weather=weather,
@@ -116,7 +117,9 @@ class Nemesis:
         if self.liar is None:
             getattr(self, kind)()
         elif self.liar.disk.lies_told() < self.lies:
-            self.lied_at = self.world.now  # it will lie when it next writes
+            pass  # it will lie when it next writes
+        elif self.lied_at == math.inf:
+            self.lied_at = self.world.now
         elif self.cluster.scrubbed_since(self.lied_at):
             self.note(f"the lie of {self.liar.name} is over")
             self.liar = None
@@ -220,7 +223,7 @@ class Nemesis:
         if not self.cluster.calm():
             return
         machine = self.liar = self.any()
-        self.lied_at = self.world.now
+        self.lied_at = math.inf  # not yet
         self.note(f"the disk of {machine.name} lies")
         self.lies = machine.disk.lies_told() + 1
         machine.disk.lie(self.world.rng.getrandbits(32))

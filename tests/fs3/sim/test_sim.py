@@ -1,9 +1,11 @@
 """Some seconds of what `make sim` does for hours; and seeds that once failed."""
 
 import os
+import random
+from dataclasses import replace
 
 import pytest
-from tests.fs3.sim.faults import KINDS, Profile
+from tests.fs3.sim.faults import KINDS, Profile, draw
 from tests.fs3.sim.simulate import HISTORIES, Result, history, many
 
 PROCESSES = 2
@@ -25,6 +27,15 @@ def test_one_kind_of_fault(fault: str) -> None:
     results = [history(seed, profile=Profile(kinds=(fault,), pause=0.3)) for seed in range(3)]
     passed(results, 3)
     assert all(result.operations > 20 for result in results)
+
+
+def test_damage_in_a_chain_of_two() -> None:
+    """Power cuts and a lie of a disk: one recovers while its own newest bytes may be damaged, and the
+    other has them whole."""
+    for seed in (1422, 1505, 2601, 3175, 3527, 3581, 3903, 3990):
+        kinds = ("lie", "power_all", "crash", "power", "torn")
+        profile = replace(draw(random.Random(seed)), targets=2, kinds=kinds, pause=0.2)
+        passed([history(seed, profile=profile)], 1)
 
 
 @pytest.mark.parametrize("kind", ["chunks", "meta"])
