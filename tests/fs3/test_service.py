@@ -134,6 +134,73 @@ def test_nothing_is_served_without_a_lease_or_with_other_routing(tmp_path: Path)
     unleased.close()
 
 
+def test_several_targets_of_a_chain_in_one_service(tmp_path: Path) -> None:
+    """Writes go to the head, reads to all that serve in turn, and the replicas to each other."""
+    targets = [256, 257, 258]
+    node = io.Node(workers=3, buffers=32 << 20)
+    for target in targets:
+        node.open(str(tmp_path / str(target)), target, CHAIN, 1)
+
+    def route(version: int, serving: list[int]) -> None:
+        members = [(target, SERVING, 1) for target in serving]
+        members += [(target, WAITING, 0) for target in targets if target not in serving]
+        for target in targets:
+            node.routing(target, version, members)
+        node.lease(60.0, [(target, version) for target in targets])
+
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    ours.settimeout(30)
+    node.serve(theirs.detach())
+    with ours as line:
+        for version, serving in enumerate(([257, 258, 256], [258, 256], [256]), start=1):
+            route(version, serving)
+            text = b"version %d" % version
+            for seq in range(2):
+                tag = (1, 1, 2 * version + seq)
+                assert frames.write(line, (CHAIN, version), (INODE, 0), 0, text, tag)[0] == 0
+            for _ in range(2 * len(targets)):
+                [found] = frames.read(line, (CHAIN, version), [(INODE, 0, 0, 99)])
+                assert (found.status, found.data) == (frames.OK, text)
+        node.close(256)
+        assert frames.read(line, (CHAIN, 3), [(INODE, 0, 0, 9)])[0].status == frames.STALE_ROUTING
+    node.stop()
+
+
+def test_a_target_is_opened_anew_only_when_nobody_reads_through_it(tmp_path: Path) -> None:
+    """Who is slow to take an answer loses its connection when the target is closed."""
+    cluster = Cluster(tmp_path, 1)
+    node, target = cluster.nodes[0], cluster.targets[0]
+    data = bytes(1 << 20)
+    with cluster.line() as line, cluster.line() as slow:
+        for seq in range(1, 5):
+            frames.write(line, cluster.chain, (INODE, seq), 0, data, (1, 1, seq))
+        table = b"".join(
+            frames.READ.pack(INODE, index, *cluster.chain, 0, 1 << 20, 0) for index in range(1, 5)
+        )
+        frames.send(slow, frames.READ_KIND, 4, table)
+        assert slow.recv(1) == b"F"  # the rest waits
+        node.close(target)
+        node.open(str(tmp_path / str(target)), target, CHAIN, 2)
+        with pytest.raises(AssertionError, match="closed the connection"):
+            frames.exactly(slow, 4 << 20)
+    cluster.close()
+
+
+def test_a_whole_scrub_writes_the_index_anew(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1)
+    node, target = cluster.nodes[0], cluster.targets[0]
+    with cluster.line() as line:
+        frames.write(line, cluster.chain, (INODE, 1), 0, b"bytes", (1, 1, 1))
+    folder = tmp_path / str(target)
+    assert not [*folder.glob("index-*")]
+    after = node.scrub(target, 0, 0, 16)
+    assert after == (INODE, 1)
+    assert node.scrub(target, *after, 16) == (0, 0)
+    assert [*folder.glob("index-*")]
+    cluster.close()
+
+
 def test_bytes_survive_the_service(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 1)
     with cluster.line() as line:

@@ -250,6 +250,7 @@ def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start
         ("replicas = 0", "Expected `int` >= 1"),
         ("replicas = 5", "replicas = 5 needs as many nodes; there are 1"),
         ("replicas = 3\n[nodes.a]\n[nodes.b]", "needs as many nodes; there are 2"),
+        ("replicas = 5\none_node = true", "needs as many targets; there are 4"),
         ("chunk_kib = 100", "chunk_kib must be a power of two, not 100"),
         ("failover_s = 0", "Expected `float` > 0"),
         ("[nodes]", "nodes need names, without slashes, and there must be one"),
@@ -281,7 +282,7 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="absent cannot be read"):
         Process(load(tmp_path / FILE), ALL, ["n1"])
     made = embed(tmp_path / "fs", 2, 3)
-    assert (made.replicas, [its.targets for its in made.nodes.values()]) == (2, [3, 3])
+    assert (made.replicas, [its.targets for its in made.nodes.values()]) == (2, [6])
     assert embed(tmp_path / "fs", None, 3) == made
     with pytest.raises(ConfigError, match="has replicas = 2, not 1"):
         embed(tmp_path / "fs", 1, None)

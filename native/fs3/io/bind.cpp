@@ -118,7 +118,10 @@ class Node {
     const bool first = inode == 0 && index == 0;
     const auto page = target->store().page(first ? std::nullopt : std::optional(ChunkId{inode, index}), limit);
     for (const auto& entry : page) target->suspect(entry.chunk);
-    if (page.empty()) return {};
+    if (page.empty()) {
+      target->store().snapshot();  // what a disk has done to log and index since the last one is of no weight after it
+      return {};
+    }
     return {page.back().chunk.inode, page.back().chunk.index};
   }
 
@@ -212,7 +215,7 @@ void bind(nb::module_ m) {
            "(target, incarnation, local state, its version, number of its store, chain version known, role, failed) of each.")
       .def("wait", &Node::wait, "seconds"_a, Free(), "Until a report changes, at most so long; whether one did.")
       .def("scrub", &Node::scrub, "target"_a, "inode"_a, "index"_a, "limit"_a, Free(),
-           "Reads and checks up to `limit` chunks after this one; returns the last one, (0, 0) at the end.")
+           "Reads and checks up to `limit` chunks after this one; returns the last one. At the end the index is written anew: (0, 0).")
       .def("serve", &Node::serve, "fd"_a, Free(), "A proved connection of a client or another node.")
       .def("locate", &Node::locate, "target"_a, "node"_a, Free(), "On which node a target is.")
       .def("connected", &Node::connected, "node"_a, "fd"_a, Free(), "A proved connection to a node's service.")

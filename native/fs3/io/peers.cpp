@@ -30,7 +30,15 @@ void Peers::post(std::weak_ptr<Target> from, Posted posted, Content content) {
   const replica::Op op = asks(posted.message);
   const TargetId sender = std::visit([](const auto& m) { return m.from; }, posted.message);
   if (auto local = service_.of_id(to)) {
-    service_.later([local, message = std::move(posted.message), content = std::move(content)]() mutable {
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_) return;
+      if (op != 0) asked_[{sender, op}] = {std::move(from), 0, Clock::now() + kPatience};
+    }
+    const auto self = shared_from_this();
+    service_.later([self, local, message = std::move(posted.message), content = std::move(content)]() mutable {
+      const replica::Op answers = std::visit([](const auto& m) { return m.op; }, message);
+      if (asks(message) == 0 && !self->answered(local->id(), answers)) return;  // too late
       local->receive(std::move(message), std::move(content));
     });
     return;
@@ -56,7 +64,7 @@ void Peers::post(std::weak_ptr<Target> from, Posted posted, Content content) {
   const auto table = encode(posted);
   Head head;
   head.kind = FrameKind::message;
-  head.flags = static_cast<std::uint8_t>(std::min<std::size_t>(content.hop, 7) | (content.as_is ? kAsIs : 0));
+  head.flags = static_cast<std::uint8_t>(std::min<std::size_t>(content.hop, 7));
   head.count = 1;
   head.table_bytes = static_cast<std::uint32_t>(table.size());
   head.payload_bytes = content.bytes.size();

@@ -4,6 +4,7 @@
 // Invariants
 //   - Each message that asks is either answered, or `failed` is told once: when its connection breaks, when kPatience is
 //     over, or at once where there is none.
+//   - What a target of this service asks of another one of it is a job of the workers, and no connection's.
 #pragma once
 
 #include <chrono>
@@ -23,7 +24,7 @@
 
 namespace ff::fs3::io {
 
-class Peers final : public Courier {
+class Peers final : public Courier, public std::enable_shared_from_this<Peers> {
  public:
   static constexpr auto kPatience = std::chrono::seconds(2);
   static constexpr auto kPause = std::chrono::milliseconds(20);

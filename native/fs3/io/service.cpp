@@ -67,7 +67,7 @@ void Service::stop() {
 void Service::add(std::shared_ptr<Target> target) {
   target->start();
   std::unique_lock lock(mutex_);
-  by_chain_[target->chain()] = target;
+  by_chain_[target->chain()].push_back(target);
   by_id_[target->id()] = std::move(target);
 }
 
@@ -79,9 +79,16 @@ std::shared_ptr<Target> Service::remove(TargetId id) {
     if (found == by_id_.end()) return nullptr;
     target = found->second;
     by_id_.erase(found);
-    by_chain_.erase(target->chain());
+    auto& others = by_chain_[target->chain()];
+    std::erase(others, target);
+    if (others.empty()) by_chain_.erase(target->chain());
   }
   target->stop();
+  // Its store can be opened anew only when nobody reads through it: who is slow to take an answer has to ask again.
+  std::shared_lock lock(mutex_);
+  for (const auto& [number, connection] : connections_) {
+    if (connection->line.waiting() != 0) connection->line.shut();
+  }
   return target;
 }
 
@@ -244,10 +251,33 @@ void Service::run_job() {
   job();
 }
 
-std::shared_ptr<Target> Service::of_chain(std::uint32_t chain) const {
+Service::Targets Service::of_chain(std::uint32_t chain) const {
   std::shared_lock lock(mutex_);
   const auto found = by_chain_.find(chain);
-  return found == by_chain_.end() ? nullptr : found->second;
+  return found == by_chain_.end() ? Targets{} : found->second;
+}
+
+std::shared_ptr<Target> Service::head_of(std::uint32_t chain) const {
+  const auto is_head = [](const auto& target) { return target->seat() == Target::Seat::head; };
+  std::shared_lock lock(mutex_);
+  const auto found = by_chain_.find(chain);
+  if (found == by_chain_.end()) return nullptr;
+  const auto head = std::find_if(found->second.begin(), found->second.end(), is_head);
+  return head == found->second.end() ? found->second.front() : *head;
+}
+
+// In turn, where there are several.
+std::shared_ptr<Target> Service::serving(std::uint32_t chain) {
+  std::shared_lock lock(mutex_);
+  const auto found = by_chain_.find(chain);
+  if (found == by_chain_.end()) return nullptr;
+  const Targets& targets = found->second;
+  const std::size_t first = targets.size() > 1 ? turn_++ : 0;
+  for (std::size_t n = 0; n < targets.size(); ++n) {
+    const auto& target = targets[(first + n) % targets.size()];
+    if (target->seat() != Target::Seat::none) return target;
+  }
+  return targets.front();
 }
 
 std::shared_ptr<Target> Service::of_id(TargetId id) const {
@@ -257,7 +287,7 @@ std::shared_ptr<Target> Service::of_id(TargetId id) const {
 }
 
 Pool& Service::pool_for(const Head& head) {
-  const std::size_t hop = head.kind == FrameKind::message ? std::clamp<std::size_t>(head.flags & ~kAsIs, 1, kHops - 1) : 0;
+  const std::size_t hop = head.kind == FrameKind::message ? std::clamp<std::size_t>(head.flags, 1, kHops - 1) : 0;
   return pools_[hop];
 }
 

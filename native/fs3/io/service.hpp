@@ -95,7 +95,11 @@ class Service {
   bool message(const Shared& connection, Frame& frame);
   void query(const Shared& connection, const Frame& frame);
   void report(const Frame& frame);
-  std::shared_ptr<Target> of_chain(std::uint32_t chain) const;
+  using Targets = std::vector<std::shared_ptr<Target>>;
+  // Of a chain: all here; the head, or a serving one. Where none is, any one, which refuses.
+  Targets of_chain(std::uint32_t chain) const;
+  std::shared_ptr<Target> head_of(std::uint32_t chain) const;
+  std::shared_ptr<Target> serving(std::uint32_t chain);
   std::shared_ptr<Target> of_id(TargetId target) const;
   Pool& pool_for(const Head& head);
 
@@ -105,9 +109,10 @@ class Service {
 
   mutable std::shared_mutex mutex_;  // guards the maps
   std::unordered_map<std::uint64_t, Shared> connections_;
-  std::unordered_map<std::uint32_t, std::shared_ptr<Target>> by_chain_;
+  std::unordered_map<std::uint32_t, Targets> by_chain_;
   std::unordered_map<TargetId, std::shared_ptr<Target>> by_id_;
   std::uint64_t next_id_ = 1;
+  std::atomic<std::size_t> turn_ = 0;
 
   std::mutex jobs_mutex_;
   std::deque<std::function<void()>> jobs_;

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/crc32c.hpp"
 #include "fs3/io/peers.hpp"
 #include "fs3/io/service.hpp"
 
@@ -18,19 +17,6 @@ constexpr std::size_t kSendfile = std::size_t{64} << 10;  // from this size on b
 template <class T>
 void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
   std::memcpy(to.data() + at, &value, sizeof value);
-}
-
-// Whether the bytes fit the CRCs of their pieces.
-bool holds(const std::byte* bytes, std::uint32_t offset, std::uint32_t length, const std::byte* crcs) {
-  std::size_t from = 0;
-  for (std::size_t n = 0; from < length; ++n) {
-    const std::size_t step = std::min<std::size_t>(kBlock - (offset + from) % kBlock, length - from);
-    std::uint32_t crc;
-    std::memcpy(&crc, crcs + n * sizeof crc, sizeof crc);
-    if (crc32c(0, bytes + from, step) != crc) return false;
-    from += step;
-  }
-  return true;
 }
 
 }  // namespace
@@ -75,7 +61,7 @@ bool Service::read(const Shared& connection, Frame& frame) {
     const auto entry = at<ReadEntry>(frame.table, n);
     auto& target = job->targets[n];
     target = n != 0 && job->targets[n - 1] && job->targets[n - 1]->chain() == entry.chain ? job->targets[n - 1]
-                                                                                          : of_chain(entry.chain);
+                                                                                          : serving(entry.chain);
     std::optional<store::Reading> reading;
     if (target) {
       reading = target->read(entry, [this, job, n](store::Reading found) {
@@ -182,8 +168,9 @@ bool Service::write(const Shared& connection, Frame& frame) {
     };
     Content content;
     if (entry.kind == Kind::write) {
-      if (!holds(payload->data() + from, entry.offset, entry.length, frame.table.data() + crc_at)) return false;
       content.bytes = {payload->data() + from, entry.length};
+      const auto crcs = std::span<const std::byte>(frame.table).subspan(crc_at, entry.crcs * sizeof(std::uint32_t));
+      if (!holds(content.bytes, entry.offset, crcs)) return false;
       content.crcs.resize(entry.crcs);
       if (entry.crcs != 0) std::memcpy(content.crcs.data(), frame.table.data() + crc_at, entry.crcs * sizeof(std::uint32_t));
       content.holder = payload;
@@ -191,7 +178,7 @@ bool Service::write(const Shared& connection, Frame& frame) {
       crc_at += entry.crcs * sizeof(std::uint32_t);
       written_bytes_ += entry.length;
     }
-    if (const auto target = of_chain(entry.chain)) target->write(entry, std::move(content), done);
+    if (const auto target = head_of(entry.chain)) target->write(entry, std::move(content), done);
     else done(Status::stale_routing, 0, 0);
   }
   writes_ += count;
@@ -202,11 +189,12 @@ bool Service::message(const Shared& connection, Frame& frame) {
   auto posted = decode(frame.table);
   if (!posted) return false;
   ++messages_;
-  std::uint32_t offset = 0;
+  const auto* const update = std::get_if<replica::Update>(&posted->message);
+  const bool written = update != nullptr && update->kind == Kind::write;
+  const std::uint32_t offset = written ? update->offset : 0;
   replica::Op answers = 0;
   std::visit(
-      [&]<class T>(const T& m) {
-        if constexpr (std::is_same_v<T, replica::Update>) offset = m.kind == Kind::write ? m.offset : 0;
+      [&](const auto& m) {
         if (asks(posted->message) == 0) answers = m.op;
         peers_->heard(m.from, connection);
       },
@@ -220,15 +208,10 @@ bool Service::message(const Shared& connection, Frame& frame) {
            : content.crcs.size() != pieces(offset, static_cast<std::uint32_t>(content.bytes.size()))) {
     return false;
   }
-  const bool as_is = (frame.head.flags & kAsIs) != 0;
-  if (!tags && !as_is &&
-      !holds(content.bytes.data(), offset, static_cast<std::uint32_t>(content.bytes.size()),
-             reinterpret_cast<const std::byte*>(content.crcs.data()))) {
-    return false;
-  }
+  // Whole contents were compared by who read them from its disk, and are by who reads them here.
+  if (written && !holds(content.bytes, offset, std::as_bytes(std::span(content.crcs)))) return false;
   if (answers != 0 && !peers_->answered(posted->to, answers)) return true;  // too late
-  const bool carries = tags || std::holds_alternative<replica::Fetched>(posted->message) ||
-                       std::holds_alternative<replica::Update>(posted->message);
+  const bool carries = tags || update != nullptr || std::holds_alternative<replica::Fetched>(posted->message);
   if (carries) content.holder = std::make_shared<Buffer>(std::move(frame.payload));
   if (const auto target = of_id(posted->to)) target->receive(std::move(posted->message), std::move(content));
   return true;
@@ -245,7 +228,7 @@ void Service::query(const Shared& connection, const Frame& frame) {
   put(outgoing.table, 0, head);
   for (std::size_t n = 0; n < frame.head.count; ++n) {
     const auto entry = at<QueryEntry>(frame.table, n);
-    const auto target = of_chain(entry.chain);
+    const auto target = serving(entry.chain);
     QueryAnswer found;
     found.status = Status::stale_routing;
     if (target) target->last(entry, found);
@@ -258,7 +241,7 @@ void Service::query(const Shared& connection, const Frame& frame) {
 void Service::report(const Frame& frame) {
   for (std::size_t n = 0; n < frame.head.count; ++n) {
     const auto entry = at<ReadEntry>(frame.table, n);
-    if (const auto target = of_chain(entry.chain)) target->suspect({entry.inode, entry.index});
+    for (const auto& target : of_chain(entry.chain)) target->suspect({entry.inode, entry.index});
   }
 }
 

@@ -14,16 +14,16 @@ namespace {
 using replica::Op;
 
 constexpr std::size_t kIncomplete = 0;  // the store's state word that is not 0 while it is no whole replica
+constexpr auto kFullPause = std::chrono::milliseconds(50);  // before what the log had no space for is tried again
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // what needs no sync of its own gets one by then
 
-bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<const std::uint32_t> crcs) {
-  std::size_t from = 0;
-  for (const std::uint32_t crc : crcs) {
-    const std::size_t step = std::min(kBlock - (offset + from) % kBlock, bytes.size() - from);
-    if (crc32c(0, bytes.data() + from, step) != crc) return false;
-    from += step;
+// For bytes that cannot be read: none of them holds.
+std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
+  std::vector<std::uint32_t> crcs;
+  for (std::size_t from = 0; from < bytes.size(); from += kBlock) {
+    crcs.push_back(~crc32c(0, bytes.data() + from, std::min(kBlock, bytes.size() - from)));
   }
-  return from == bytes.size();
+  return crcs;
 }
 
 }  // namespace
@@ -69,7 +69,8 @@ void Target::stop() {
 
 Target::Report Target::report() const {
   std::lock_guard lock(mutex_);
-  return {replica_.local(), replica_.chain_version(), replica_.role(), store_.failed(), replica_.busy_chunks()};
+  return {replica_.local(), replica_.chain_version(), replica_.role(), store_.failed() || refused_,
+          replica_.busy_chunks()};
 }
 
 // ---- Events ------------------------------------------------------------------------------------------------------
@@ -80,6 +81,7 @@ void Target::step_locked(const E& event, Work& work) {
   replica_.step(event, actions_);
   for (std::size_t n = from; n < actions_.size(); ++n) carry_out(actions_[n], work);
   actions_.resize(from);
+  seat_ = replica_.role() != replica::State::serving ? Seat::none : replica_.heads() ? Seat::head : Seat::serving;
 }
 
 template <class E>
@@ -161,7 +163,7 @@ std::optional<store::Reading> Target::read(const ReadEntry& entry, Later later) 
       return none;
     }
     auto reading = read_version(entry, served.version);
-    if (reading) return reading;  // else that version has been replaced since: there is a newer one
+    if (reading) return reading;  // else the replica is about to be told what became of the chunk
   }
 }
 
@@ -247,7 +249,8 @@ void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
 }
 
 void Target::suspect(ChunkId chunk) {
-  if (store_.check(chunk) == Status::corrupt) step(replica::Damaged{chunk});
+  const Status status = store_.check(chunk);  // what cannot be read is as good as damaged
+  if (status == Status::corrupt || status == Status::io_error) step(replica::Damaged{chunk});
 }
 
 // ---- Actions -----------------------------------------------------------------------------------------------------
@@ -259,10 +262,10 @@ void Target::carry_out(const replica::Action& action, Work& work) {
           const auto content = contents_.find(a.payload);
           work.applies.emplace_back(a, content == contents_.end() ? Content{} : content->second);
         } else if constexpr (std::is_same_v<T, replica::Commit>) {
-          store_.commit(a.chunk, a.version);
+          accepted(store_.commit(a.chunk, a.version));
           dirty_ = true;
         } else if constexpr (std::is_same_v<T, replica::Drop>) {
-          store_.drop(a.chunk, a.version);
+          accepted(store_.drop(a.chunk, a.version));
           ride(a.op);
         } else if constexpr (std::is_same_v<T, replica::Mark> || std::is_same_v<T, replica::Conclude>) {
           carry_out(a);
@@ -282,6 +285,12 @@ void Target::carry_out(const replica::Action& action, Work& work) {
       action);
 }
 
+// A Commit or Drop that is refused: what the replica knows of the store is wrong from here on.
+void Target::accepted(Status status) {
+  if (status != Status::ok) refused_ = true;
+}
+
+// "Not complete" comes first in the log, and "complete" last: a crash in between leaves a store that is synced anew.
 void Target::carry_out(const replica::Mark&) {
   auto words = store_.state();
   words[kIncomplete] = 1;
@@ -294,9 +303,6 @@ void Target::carry_out(const replica::Mark&) {
 }
 
 void Target::carry_out(const replica::Conclude& conclude) {
-  auto words = store_.state();
-  words[kIncomplete] = 0;
-  store_.keep_state(words);
   store_.raise_floor(conclude.floor);
   const auto content = contents_.find(conclude.payload);
   if (content != contents_.end()) {
@@ -305,6 +311,9 @@ void Target::carry_out(const replica::Conclude& conclude) {
     }
   }
   store_.clear_damage();
+  auto words = store_.state();
+  words[kIncomplete] = 0;
+  store_.keep_state(words);
   ride(conclude.op);
 }
 
@@ -337,7 +346,6 @@ void Target::carry_out(const replica::Send& send, Work& work) {
     content.holder = std::move(bytes);
   }
   posted.crcs = content.crcs;
-  content.as_is = send.as_is;
   content.hop = static_cast<std::uint8_t>(hop_);
   courier_->post(weak_from_this(), std::move(posted), std::move(content));
 }
@@ -357,17 +365,17 @@ std::vector<std::byte> Target::tags_of(bool settled) const {
 Content Target::contents_of(ChunkId chunk, Version version, bool as_is, Status& status) {
   const auto reading = store_.read(chunk, version, 0, kLargestChunk);
   status = reading.status;
-  if (status != Status::ok) return {};
-  auto bytes = std::make_shared<std::vector<std::byte>>(reading.length);
-  status = reading.copy(bytes->data());
-  if (status != Status::ok) return {};
-  if (!as_is && !holds(*bytes, 0, reading.crcs)) {
-    status = Status::corrupt;
-    return {};
-  }
+  const bool lost = status == Status::corrupt || status == Status::io_error;
+  if (status != Status::ok && !(as_is && lost)) return {};
+  auto bytes = std::make_shared<std::vector<std::byte>>(lost ? reading.chunk_length : reading.length);
+  if (!lost) status = reading.copy(bytes->data());
+  if (!as_is && status == Status::ok && !holds(*bytes, 0, std::as_bytes(std::span(reading.crcs)))) status = Status::corrupt;
+  if (!as_is && status != Status::ok) return {};
   Content content;
   content.bytes = *bytes;
   content.crcs = reading.crcs;
+  if (status != Status::ok) content.crcs = wrong_crcs(*bytes);
+  status = Status::ok;
   content.holder = std::move(bytes);
   return content;
 }
@@ -415,10 +423,13 @@ void Target::answer_read(Asking asking, Served served, Work& work) {
   });
 }
 
-// None if that version is not there any more.
+// That version; or a newer one, committed in its own record, of which the replica has not been told yet. None: the chunk
+// was removed meanwhile.
 std::optional<store::Reading> Target::read_version(const ReadEntry& entry, Version version) {
-  auto reading = store_.read({entry.inode, entry.index}, version, entry.offset, entry.length);
-  if (reading.status == Status::not_found) return {};
+  const ChunkId chunk{entry.inode, entry.index};
+  auto reading = store_.read(chunk, version, entry.offset, entry.length);
+  if (reading.status == Status::not_found) reading = store_.read(chunk, 0, entry.offset, entry.length);
+  if (reading.status == Status::not_found || reading.version < version) return {};
   return reading;
 }
 
@@ -446,7 +457,7 @@ bool Target::sync_once() {
     dirty_ = false;
   }
   const auto done = store_.sync();
-  const bool failed = store_.failed();
+  const bool failed = store_.failed(), full = !store_.synced() && !failed;
   Work work;
   if (failed && changed_) work.calls.push_back(changed_);
   {
@@ -454,9 +465,18 @@ bool Target::sync_once() {
     if (stopping_) return false;
     look_at_lease(work);
     for (const auto& one : done) step_locked(replica::Applied{one.op, one.status, one.length}, work);
+    if (full) {
+      riding_.insert(riding_.begin(), riding.begin(), riding.end());
+      riding.clear();
+      dirty_ = true;
+    }
     for (const Op op : riding) step_locked(replica::Applied{op, failed ? Status::io_error : Status::ok, 0}, work);
   }
   do_work(work);
+  if (full) {
+    std::unique_lock lock(mutex_);
+    queued_.wait_for(lock, kFullPause, [this] { return stopping_; });
+  }
   if (store_.snapshot_due()) store_.snapshot();
   return true;
 }

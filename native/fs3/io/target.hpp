@@ -12,6 +12,7 @@
 //   - No answer leaves and no read is begun when the lease has ended.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -38,7 +39,6 @@ struct Content {
   std::shared_ptr<void> holder;  // of `bytes`
   std::span<const std::byte> bytes;
   std::vector<std::uint32_t> crcs;
-  bool as_is = false;    // the CRCs may not hold
   std::uint8_t hop = 0;  // how far from the client the target is to which it goes
 };
 
@@ -63,6 +63,10 @@ class Target : public std::enable_shared_from_this<Target> {
   void on_change(std::function<void()> call) { changed_ = std::move(call); }  // before `start`: report() is another
   void start();  // the syncer
   void stop();
+
+  // What it is in its chain, as of its last step: where a service has several targets of a chain it chooses by this.
+  enum class Seat : std::uint8_t { none, serving, head };
+  Seat seat() const { return seat_.load(std::memory_order_relaxed); }
 
   TargetId id() const { return id_; }
   std::uint32_t chain() const { return chain_; }
@@ -124,6 +128,7 @@ class Target : public std::enable_shared_from_this<Target> {
   void give(const replica::Apply& apply, const Content& content);
   std::optional<store::Reading> read_version(const ReadEntry& entry, Version version);
   Content contents_of(ChunkId chunk, Version version, bool as_is, Status& status);
+  void accepted(Status status);
   std::vector<std::byte> tags_of(bool settled) const;
   void ride(replica::Op op);
   void sync_always();
@@ -153,6 +158,8 @@ class Target : public std::enable_shared_from_this<Target> {
   std::optional<Served> direct_;    // its answer, if it got one in that step
   std::vector<replica::Op> riding_;  // Drops and Concludes that the next sync makes durable
   bool stopping_ = false;
+  bool refused_ = false;  // the store did not take what it must: it is opened anew
+  std::atomic<Seat> seat_ = Seat::none;
 
   std::condition_variable queued_;
   std::size_t applied_ = 0;  // Applies given to the store since the last sync

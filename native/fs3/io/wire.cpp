@@ -1,5 +1,9 @@
 #include "fs3/io/wire.hpp"
 
+#include <algorithm>
+
+#include "base/crc32c.hpp"
+
 namespace ff::fs3::io {
 namespace {
 
@@ -38,6 +42,17 @@ bool sound(const Head& head) {
   if (!carries_crcs(head.kind) && head.table_bytes != entries) return false;
   const std::size_t most = head.count == 1 || head.kind == FrameKind::message ? kLargestChunk : kMostPayload + 2 * kBlock * head.count;
   return head.payload_bytes <= (carries_payload(head.kind) ? most : 0);
+}
+
+bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<const std::byte> crcs) {
+  if (crcs.size() != pieces(offset, static_cast<std::uint32_t>(bytes.size())) * sizeof(std::uint32_t)) return false;
+  std::size_t from = 0;
+  for (std::size_t n = 0; from < bytes.size(); ++n) {
+    const std::size_t step = std::min(kBlock - (offset + from) % kBlock, bytes.size() - from);
+    if (crc32c(0, bytes.data() + from, step) != at<std::uint32_t>(crcs, n)) return false;
+    from += step;
+  }
+  return true;
 }
 
 bool sound_read(const Head& head, std::span<const std::byte> table) {

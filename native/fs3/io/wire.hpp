@@ -36,12 +36,10 @@ enum class FrameKind : std::uint8_t {
   report = 8,  // a reader's: the bytes of these chunks failed their CRCs. No answer
 };
 
-inline constexpr std::uint8_t kAsIs = 0x80;  // of a message's flags, whose other bits are the hop: CRCs may not hold
-
 struct Head {
   std::uint32_t magic = kMagic;
   FrameKind kind = FrameKind::read;
-  std::uint8_t flags = 0;
+  std::uint8_t flags = 0;  // of a message: the hop
   std::uint16_t count = 0;
   std::uint32_t table_bytes = 0;
   std::uint32_t reserved = 0;
@@ -124,6 +122,9 @@ constexpr std::uint32_t pieces(std::uint32_t offset, std::uint32_t length) {
   if (length == 0) return 0;
   return static_cast<std::uint32_t>((std::uint64_t{offset} + length - 1) / kBlock - offset / kBlock + 1);
 }
+
+// Whether there is one CRC32C for each of these pieces of `bytes`, and it holds. `crcs` lie at any address.
+bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<const std::byte> crcs);
 
 // The n-th struct of a table that is long enough: tables lie at any address.
 template <class T>

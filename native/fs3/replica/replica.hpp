@@ -58,6 +58,7 @@ class Replica {
   LocalState local() const { return local_; }  // the last LocalState; a store that is not complete is FAULTY at first
   ChainVersion chain_version() const { return chain_; }
   State role() const { return role_; }  // in which it works: OFFLINE also where the chain names another incarnation
+  bool heads() const { return serving() && head_; }  // whether it is the first of the SERVING ones
   std::size_t busy_chunks() const { return chunks_.size(); }  // with jobs, pending versions or parked reads
   std::size_t outstanding() const { return updates_.size() + asks_.size() + applies_.size(); }
 

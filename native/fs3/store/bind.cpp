@@ -251,6 +251,7 @@ void bind(nb::module_ m) {
       .def("damaged", [](PyStore& s) { return s.get().damaged(); })
       .def("clear_damage", [](PyStore& s) { s.get().clear_damage(); })
       .def("failed", [](PyStore& s) { return s.get().failed(); })
+      .def("synced", [](PyStore& s) { return s.get().synced(); }, "Whether the last sync() made its batch durable.")
       .def(
           "statistics",
           [](PyStore& s) {

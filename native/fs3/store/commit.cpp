@@ -185,8 +185,10 @@ std::vector<Done> Core::sync() {
     batch.swap(queue_);
   }
   std::vector<Done> done;
+  synced_ = true;
   if (batch.empty()) return done;
   const Status status = write_batch(batch);
+  synced_ = status == Status::ok;
   std::vector<Extent> freed;
   std::vector<Queued> rides;
   {

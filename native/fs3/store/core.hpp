@@ -78,6 +78,7 @@ class Core {
   std::array<std::uint64_t, 4> words_{};
   bool damaged_ = false;
   std::atomic<bool> failed_ = false;
+  std::atomic<bool> synced_ = true;  // the last sync()
 
  private:
   friend class Fill;

@@ -21,7 +21,7 @@ DirectoryDisk::DirectoryDisk(const std::string& path) : path_(path) {
   if (::flock(directory_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     ::close(directory_);
-    if (error == EWOULDBLOCK) throw Error(Code::storage, path + " is in use by another process");
+    if (error == EWOULDBLOCK) throw Error(Code::storage, path + " is in use");
     throw_errno("lock " + path, error);
   }
 }

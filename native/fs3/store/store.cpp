@@ -132,6 +132,7 @@ bool Store::damaged() const {
 }
 
 bool Store::failed() const { return core_->failed_; }
+bool Store::synced() const { return core_->synced_; }
 Statistics Store::statistics() const { return core_->statistics(); }
 
 }  // namespace ff::fs3::store

@@ -153,6 +153,9 @@ class Store {
 
   // The group commit of all that was queued before. Never throws; failures are in the Dones and in failed().
   std::vector<Done> sync();
+  // Whether the last sync() made its batch durable. If not, and the store has not failed, what rode along in it goes with
+  // the next one.
+  bool synced() const;
   bool snapshot_due() const;
   Status snapshot();  // new log, index written, old logs deleted; ok, or why not: nothing is lost then
 

@@ -52,6 +52,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder of the metadata store of that process."""
     replicas: Count = 1
     """Of each byte, on as many nodes."""
+    one_node: bool = False
+    """Where there are fewer nodes than replicas these are in different targets of a node."""
     chunk_kib: Annotated[int, msgspec.Meta(ge=4, le=64 << 10)] = 1024
     stripe: Count = 16
     """Over how many chains a file goes, at most."""
@@ -108,8 +110,11 @@ def _settled(config: ClusterConfig, base: Path) -> ClusterConfig:
         raise ConfigError("nodes need names, without slashes, and there must be one")
     if config.chunk_kib & (config.chunk_kib - 1):
         raise ConfigError(f"chunk_kib must be a power of two, not {config.chunk_kib}")
-    if config.replicas > (nodes := len(config.nodes)):
-        raise ConfigError(f"replicas = {config.replicas} needs as many nodes; there are {nodes}")
+    what, count = "nodes", len(config.nodes)
+    if config.one_node:
+        what, count = "targets", sum(node.targets for node in config.nodes.values())
+    if config.replicas > count:
+        raise ConfigError(f"replicas = {config.replicas} needs as many {what}; there are {count}")
     return msgspec.structs.replace(
         config,
         manager=_address(config.manager, base),
@@ -143,6 +148,8 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         ConfigError: it is there with other numbers of replicas or targets; it cannot be made.
     """
     path = directory / FILE
+    if (replicas or 1) * (targets or 4) > SLOTS:
+        raise ConfigError(f"a node has at most {SLOTS} targets, for all replicas together")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (directory / SECRET).exists():
@@ -153,9 +160,10 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         reason = error.strerror or error
         raise ConfigError(f"{directory} cannot hold a file system: {reason}") from None
     config = load(path)
+    each = config.node("s1").targets // (config.replicas if config.one_node else 1)
     for name, asked, made in (
         ("replicas", replicas, config.replicas),
-        ("targets", targets, config.node("s1").targets),
+        ("targets", targets, each),
     ):
         if asked not in (None, made):
             raise ConfigError(f"the file system in {directory} has {name} = {made}, not {asked}")
@@ -163,19 +171,19 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
 
 
 def _embedded(replicas: int, targets: int) -> str:
-    """A node for each replica, all in one process."""
-    head = f"""\
+    """One node with all replicas, each with so many targets."""
+    return f"""\
 # A file system in one process: `fireflyer fs up --dir` with this folder.
 manager = "unix:manager.sock"
 secret_file = "{SECRET}"
 metadata = "."
 replicas = {replicas}
+one_node = true
+
+[nodes.s1]
+address = "unix:s1.sock"
+targets = {replicas * targets}
 """
-    nodes = (
-        f'\n[nodes.s{n}]\naddress = "unix:s{n}.sock"\ntargets = {targets}\n'
-        for n in range(1, replicas + 1)
-    )
-    return head + "".join(nodes)
 
 
 def replace(path: Path, text: str) -> None:

@@ -107,8 +107,10 @@ class Control:
         wanted = set(self._config.nodes)
         if not self._tables:
             self._wait(lambda: wanted <= {node.name for node in self._nodes.values()})
-            table = self._link.lay_out(TABLE, self._config.replicas)
-            log.info("%d chains of %d targets", len(table.chains), self._config.replicas)
+            config = self._config
+            one_node = config.one_node and len(wanted) < config.replicas
+            table = self._link.lay_out(TABLE, config.replicas, one_node=one_node)
+            log.info("%d chains of %d targets", len(table.chains), config.replicas)
         self._wait(lambda: bool(self._tables))
         table = self._tables[max(self._tables)]
         self._wait(lambda: all(map(self._serves, table.chains)))

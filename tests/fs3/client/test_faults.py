@@ -75,8 +75,33 @@ def test_damaged_bytes_are_never_returned(cluster: Cluster) -> None:
         with fs.open("/a") as file, pytest.raises(Corrupted, match="/a"):
             file.read()
         with fs.open("/a", "r+") as file:
+            with pytest.raises(Corrupted, match="/a"):
+                file.pwrite(b"part of a block", 5000)
             file.pwrite(data, 0)  # the whole chunk: nothing of what was damaged is needed
             assert file.read() == data
+
+
+@pytest.mark.parametrize("heal", ["block", "truncate", "remove"])
+def test_what_is_damaged_everywhere_is_healed_by_what_does_not_need_it(
+    cluster: Cluster, heal: str
+) -> None:
+    data = random.Random(11).randbytes(CHUNK)
+    with cluster.connect() as fs, fs.open("/a", "w+") as file:
+        file.pwrite(data, 0)
+        file.fsync()
+        for name in cluster.running:
+            damage(cluster.folder(name), data[4096:8192])
+        if heal == "block":
+            file.pwrite(data[4096:8192], 4096)
+            assert file.pread(CHUNK, 0) == data
+            return
+        if heal == "truncate":
+            file.truncate(0)
+        else:
+            file = fs.open("/a", "w+")  # removes its chunks
+        file.pwrite(b"new", 10)
+        assert file.pread(CHUNK, 0) == bytes(10) + b"new"
+        file.close()
 
 
 def test_one_damaged_replica_is_not_seen(cluster: Cluster) -> None:

@@ -94,7 +94,7 @@ def test_routing_is_asked_for_where_it_may_have_changed() -> None:
 
 
 def test_a_write_is_sent_to_the_head_until_it_is_done() -> None:
-    outcomes = [Outcome.LOST, Outcome.STALE_ROUTING, Outcome.LATE, Outcome.CORRUPT, Outcome.OK]
+    outcomes = [Outcome.LOST, Outcome.STALE_ROUTING, Outcome.LATE, Outcome.IO_ERROR, Outcome.OK]
     routes = Routes([1, 2])
     assert run(routes, Script({1: outcomes}), writes=True) == [1] * 5
     assert all(routes.waited)
@@ -108,6 +108,11 @@ def test_bytes_that_no_replica_has_are_corrupted() -> None:
     assert all(script.asked.count(node) >= ROUNDS for node in (1, 2, 3))
 
 
+def test_each_replica_on_a_node_counts() -> None:
+    script = Script({1: [Outcome.MISMATCH] * (2 * ROUNDS - 1) + [Outcome.OK]})
+    assert run(Routes([1, 1]), script) == [1] * (2 * ROUNDS)
+
+
 def test_damage_that_is_repaired_meanwhile_is_not_reported() -> None:
     script = Script({1: [Outcome.CORRUPT, Outcome.OK], 2: [Outcome.MISMATCH]})
     assert run(Routes([1, 2]), script) == [1, 2, 1]
@@ -119,6 +124,7 @@ def test_damage_that_is_repaired_meanwhile_is_not_reported() -> None:
         (Outcome.NO_SPACE, NoSpace),
         (Outcome.INVALID, StorageError),
         (Outcome.DUPLICATE, StorageError),
+        (Outcome.CORRUPT, Corrupted),
     ],
 )
 def test_what_cannot_get_better_is_raised_at_once(outcome: Outcome, error: type[Exception]) -> None:
@@ -132,4 +138,4 @@ def test_the_deadline_ends_it_and_the_error_says_what_failed() -> None:
     with pytest.raises(DeadlineExceeded, match="chain 4 at node 1: unreachable"):
         run(Routes([1]), Script({1: [Outcome.UNREACHABLE]}), deadline_s=0.05)
     with pytest.raises(Corrupted):
-        run(Routes([1]), Script({1: [Outcome.CORRUPT]}), writes=True, deadline_s=0.05)
+        run(Routes([1, 2]), Script({1: [Outcome.CORRUPT]}), deadline_s=0.0)

@@ -244,7 +244,10 @@ class StorageProcess(Node):
         done += [(op, Status(status), length) for op, status, _, length, _ in self.store.sync()]
         self.powered()
         status = Status.io_error if self.store.failed() else Status.ok
-        done += [(op, status, 0) for op in riding]
+        if status is Status.ok and not self.store.synced():
+            self.riding = riding + self.riding  # no space in the log: it goes with the next
+        else:
+            done += [(op, status, 0) for op in riding]
         if status is Status.io_error:
             self.restart_soon()  # even where nobody waits for this sync
         if self.store.snapshot_due():

@@ -38,7 +38,7 @@ class Node:
 
     def scrub(self, target: int, inode: int, index: int, limit: int) -> tuple[int, int]:
         """
-        Reads and checks up to `limit` chunks after this one; returns the last one, (0, 0) at the end.
+        Reads and checks up to `limit` chunks after this one; returns the last one. At the end the index is written anew: (0, 0).
         """
 
     def serve(self, fd: int) -> None:

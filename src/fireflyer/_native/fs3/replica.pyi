@@ -48,7 +48,7 @@ class Member:
 class Entry:
     """What an index or a page says of a chunk; version 0: none."""
 
-    def __init__(self, chunk: fireflyer._native.fs3.ChunkId, committed: int = 0, length: int = 0, crc: int = 0, pending: int = 0, removes: bool = False) -> None: ...
+    def __init__(self, chunk: fireflyer._native.fs3.ChunkId, committed: int = 0, length: int = 0, crc: int = 0, pending: int = 0, removes: bool = False, pending_crc: int = 0) -> None: ...
 
     @property
     def chunk(self) -> fireflyer._native.fs3.ChunkId: ...
@@ -67,6 +67,9 @@ class Entry:
 
     @property
     def removes(self) -> bool: ...
+
+    @property
+    def pending_crc(self) -> int: ...
 
 class Pending:
     """A pending version; `length` is the chunk's with it."""
@@ -102,7 +105,7 @@ class MapStore(Lookup):
 
     def __init__(self) -> None: ...
 
-    def apply(self, action: Apply, written: int = 0) -> list[Applied]:
+    def apply(self, action: Apply, written: int = 0, bad: bool = False) -> list[Applied]:
         """Its refusal, or nothing: sync() will say."""
 
     def commit(self, action: Commit) -> None: ...
@@ -563,6 +566,9 @@ class Fetched:
 
     @payload.setter
     def payload(self, arg: int, /) -> None: ...
+
+    @property
+    def crc(self) -> int: ...
 
 class TagsAsk:
     def __repr__(self) -> str: ...

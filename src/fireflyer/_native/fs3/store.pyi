@@ -127,4 +127,7 @@ class Store:
 
     def failed(self) -> bool: ...
 
+    def synced(self) -> bool:
+        """Whether the last sync() made its batch durable."""
+
     def statistics(self) -> dict[str, int]: ...

@@ -88,7 +88,7 @@ class Cluster:
                 self._asking = False
 
     def serving(self, chain: int) -> list[int]:
-        """Nodes that serve a chain, the head first."""
+        """The node of each serving target of a chain, the head's first."""
         with self._lock:
             return list(self._serving.get(chain, (0, []))[1])
 

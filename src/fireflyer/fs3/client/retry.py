@@ -13,7 +13,7 @@ from fireflyer.fs3.client.settings import Settings
 PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 ROUNDS = 2
-"""How often each node may answer with damaged bytes before they are called lost: repair comes in between."""
+"""How often each replica may answer with damaged bytes before they are called lost: repair comes in between."""
 
 DAMAGED = {Outcome.CORRUPT, Outcome.MISMATCH}
 ELSEWHERE = {
@@ -34,7 +34,9 @@ class Routes(Protocol):
 
     def wait(self, seen: int, seconds: float, *, ask: bool) -> None: ...
 
-    def serving(self, chain: int) -> list[int]: ...
+    def serving(self, chain: int) -> list[int]:
+        """The node of each serving target, the head's first."""
+        ...
 
 
 class Failure(NamedTuple):
@@ -107,12 +109,14 @@ class Retry:
             raise NoSpace(f"{self._what}: node {failure.node} is full")
         if failure.outcome in (Outcome.INVALID, Outcome.DUPLICATE):
             raise StorageError(f"{self._what}: refused as {failure.outcome.name.lower()}")
-        if self._writes or failure.outcome not in DAMAGED:
+        if failure.outcome not in DAMAGED:
             return
+        if self._writes:  # the head has asked all others for what it could not use
+            raise self._corrupted(failure)
         bad = self._bad.setdefault(failure.piece, Counter())
         bad[failure.node] += 1
         serving = self._routes.serving(failure.chain)
-        if serving and all(bad[node] >= ROUNDS for node in serving):
+        if serving and all(bad[node] >= ROUNDS * serving.count(node) for node in serving):
             raise self._corrupted(failure)
 
     def _move(self, batch: Batch, failure: Failure) -> bool:
