@@ -13,7 +13,7 @@ from fireflyer.fs3.client.settings import Settings
 PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 ROUNDS = 2
-"""How often each replica may answer with damaged bytes before they are called lost: repair comes in between."""
+"""How often each replica may answer with damaged bytes before they are called lost; repair comes between."""
 
 DAMAGED = {Outcome.CORRUPT, Outcome.MISMATCH}
 ELSEWHERE = {
