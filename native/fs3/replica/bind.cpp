@@ -100,8 +100,7 @@ void bind_values(nb::module_ m) {
       .def_ro("length", &Entry::length)
       .def_ro("crc", &Entry::crc)
       .def_ro("pending", &Entry::pending)
-      .def_ro("removes", &Entry::removes)
-      .def_ro("pending_crc", &Entry::pending_crc);
+      .def_ro("removes", &Entry::removes);
   nb::class_<Pending>(m, "Pending", "A pending version; `length` is the chunk's with it.")
       .def("__init__", [](Pending* at, const ChunkId& chunk, Version version, std::uint32_t length, bool removes,
                           const Tag& tag) { new (at) Pending{chunk, version, length, removes, tag}; },
@@ -171,8 +170,7 @@ void bind_events(nb::module_ m, Machine& r) {
       .def_ro("chunk", &Fetched::chunk)
       .def_ro("version", &Fetched::version)
       .def_rw("status", &Fetched::status)
-      .def_rw("payload", &Fetched::payload)
-      .def_ro("crc", &Fetched::crc);
+      .def_rw("payload", &Fetched::payload);
   message<TagsAsk>(m, r, "TagsAsk");
   message<Tags>(m, r, "Tags").def_ro("floor", &Tags::floor).def_rw("payload", &Tags::payload);
 }

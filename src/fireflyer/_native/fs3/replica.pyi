@@ -68,9 +68,6 @@ class Entry:
     @property
     def removes(self) -> bool: ...
 
-    @property
-    def pending_crc(self) -> int: ...
-
 class Pending:
     """A pending version; `length` is the chunk's with it."""
 
@@ -566,9 +563,6 @@ class Fetched:
 
     @payload.setter
     def payload(self, arg: int, /) -> None: ...
-
-    @property
-    def crc(self) -> int: ...
 
 class TagsAsk:
     def __repr__(self) -> str: ...
