@@ -5,16 +5,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain
-from tests.fs3.sim.clients import Client
-from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis, Profile
-from tests.fs3.sim.managing import BrokenInvariant, Manager, Records, describe
+from tests.fs3.sim.clients import CHAIN, Client
+from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis
+from tests.fs3.sim.managing import (
+    BrokenInvariant,
+    Manager,
+    check_step,
+    describe,
+    first_rows,
+)
+from tests.fs3.sim.profiles import Profile
 from tests.fs3.sim.storage import StorageProcess
 from tests.fs3.sim.world import Network, World
 
 from fireflyer._native.fs3 import store
+from fireflyer.fs3.kv.memory import MemoryEngine
+from fireflyer.fs3.kv.run import run
 from fireflyer.fs3.manager.chains import Chain, Public
-
-CHAIN = 1
+from fireflyer.fs3.manager.routing import SLOTS, Records
 
 
 class NotHealed(AssertionError):
@@ -44,9 +52,7 @@ class Machine:
         """Starts the storage process, if the machine is there and none runs."""
         if self.process is None:
             self.cluster.world.note(self.name, "starts")
-            self.process = StorageProcess(
-                self.cluster.world, self.cluster.network, self, self.cluster.profile.times
-            )
+            self.process = StorageProcess(self.cluster.world, self.cluster.network, self)
             self.process.begin()
 
     def crash(self) -> None:
@@ -97,61 +103,90 @@ class Cluster:
     world: World
     profile: Profile
     network: Network = field(init=False)
-    records: Records = field(default_factory=Records)
+    engine: MemoryEngine = field(init=False)
+    chain: Chain = field(init=False)
+    """The newest that any manager has saved and seen to be saved."""
     machines: list[Machine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     history: list[ChunkOp] = field(default_factory=list)
-    manager: Manager | None = None
+    running: dict[str, Manager] = field(default_factory=dict)
     unrepairable: list[tuple[str, int, int]] = field(default_factory=list)
+    honest: bool = True
+    """No disk has lied yet."""
 
     def __post_init__(self) -> None:
         world, profile = self.world, self.profile
         self.network = Network(world, profile.weather)
-        targets = range(1, profile.targets + 1)
-        self.nodes = {target: f"sto{target}" for target in targets}
+        self.engine = MemoryEngine(world.rng.getrandbits(32), conflicts=0.05, maybe=0.05)
+        numbers = range(1, profile.targets + 1)
+        self.nodes = {number * SLOTS: f"sto{number}" for number in numbers}
         clients = [f"cli{number}" for number in range(1, profile.clients + 1)]
-        self.names = ["mgr", *self.nodes.values(), *clients]
-        self.records.chains[CHAIN] = Chain.new(CHAIN, tuple(targets))
-        for target in targets:
+        self.managers = [f"mgr{number}" for number in range(1, profile.managers + 1)]
+        self.names = [*self.managers, *self.nodes.values(), *clients]
+        rows = first_rows(list(self.nodes.values()), CHAIN)
+        run(self.engine, lambda t: [t.set(*row) for row in rows.items()])
+        records = Records.load(list(rows.items()))
+        self.chain = records.chains[CHAIN]
+        for target, name in self.nodes.items():
             disk = store.SimDisk(world.rng.getrandbits(32))
-            self.machines.append(Machine(self, target, self.nodes[target], disk))
-        self.start_manager()
+            self.machines.append(Machine(self, target, name, disk))
+        for name in self.managers:
+            self.start_manager(name)
         for machine in self.machines:
             world.after(world.rng.random() * 0.05, machine.start)
         for number in range(1, profile.clients + 1):
             client = Client(
-                world, self.network, number, self.chain, self.nodes, profile.habits, self.history
+                world,
+                self.network,
+                number,
+                self.managers,
+                records.after(0),
+                self.nodes,
+                profile.habits,
+                self.history,
             )
             self.clients.append(client)
 
-    @property
-    def chain(self) -> Chain:
-        return self.records.chains[CHAIN]
+    def serving(self) -> tuple[int, ...]:
+        return self.chain.targets(Public.SERVING)
 
-    def start_manager(self) -> None:
-        if self.manager is None:
-            self.world.note("mgr", "starts")
-            watchers = self.names[1:]
-            self.manager = Manager(
-                self.world, self.network, self.records, self.nodes, self.profile.times, watchers
+    def published(self, before: Chain | None, after: Chain) -> None:
+        """A manager has saved a chain, or (before None) found it."""
+        if before is not None:
+            check_step(before, after)
+        if after.version > self.chain.version:
+            self.chain = after
+            if self.world.traced:
+                self.world.note("chain", describe(after))
+
+    def start_manager(self, name: str) -> None:
+        if name not in self.running:
+            self.world.note(name, "starts")
+            self.running[name] = Manager(
+                self.world,
+                self.network,
+                name,
+                self.engine,
+                self.profile.times,
+                self.published,
+                alone=len(self.managers) == 1,
             )
 
-    def crash_manager(self) -> None:
-        if self.manager is not None:
-            self.manager.crash()
-            self.manager = None
+    def crash_manager(self, name: str) -> None:
+        if name in self.running:
+            self.running.pop(name).crash()
 
     def calm(self) -> bool:
         """Everything runs, all serve and the network is whole."""
         return (
             not self.network.cut
-            and self.manager is not None
+            and any(manager.term() for manager in self.running.values())
             and all(machine.process is not None and not machine.cut_at for machine in self.machines)
             and self.all_serve()
         )
 
     def all_serve(self) -> bool:
-        return len(self.chain.targets(Public.SERVING)) == len(self.machines)
+        return len(self.serving()) == len(self.machines)
 
     def scrubbed_since(self, moment: float) -> bool:
         """All serve, and a scrub of each target that began after `moment` has left nothing wrong."""
@@ -175,20 +210,20 @@ class Cluster:
 
     def mend(self) -> None:
         """Everything that broke is whole again."""
-        self.network.cut.clear()
-        self.network.weather = type(self.network.weather)()
+        self.network.mend()
+        for process in self.network.processes.values():
+            process.frozen_until = 0.0
         for machine in self.machines:
             machine.cut_at = 0
             machine.mend_disk()
             machine.start()
-            if machine.process is not None:
-                machine.process.frozen_until = 0.0
-        self.start_manager()
+        for name in self.managers:
+            self.start_manager(name)
 
     def heal(self) -> None:
         """Waits until all serve, the clients are done and the disks were read through."""
         world, mended = self.world, self.world.now
-        bound = mended + self.profile.times.recovery_wait + 30.0
+        bound = mended + self.profile.times.recovery_wait_s + 30.0
         since, version = mended, 0
         while complaint := next(self.complaints(since), ""):
             if self.chain.version != version:
@@ -228,7 +263,7 @@ class Cluster:
                     )
             seen[machine.target] = (machine.name, contents)
         now = self.world.now
-        _, contents = seen[1]
+        _, contents = seen[self.machines[0].target]
         for chunk in range(self.profile.habits.chunks):
             version, data = contents.get(chunk, (0, b""))
             whole = len(data) if version else -1

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import cast
 
 from tests.fs3.sim.cluster import Cluster
-from tests.fs3.sim.faults import Profile, draw
 from tests.fs3.sim.metasim import MetaCluster, draw_meta
+from tests.fs3.sim.profiles import FAMILIES, Profile, draw
 from tests.fs3.sim.world import World
 
 HUNG_S = 120.0
