@@ -109,8 +109,11 @@ class Cluster:
     machines: list[Machine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     history: list[ChunkOp] = field(default_factory=list)
+    published_chains: dict[int, Chain] = field(default_factory=dict)
     running: dict[str, Manager] = field(default_factory=dict)
     unrepairable: list[tuple[str, int, int]] = field(default_factory=list)
+    scrub_pause: float = 0.5
+    """Seconds between two scrubs of a target."""
     honest: bool = True
     """No disk has lied yet."""
 
@@ -154,10 +157,18 @@ class Cluster:
         """A manager has saved a chain, or (before None) found it."""
         if before is not None:
             check_step(before, after)
+        known = self.published_chains.setdefault(after.version, after)
+        if known != after:
+            raise BrokenInvariant(f"one version, two chains: {describe(known)}, {describe(after)}")
         if after.version > self.chain.version:
             self.chain = after
             if self.world.traced:
                 self.world.note("chain", describe(after))
+
+    def diverged(self, name: str) -> None:
+        """A target says that its contents cannot follow the chain, which only a lie explains."""
+        if self.honest:
+            raise BrokenInvariant(f"{name} says that it has diverged, though no disk has lied")
 
     def start_manager(self, name: str) -> None:
         if name not in self.running:
@@ -176,11 +187,15 @@ class Cluster:
         if name in self.running:
             self.running.pop(name).crash()
 
+    def primary(self) -> str:
+        """The manager that is primary now, or ""."""
+        return next((name for name, manager in self.running.items() if manager.term()), "")
+
     def calm(self) -> bool:
         """Everything runs, all serve and the network is whole."""
         return (
             not self.network.cut
-            and any(manager.term() for manager in self.running.values())
+            and self.primary() != ""
             and all(machine.process is not None and not machine.cut_at for machine in self.machines)
             and self.all_serve()
         )
@@ -209,7 +224,8 @@ class Cluster:
         self.check_histories()
 
     def mend(self) -> None:
-        """Everything that broke is whole again."""
+        """Everything that broke is whole again, and scrubs follow each other."""
+        self.scrub_pause = 0.1
         self.network.mend()
         for process in self.network.processes.values():
             process.frozen_until = 0.0
@@ -231,7 +247,7 @@ class Cluster:
             if world.now > bound:
                 waited = world.now - mended
                 raise NotHealed(f"{complaint} after {waited:.1f} s: {describe(self.chain)}")
-            world.run(world.now + 0.25)
+            world.run(world.now + 0.1)
 
     def complaints(self, since: float) -> Iterator[str]:
         """What keeps the cluster from being at rest: scrubs must have begun after `since`."""

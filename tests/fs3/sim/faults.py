@@ -259,14 +259,21 @@ class Nemesis:
         self.cluster.network.lag.clear()
 
     def stale_reader_at_takeover(self) -> Script:
-        """A node and a client lose sight of the manager just when another one begins."""
+        """A node and a client do not see the manager that takes over."""
         if not self.cluster.calm():
             return
         parted = [self.any().name, self.world.rng.choice(self.cluster.clients).name]
-        pause = self.uniform(0.6, 1.2)
-        self._cut(both_ways([(a, b) for a in parted for b in self.cluster.managers]), pause)
-        for manager in self.cluster.managers:
-            self._crash_manager(manager, self.uniform(0.001, 0.05))
+        managers = self.cluster.managers
+        if len(managers) == 1:
+            pause = self.uniform(0.6, 1.2)
+            self._crash_manager(managers[0], self.uniform(0.001, 0.05))
+        else:
+            primary = self.cluster.primary()
+            frozen = self.uniform(0.9, 1.8)
+            pause = frozen + 0.7
+            self._freeze(primary, frozen)
+            managers = [name for name in managers if name != primary]
+        self._cut(both_ways([(a, b) for a in parted for b in managers]), pause)
         yield pause
 
     def _until(self, machine: "Machine", state: Public) -> Script:

@@ -58,9 +58,7 @@ class Manager(Process):
 
     # ---- transactions
 
-    def transact(
-        self, body: Callable[[Transaction], Any], done: Callable[[Any], None]
-    ) -> None:
+    def transact(self, body: Callable[[Transaction], Any], done: Callable[[Any], None]) -> None:
         """Runs a body as `kv.run` does, each step at its time; `done` gets its answer or error."""
         job = Job(body)
         rng = self.world.rng
@@ -168,7 +166,9 @@ class Manager(Process):
         core = self.term()
         if core is None:
             primary = self.election.primary
-            answer(NotPrimary(f"{self.name} is not primary", "" if primary == self.name else primary))
+            answer(
+                NotPrimary(f"{self.name} is not primary", "" if primary == self.name else primary)
+            )
             return
         try:
             if isinstance(message, Beat):
@@ -208,7 +208,10 @@ def check_step(before: Chain, after: Chain) -> None:
     problems = [
         (states.count(Public.SYNCING) > 1, "two members sync"),
         (recovering > 1, "two members recover"),
-        (held and (recovering or Public.LASTSRV in states), "some serve while others hold the data"),
+        (
+            held and (recovering or Public.LASTSRV in states),
+            "some serve while others hold the data",
+        ),
         (Public.SYNCING in states and not held, "one syncs from nobody"),
         (not held and not recovering and Public.LASTSRV not in states, "nobody holds the data"),
         (states != sorted(states), "members are out of order"),

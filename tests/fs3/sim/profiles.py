@@ -113,9 +113,7 @@ def lies(rng: random.Random) -> Profile:
         reads=0.3,
         removes=rng.choice((0.03, 0.25)),
     )
-    return Profile(
-        clients=rng.randrange(1, 4), habits=habits, pause=0.1, kinds=("lie_and_power",)
-    )
+    return Profile(clients=rng.randrange(1, 4), habits=habits, pause=0.1, kinds=("lie_and_power",))
 
 
 def wipes(rng: random.Random) -> Profile:
@@ -128,10 +126,21 @@ def wipes(rng: random.Random) -> Profile:
 def leases(rng: random.Random) -> Profile:
     """A target that nobody tells that it has left the chain, and a client that believes in it."""
     habits = Habits(
-        operations=100, pause=0.02, chunks=1, reads=0.6, attempt=0.1, deadline=rng.choice((0.5, 1.5))
+        operations=100,
+        pause=0.02,
+        chunks=1,
+        reads=0.6,
+        attempt=0.1,
+        deadline=rng.choice((0.5, 1.5)),
     )
     kinds = ("stale_reader", "stale_reader_at_takeover")
-    return Profile(clients=3, habits=habits, pause=0.05, kinds=(rng.choice(kinds),))
+    return Profile(
+        clients=3,
+        managers=rng.randrange(1, 3),
+        habits=habits,
+        pause=0.05,
+        kinds=(rng.choice(kinds),),
+    )
 
 
 def syncs(rng: random.Random) -> Profile:

@@ -30,7 +30,6 @@ KINDS = {
 }
 STATES = list(replica.State.__members__.values())
 WHOLE = 1 << 26
-SCRUB_PAUSE = 0.5
 
 
 class PowerLost(Exception):
@@ -97,7 +96,13 @@ class StorageProcess(Node):
         told = self.replica.local
         self.local = (LOCAL[told.state], told.version)
         self.beat_always()
-        self.later(SCRUB_PAUSE * self.world.rng.random(), self.scrub, None, self.world.now, False)
+        self.later(
+            self.machine.cluster.scrub_pause * self.world.rng.random(),
+            self.scrub,
+            None,
+            self.world.now,
+            False,
+        )
 
     def restart(self) -> None:
         """The process gives up; another one is started a little later."""
@@ -309,13 +314,19 @@ class StorageProcess(Node):
             inode, index = rows[0][:2]
             spoiled |= not self.verify(ChunkId(inode, index))
             if self.alive:
-                self.later(SCRUB_PAUSE / 20, self.scrub, (inode, index), began, spoiled)
+                self.later(
+                    self.machine.cluster.scrub_pause / 20,
+                    self.scrub,
+                    (inode, index),
+                    began,
+                    spoiled,
+                )
             return
         if not self.guarded(self.snapshot):
             return
         if not spoiled:
             self.machine.scrubbed = began
-        self.later(SCRUB_PAUSE, self.scrub, None, self.world.now, False)
+        self.later(self.machine.cluster.scrub_pause, self.scrub, None, self.world.now, False)
 
     def snapshot(self) -> None:
         """Writes the index anew: what a lying disk has done to the log is of no weight after it."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 Action = Callable[..., object]
 Link = tuple[str, str]  # from, to
 DRIFT = 0.0049  # of a clock's rate
@@ -46,9 +48,9 @@ class World:
 
     def run(self, until: float) -> None:
         """Runs events up to true time `until`."""
-        queue = self._queue
+        queue, pop, count = self._queue, heapq.heappop, 0
         while queue and queue[0][0] <= until:
-            moment, _, process, action, args = heapq.heappop(queue)
+            moment, _, process, action, args = pop(queue)
             self.now = moment
             if process is not None:
                 if not process.alive:
@@ -56,8 +58,9 @@ class World:
                 if process.frozen_until > moment:
                     self.at(process.frozen_until, process, action, *args)
                     continue
-            self.events += 1
+            count += 1
             action(*args)
+        self.events += count
         self.now = until
 
 
@@ -152,8 +155,7 @@ class Network:
             target.answered(number, message)
 
 
-@dataclass(slots=True)
-class Answering:
+class Answering(msgspec.Struct):
     """Where the answer to a request goes."""
 
     network: Network
@@ -176,7 +178,9 @@ class Process:
         self.alive = True
         self.frozen_until = 0.0
         chance = world.rng.random()  # half of the clocks are as wrong as they may be
-        self.rate = 1.0 + DRIFT * (-1.0 if chance < 0.25 else 1.0 if chance < 0.5 else 4 * chance - 3)
+        self.rate = 1.0 + DRIFT * (
+            -1.0 if chance < 0.25 else 1.0 if chance < 0.5 else 4 * chance - 3
+        )
         self._origin = world.now - world.rng.random() * 1000.0
         self._asked: dict[int, Action] = {}
         self._number = 0
