@@ -28,10 +28,14 @@ void fields(auto&& f, auto& m, replica::Fetch*) {
   f(m.op, m.from, m.chain_version, m.chunk.inode, m.chunk.index, m.version, m.as_is);
 }
 void fields(auto&& f, auto& m, replica::Fetched*) {
-  f(m.op, m.from, m.chain_version, m.chunk.inode, m.chunk.index, m.version, m.status);
+  f(m.op, m.from, m.chain_version, m.chunk.inode, m.chunk.index, m.version, m.status, m.crc);
 }
 void fields(auto&& f, auto& m, replica::TagsAsk*) { f(m.op, m.from, m.chain_version); }
 void fields(auto&& f, auto& m, replica::Tags*) { f(m.op, m.from, m.chain_version, m.floor); }
+
+void one_entry(auto& f, auto& e) {
+  f(e.chunk.inode, e.chunk.index, e.committed, e.length, e.crc, e.pending, e.removes, e.pending_crc);
+}
 
 class Out {
  public:
@@ -50,7 +54,7 @@ class Out {
   }
   void one(const std::vector<replica::Entry>& entries) {
     one(static_cast<std::uint32_t>(entries.size()));
-    for (const auto& e : entries) (*this)(e.chunk.inode, e.chunk.index, e.committed, e.length, e.crc, e.pending, e.removes);
+    for (const auto& e : entries) one_entry(*this, e);
   }
   std::vector<std::byte>& to_;
 };
@@ -66,7 +70,7 @@ class In {
   std::span<const std::byte> rest() const { return from_; }
 
  private:
-  static constexpr std::size_t kEntryBytes = 8 + 4 + 8 + 4 + 4 + 8 + 1;
+  static constexpr std::size_t kEntryBytes = 8 + 4 + 8 + 4 + 4 + 8 + 1 + 4;
 
   template <class T>
   void one(T& value) {
@@ -91,7 +95,7 @@ class In {
       return;
     }
     entries.resize(count);
-    for (auto& e : entries) (*this)(e.chunk.inode, e.chunk.index, e.committed, e.length, e.crc, e.pending, e.removes);
+    for (auto& e : entries) one_entry(*this, e);
   }
   std::span<const std::byte> from_;
   bool good_ = true;

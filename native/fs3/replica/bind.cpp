@@ -91,15 +91,17 @@ void bind_values(nb::module_ m) {
       .def_ro("incarnation", &Member::incarnation);
   nb::class_<Entry>(m, "Entry", "What an index or a page says of a chunk; version 0: none.")
       .def("__init__", [](Entry* at, const ChunkId& chunk, Version committed, std::uint32_t length, std::uint32_t crc,
-                          Version pending, bool removes) {
-             new (at) Entry{chunk, committed, length, crc, pending, removes};
-           }, "chunk"_a, "committed"_a = 0, "length"_a = 0, "crc"_a = 0, "pending"_a = 0, "removes"_a = false)
+                          Version pending, bool removes, std::uint32_t pending_crc) {
+             new (at) Entry{chunk, committed, length, crc, pending, removes, pending_crc};
+           }, "chunk"_a, "committed"_a = 0, "length"_a = 0, "crc"_a = 0, "pending"_a = 0, "removes"_a = false,
+           "pending_crc"_a = 0)
       .def_ro("chunk", &Entry::chunk)
       .def_ro("committed", &Entry::committed)
       .def_ro("length", &Entry::length)
       .def_ro("crc", &Entry::crc)
       .def_ro("pending", &Entry::pending)
-      .def_ro("removes", &Entry::removes);
+      .def_ro("removes", &Entry::removes)
+      .def_ro("pending_crc", &Entry::pending_crc);
   nb::class_<Pending>(m, "Pending", "A pending version; `length` is the chunk's with it.")
       .def("__init__", [](Pending* at, const ChunkId& chunk, Version version, std::uint32_t length, bool removes,
                           const Tag& tag) { new (at) Pending{chunk, version, length, removes, tag}; },
@@ -169,7 +171,8 @@ void bind_events(nb::module_ m, Machine& r) {
       .def_ro("chunk", &Fetched::chunk)
       .def_ro("version", &Fetched::version)
       .def_rw("status", &Fetched::status)
-      .def_rw("payload", &Fetched::payload);
+      .def_rw("payload", &Fetched::payload)
+      .def_ro("crc", &Fetched::crc);
   message<TagsAsk>(m, r, "TagsAsk");
   message<Tags>(m, r, "Tags").def_ro("floor", &Tags::floor).def_rw("payload", &Tags::payload);
 }
@@ -226,7 +229,7 @@ void bind_lookups(nb::module_ m) {
            nb::sig("def __init__(self, store: object) -> None"));
   nb::class_<MapStore, Lookup>(m, "MapStore", "A store whose chunks hold one number each; for tests.")
       .def(nb::init<>())
-      .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "Its refusal, or nothing: sync() will say.")
+      .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "bad"_a = false, "Its refusal, or nothing: sync() will say.")
       .def("commit", &MapStore::commit, "action"_a)
       .def("drop", &MapStore::drop, "action"_a)
       .def("mark", &MapStore::mark)

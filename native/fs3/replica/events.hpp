@@ -34,6 +34,7 @@ struct Entry {
   std::uint32_t crc = 0;
   Version pending = 0;  // 0: none
   bool removes = false;  // the pending version removes the chunk
+  std::uint32_t pending_crc = 0;
 };
 
 // ---- From the shell ----------------------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ struct Fetched {
   Version version = 0;
   Status status = Status::ok;  // or not_found; or corrupt, set by the sending shell
   Payload payload = 0;         // set by the receiving shell
+  std::uint32_t crc = 0;       // of the whole contents, as the sender's index has it
 };
 
 // Of a LASTSRV member, by the RECOVERING one.

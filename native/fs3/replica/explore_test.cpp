@@ -74,7 +74,7 @@ class Exploration {
         histories_(1 + pick(2)),
         lies_(chance(4)),
         fills_(chance(4)),
-        spoils_(chance(4)) {
+        spoils_(chance(3)) {
     clients_.resize(1 + pick(2));
     for (std::size_t i = 0; i < clients_.size(); ++i) clients_[i].id = i + 1;
   }
@@ -136,25 +136,41 @@ class Exploration {
 
   void fault() {
     const TargetId id = target();
-    switch (pick(5)) {
+    switch (pick(6)) {
       case 0: crash(id, 0); break;
       case 1: if (node(id).replica && node(id).lease) world_.lease(id, false); break;
       case 2:
         if (fills_) node(id).store.fill(true);
         break;
       case 3:
-        if (spoils_ && healthy() && targets_ > 1 && !spoiled_) {
+        if (spoils_ && healthy() && !lied_ && targets_ > 1 && !spoiled_) {
           const ChunkId chunk = id_of(pick(histories_.size()));
           if (node(id).store.entry(chunk).committed == 0) break;
           spoiled_ = true;
-          node(id).store.spoil(chunk);
+          node(id).store.spoil(chunk, node(id).store.entry(chunk).committed);
         }
+        break;
+      case 4:
+        if (spoils_ && !lied_ && !spoiled_) spoil_pending(id);
         break;
       default: {  // of all, with a lie of one now and then
         const bool lie = lies_ && healthy() && targets_ > 1 && !spoiled_;
         lied_ = lied_ || lie;
         if (lie) lies_ = false;
         for (TargetId t = 1; t <= targets_; ++t) crash(t, lie && t == id ? 1 + pick(3) : 0);
+      }
+    }
+  }
+
+  // Damages a pending version that another target has whole.
+  void spoil_pending(TargetId id) {
+    for (std::size_t n = 0; n < histories_.size(); ++n) {
+      const Entry mine = node(id).store.entry(id_of(n));
+      for (TargetId other = 1; other <= targets_ && mine.pending != 0 && !mine.removes && !spoiled_; ++other) {
+        const MapStore& its = node(other).store;
+        if (other == id || !its.has(id_of(n), mine.pending)) continue;
+        spoiled_ = its.value(id_of(n), mine.pending) == node(id).store.value(id_of(n), mine.pending);
+        if (spoiled_) node(id).store.spoil(id_of(n), mine.pending);
       }
     }
   }
@@ -294,7 +310,7 @@ class Exploration {
         if (seen.status == Status::corrupt) {
           world_.step(id, Damaged{id_of(chunk)});
           settle_a_little();
-          CHECK(!node(id).store.bad(id_of(chunk)));
+          CHECK(!node(id).store.bad(id_of(chunk), node(id).store.entry(id_of(chunk)).committed));
           continue;
         }
         read.value = seen.status == Status::ok ? seen.value : 0;

@@ -46,7 +46,7 @@ void Replica::on(const SyncDone& done) {
 void Replica::concluded(const Applied& done) {
   const bool current = conclude_ >= routing_op_;
   conclude_ = 0;
-  if (!current) --old_;
+  if (!current) old_is_done();
   release(conclude_payload_);
   if (done.status == Status::io_error) failed_ = stopping_ = true;
   if (!current || failed_) return;
@@ -80,18 +80,19 @@ void Replica::on(const TagsAsk& asked) {
 }
 
 void Replica::on(const Fetch& asked) {
-  const bool asked_well = serving() ? asked.chain_version == chain_
-                                    : role_ == State::lastsrv && may_ask(asked.from, asked.chain_version);
+  const bool in_path = serving() || role_ == State::syncing;
+  const bool asked_well = in_path ? asked.chain_version == chain_
+                                  : role_ == State::lastsrv && may_ask(asked.from, asked.chain_version);
   if (!asked_well) {
     answer(asked.op, asked.from, asked.chain_version, Status::stale_routing);
     return;
   }
-  const auto found = chunks_.find(asked.chunk);
-  const Version committed =
-      found != chunks_.end() ? found->second.committed : lookup_.entry(asked.chunk).committed;
-  const bool pending = found != chunks_.end() && found->second.pending == asked.version && !found->second.removes;
-  const Status status = committed == asked.version || pending ? Status::ok : Status::not_found;
-  act(Send{asked.from, Fetched{asked.op, target_, chain_, asked.chunk, asked.version, status, 0}, asked.as_is});
+  const Entry entry = lookup_.entry(asked.chunk);
+  const bool committed = entry.committed == asked.version;
+  const bool there = committed || (entry.pending == asked.version && !entry.removes);
+  const Status status = asked.version != 0 && there ? Status::ok : Status::not_found;
+  const std::uint32_t crc = committed ? entry.crc : entry.pending_crc;
+  act(Send{asked.from, Fetched{asked.op, target_, chain_, asked.chunk, asked.version, status, 0, crc}, asked.as_is});
 }
 
 }  // namespace ff::fs3::replica

@@ -17,17 +17,17 @@ MapStore::Value MapStore::combine(Value before, Value written) {
   return (z ^ (z >> 31)) | 1;
 }
 
-std::vector<Applied> MapStore::apply(const Apply& apply, Value written) {
+std::vector<Applied> MapStore::apply(const Apply& apply, Value written, bool bad) {
   const auto found = now_.chunks.find(apply.chunk);
   const Kept kept = found != now_.chunks.end() ? found->second : Kept{};
   const bool removes = apply.kind == Kind::remove;
   if (!apply.any_base) {
     if (kept.committed.version != apply.base || kept.pending.version != 0) return {{apply.op, Status::diverged, 0}};
-    if (kept.bad && !removes) return {{apply.op, Status::corrupt, 0}};
+    if (kept.committed.bad && !removes) return {{apply.op, Status::corrupt, 0}};
   }
   if (full_ && !removes) return {{apply.op, Status::no_space, 0}};
   const Value whole = apply.kind == Kind::replace ? written : combine(kept.committed.value, written);
-  log_.emplace_back(std::in_place_type<Write>, apply, removes ? 0 : whole);
+  log_.emplace_back(std::in_place_type<Write>, apply, removes ? 0 : whole, bad && !removes);
   return {};
 }
 
@@ -88,11 +88,11 @@ void MapStore::replay(Image& image, const Record& record) {
     const bool removes = apply.kind == Kind::remove;
     keep(image, {apply.tag, apply.chunk, apply.version});
     if (!apply.committed) {
-      kept.pending = {apply.version, write->value, removes};
+      kept.pending = {apply.version, write->value, removes, write->bad};
       kept.tag = apply.tag;
       return;
     }
-    kept = {{apply.version, write->value, removes}, {}, {}, false};
+    kept = {{apply.version, write->value, removes, write->bad}, {}, {}};
     if (!removes) return;
     image.floor = std::max(image.floor, apply.version);
     image.chunks.erase(apply.chunk);
@@ -103,7 +103,7 @@ void MapStore::replay(Image& image, const Record& record) {
       image.floor = std::max(image.floor, commit->version);
       image.chunks.erase(commit->chunk);
     } else {
-      kept = {kept.pending, {}, {}, false};
+      kept = {kept.pending, {}, {}};
     }
   } else if (const auto* drop = std::get_if<Drop>(&record)) {
     Kept& kept = image.chunks[drop->chunk];
@@ -130,9 +130,21 @@ bool MapStore::has(ChunkId chunk, Version version) const {
   return found->second.committed.version == version || found->second.pending.version == version;
 }
 
-bool MapStore::bad(ChunkId chunk) const {
+void MapStore::spoil(ChunkId chunk, Version version) {
+  for (Image* image : {&now_, &durable_}) {
+    const auto found = image->chunks.find(chunk);
+    if (found == image->chunks.end()) continue;
+    for (Contents* contents : {&found->second.committed, &found->second.pending}) {
+      if (contents->version == version) contents->bad = true;
+    }
+  }
+}
+
+bool MapStore::bad(ChunkId chunk, Version version) const {
   const auto found = now_.chunks.find(chunk);
-  return found != now_.chunks.end() && found->second.bad;
+  if (found == now_.chunks.end()) return false;
+  const Kept& kept = found->second;
+  return kept.committed.version == version ? kept.committed.bad : kept.pending.version == version && kept.pending.bad;
 }
 
 MapStore::Value MapStore::value(ChunkId chunk, Version version) const {
@@ -156,7 +168,7 @@ std::vector<Tagged> MapStore::tags(bool pending_as_they_are) const {
 
 Entry MapStore::entry_of(ChunkId chunk, const Kept& kept) {
   return {chunk, kept.committed.version, 1, static_cast<std::uint32_t>(kept.committed.value), kept.pending.version,
-          kept.pending.removes};
+          kept.pending.removes, static_cast<std::uint32_t>(kept.pending.value)};
 }
 
 Entry MapStore::entry(ChunkId chunk) const {

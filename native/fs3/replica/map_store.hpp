@@ -20,8 +20,9 @@ class MapStore final : public Lookup {
   // What a write of `written` makes of `before`: shows order and number of the writes.
   static Value combine(Value before, Value written);
 
-  // Each answers at once where it refuses (Applied), else with the next sync().
-  std::vector<Applied> apply(const Apply& apply, Value written);
+  // Each answers at once where it refuses (Applied), else with the next sync(). `bad`: of a REPLACE whose bytes fail
+  // their CRC, sent as they are.
+  std::vector<Applied> apply(const Apply& apply, Value written, bool bad = false);
   void commit(const Commit& commit);
   void drop(const Drop& drop);
   void mark();
@@ -32,11 +33,11 @@ class MapStore final : public Lookup {
   void power_cut(std::size_t lost, std::size_t synced = 0);
   std::size_t unsynced() const { return log_.size(); }
   std::size_t syncs() const { return past_.size(); }
-  void spoil(ChunkId chunk) { now_.chunks[chunk].bad = durable_.chunks[chunk].bad = true; }
+  void spoil(ChunkId chunk, Version version);  // its bytes fail their CRC from now on
   void fill(bool full) { full_ = full; }
 
   bool has(ChunkId chunk, Version version) const;
-  bool bad(ChunkId chunk) const;
+  bool bad(ChunkId chunk, Version version) const;
   Value value(ChunkId chunk, Version version) const;
   std::vector<Tagged> tags(bool pending_as_they_are) const;
 
@@ -52,11 +53,11 @@ class MapStore final : public Lookup {
     Version version = 0;
     Value value = 0;
     bool removes = false;
+    bool bad = false;  // the bytes fail their CRC
   };
   struct Kept {
     Contents committed, pending;
     Tag tag;
-    bool bad = false;  // the bytes of the committed version fail their CRC
   };
   struct Image {
     std::map<ChunkId, Kept> chunks;
@@ -65,9 +66,10 @@ class MapStore final : public Lookup {
     bool complete = true;
   };
   struct Write {
-    Write(const replica::Apply& a, Value v) : apply(a), value(v) {}
+    Write(const replica::Apply& a, Value v, bool b) : apply(a), value(v), bad(b) {}
     Apply apply;
     Value value;
+    bool bad;
   };
   struct Concluding {
     Concluding(const replica::Conclude& c, std::vector<Tagged> t) : conclude(c), tags(std::move(t)) {}

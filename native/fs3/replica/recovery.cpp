@@ -22,7 +22,7 @@ void Replica::continue_recovery() {
   for (;;) {
     if (walk_.phase == Walk::Phase::done) return;
     if (walk_.phase == Walk::Phase::tags) {
-      if (walk_.asking) return;
+      if (walk_.asking || conclude_ != 0) return;  // one of an older routing may still be under way
       if (walk_.source < walk_.sources.size()) {
         ask(Ask::tags, walk_.sources[walk_.source]);
         return;

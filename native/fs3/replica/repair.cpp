@@ -1,4 +1,6 @@
 // Contents from another replica: for a chunk whose bytes fail their CRC, and for what a RECOVERING target lacks.
+#include <utility>
+
 #include "fs3/replica/replica.hpp"
 
 namespace ff::fs3::replica {
@@ -26,22 +28,36 @@ Version Replica::wanted(const Place& place) const {
   return job.what == What::take || job.durable ? job.version : place.second.committed;
 }
 
+// Its CRC by the index: an equal number may be another version's, of a write that the chain gave up.
+std::uint32_t Replica::wanted_crc(const Place& place) const {
+  const Job& job = place.second.jobs.front();
+  const Entry entry = job.what == What::take ? job.seen : lookup_.entry(place.first);
+  return entry.committed == wanted(place) ? entry.crc : entry.pending_crc;
+}
+
+// Who may have it, in the order of asking. The SYNCING target is among them, so that what it has whole is never replaced by
+// what is damaged here.
+std::vector<TargetId> Replica::sources(const Job& job) const {
+  std::vector<TargetId> found;
+  if (job.what == What::take) found.push_back(job.peer);
+  if (job.what == What::take && job.as_is) return found;
+  for (const Member& member : members_) {
+    const bool may = job.what == What::take ? member.state == State::lastsrv && member.target != job.peer
+                                            : member.state == State::serving || member.state == State::syncing;
+    if (may && member.target != target_) found.push_back(member.target);
+  }
+  return found;
+}
+
 // Asks the next source; after the last, gives up, or starts over later if one did not answer.
 void Replica::fetch(Place& place) {
   Job& job = place.second.jobs.front();
   job.stage = Stage::fetching;
   job.paused = false;
-  if (job.what == What::take) {
-    ask(Ask::fetch, job.peer, place.first);
+  const std::vector<TargetId> from = sources(job);
+  if (job.tried < from.size()) {
+    ask(Ask::fetch, from[job.tried], place.first);
     return;
-  }
-  std::uint32_t number = 0;
-  for (const Member& member : members_) {
-    if (member.state != State::serving || member.target == target_) continue;
-    if (number++ == job.tried) {
-      ask(Ask::fetch, member.target, place.first);
-      return;
-    }
   }
   if (job.unsure) {
     job.tried = 0;
@@ -62,10 +78,6 @@ void Replica::fetch_later(Place& place) {
 
 void Replica::fetch_failed(Place& place, bool unsure) {
   Job& job = place.second.jobs.front();
-  if (job.what == What::take) {
-    unsure ? fetch_later(place) : finish(place, Status::ok);
-    return;
-  }
   ++job.tried;
   job.unsure = job.unsure || unsure;
   fetch(place);
@@ -82,14 +94,9 @@ void Replica::on(const Fetched& fetched) {
   Place& place = *chunks_.find(asked->second.chunk);
   Job& job = place.second.jobs.front();
   asks_.erase(asked);
-  if (fetched.status != Status::ok) {
+  if (fetched.status != Status::ok || fetched.crc != wanted_crc(place)) {
     release(payload);
-    if (job.what == What::take && fetched.status == Status::corrupt && !job.as_is) {
-      job.as_is = true;
-      fetch(place);
-    } else {
-      fetch_failed(place, false);
-    }
+    fetch_failed(place, false);
     proceed(place);
     return;
   }
@@ -132,6 +139,15 @@ void Replica::resume(Place& place) {
 // No good copy is to be had.
 void Replica::give_up(Place& place) {
   Job& job = place.second.jobs.front();
+  if (job.what == What::take) {
+    if (std::exchange(job.as_is, true)) {
+      finish(place, Status::ok);  // the other does not have it any more
+    } else {
+      job.tried = 0;
+      fetch(place);
+    }
+    return;
+  }
   act(Unrepairable{place.first, wanted(place)});
   if (job.durable) {
     job.as_is = true;

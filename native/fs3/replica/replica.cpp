@@ -109,6 +109,7 @@ void Replica::regroup(Place& place) {
 void Replica::regroup_front(Place& place) {
   Job& job = place.second.jobs.front();
   job.paused = job.unsure = false;
+  job.as_is = job.mended = false;  // others may have its contents now
   job.tried = 0;
   if (!head()) refuse_clients(job);
   switch (job.stage) {
@@ -210,7 +211,7 @@ void Replica::on(const Applied& done) {
   if (found == applies_.end()) return;
   Place& place = *chunks_.find(found->second);
   applies_.erase(found);
-  if (done.op < routing_op_) --old_;
+  if (done.op < routing_op_) old_is_done();
   if (done.status == Status::io_error) {
     failed_ = stopping_ = true;
     refuse_clients(place.second.jobs.front());
@@ -219,6 +220,11 @@ void Replica::on(const Applied& done) {
     applied(place, done);
   }
   proceed(place);
+}
+
+// What a SYNCING target applied before the routing may have kept its tag beyond the Mark.
+void Replica::old_is_done() {
+  if (--old_ == 0 && role_ == State::syncing) act(Mark{});
 }
 
 void Replica::on(const SendFailed& failed) {

@@ -146,6 +146,7 @@ class Replica {
   void regroup_front(Place& place);
   void stop();
   void say_local();
+  void old_is_done();
   std::vector<ChunkId> sorted_chunks() const;
   Place& open(ChunkId chunk);
   void start(Place& place);
@@ -221,6 +222,8 @@ class Replica {
   void fetch_failed(Place& place, bool unsure);
   void fetch_later(Place& place);
   void give_up(Place& place);
+  std::vector<TargetId> sources(const Job& job) const;
+  std::uint32_t wanted_crc(const Place& place) const;
   void mended(Place& place, Status status);
   void resume(Place& place);
   Version wanted(const Place& place) const;

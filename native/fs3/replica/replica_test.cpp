@@ -255,7 +255,7 @@ void recovery_takes_contents_then_removals_then_tags() {
   Bench b = lone();
   EXPECT(b.chain(2, {{1, State::recovering, 1}, {2, kLast, 0}}), {"Send to 2: PageAsk 2 from 1 at 2 after 0.0"});
   EXPECT(b.step(Page{2, 2, 2, {{kB, 5, 1, 1, 6, false}}, false, 4}), {"Send to 2: Fetch 3 from 1 at 2 2.0 v6"});
-  EXPECT(b.step(Fetched{3, 2, 2, kB, 6, Status::ok, 9}), {"Apply 4 replace 2.0 v6 on anything committed payload 9"});
+  EXPECT(b.step(Fetched{3, 2, 2, kB, 6, Status::ok, 9, 0}), {"Apply 4 replace 2.0 v6 on anything committed payload 9"});
   EXPECT(b.sync(), {"Release payload 9", "Send to 2: PageAsk 5 from 1 at 2 after 0.0"});
   EXPECT(b.step(Page{5, 2, 2, {{kB, 5, 1, 1, 6, false}}, false, 4}), {"Apply 6 remove 1.0 v4 on anything committed"});
   EXPECT(b.sync(), {"Send to 2: TagsAsk 7 from 1 at 2"});
@@ -276,19 +276,97 @@ void a_target_is_asked_only_after_its_last_apply() {
 void damage_is_fetched_from_another() {
   Bench b = lone();
   b.chain(2, {{1, kServing, 1}, {2, kServing, 1}, {3, kServing, 1}});
-  b.store.spoil(kA);
+  b.store.spoil(kA, 2);
   EXPECT(b.step(write(2, 2, kA, 2)), {"Apply 2 write 1.0 v3 on v2 at 0+9 pending tag 5/0#2 payload 7"});
   EXPECT(b.sync(), {"Send to 2: Fetch 3 from 1 at 2 1.0 v2"});
   EXPECT(b.step(SendFailed{3}), {"Send to 3: Fetch 4 from 1 at 2 1.0 v2"});
   EXPECT(b.step(Fetched{4, 3, 2, kA, 2, Status::corrupt, 0}), {"Pause 5"});  // target 2 may have it
   EXPECT(b.step(Retry{5}), {"Send to 2: Fetch 6 from 1 at 2 1.0 v2"});
-  EXPECT(b.step(Fetched{6, 2, 2, kA, 2, Status::ok, 4}), {"Apply 7 replace 1.0 v2 on anything committed payload 4"});
+  EXPECT(b.step(Fetched{6, 2, 2, kA, 2, Status::ok, 4, b.store.entry(kA).crc}), {"Apply 7 replace 1.0 v2 on anything committed payload 4"});
   EXPECT(b.sync(), {"Release payload 4", "Apply 8 write 1.0 v3 on v2 at 0+9 pending tag 5/0#2 payload 7"});
+}
+
+// In a chain of two: it recovered, its own pending bytes are damaged, and the other has them whole.
+void what_the_syncing_target_has_is_fetched_not_replaced() {
+  Bench b(1);
+  b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
+  b.step(write(1, 3, kA, 1));
+  b.sync();
+  b.restart(2);
+  b.store.spoil(kA, 2);
+  const Entry mine = b.store.entry(kA);
+  b.chain(4, {{1, State::recovering, 2}, {2, kLast, 1}});
+  const Lines sent = b.chain(5, {{1, kServing, 2}, {2, kSyncing, 2}});
+  CHECK(sent.front() == "Send to 2: Update 2 from 1 at 5 replace 1.0 v2 on v0 tag 5/0#1");
+  EXPECT(b.step(SendFailed{2, Status::corrupt}), {"Send to 2: Fetch 4 from 1 at 5 1.0 v2"});
+  EXPECT(b.step(SendFailed{4}), {"Pause 5"});  // nothing is replaced before the other has said what it has
+  EXPECT(b.step(Retry{5}), {"Send to 2: Fetch 6 from 1 at 5 1.0 v2"});
+  EXPECT(b.step(Fetched{6, 2, 5, kA, 2, Status::ok, 4, mine.pending_crc}),
+         {"Apply 7 replace 1.0 v2 on anything pending tag 5/0#1 payload 4"});
+  EXPECT(b.sync(), {"Release payload 4", "Send to 2: Update 8 from 1 at 5 replace 1.0 v2 on v0 tag 5/0#1"});
+}
+
+void a_version_of_another_life_is_no_good_copy() {
+  Bench b = lone();
+  b.store.spoil(kA, 2);
+  b.chain(2, {{1, kServing, 1}, {2, kSyncing, 1}});
+  EXPECT(b.step(Page{2, 2, 2, {{kA, 0, 0, 0, 2, false, 99}}, false, 1}),
+         {"Send to 2: Update 3 from 1 at 2 replace 1.0 v2 on v0"});
+  EXPECT(b.step(SendFailed{3, Status::corrupt}), {"Send to 2: Fetch 4 from 1 at 2 1.0 v2"});
+  EXPECT(b.step(Fetched{4, 2, 2, kA, 2, Status::ok, 4, 99}),
+         {"Release payload 4", "Unrepairable 1.0 v2", "Send to 2: Update 5 from 1 at 2 replace 1.0 v2 on v0 (as is)"});
+  // With other members somebody may have it: asked anew.
+  EXPECT(b.chain(3, {{1, kServing, 1}, {3, kSyncing, 1}}), {"Send to 3: PageAsk 6 from 1 at 3 after 0.0"});
+}
+
+void a_syncing_target_says_what_it_has() {
+  Bench b(2);
+  b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
+  b.step(update(4, 4, 3, kA, 0, 2));
+  b.sync();
+  b.chain(4, {{1, kServing, 1}, {2, kSyncing, 1}});
+  EXPECT(b.step(Fetch{5, 1, 4, kA, 2, false}), {"Send to 1: Fetched 5 from 2 at 4 1.0 v2 ok"});
+  EXPECT(b.step(Fetch{6, 1, 4, kA, 3, false}), {"Send to 1: Fetched 6 from 2 at 4 1.0 v3 not_found"});
+  EXPECT(b.step(Fetch{7, 1, 3, kA, 2, false}), {"Send to 1: Answer 7 from 2 at 3 stale_routing"});
+}
+
+void recovery_takes_damaged_contents_as_they_are_from_nobody_else() {
+  Bench b = lone();
+  b.chain(2, {{1, State::recovering, 1}, {2, kLast, 0}, {3, kLast, 0}});
+  EXPECT(b.step(Page{2, 2, 2, {{kB, 6, 1, 77, 0, false}}, false, 4}), {"Send to 2: Fetch 3 from 1 at 2 2.0 v6"});
+  EXPECT(b.step(Fetched{3, 2, 2, kB, 6, Status::corrupt, 0}), {"Send to 3: Fetch 4 from 1 at 2 2.0 v6"});
+  EXPECT(b.step(Fetched{4, 3, 2, kB, 6, Status::ok, 5, 78}),
+         {"Release payload 5", "Send to 2: Fetch 5 from 1 at 2 2.0 v6 as is"});
+  EXPECT(b.step(Fetched{5, 2, 2, kB, 6, Status::ok, 6, 77}),
+         {"Apply 6 replace 2.0 v6 on anything committed payload 6"});
+}
+
+void a_recovery_that_starts_over_waits_for_its_conclude() {
+  Bench b(1);
+  b.chain(2, {{1, State::recovering, 1}, {2, kLast, 0}});
+  b.step(Page{1, 2, 2, {}, false, 1});
+  EXPECT(b.step(Page{2, 2, 2, {}, false, 1}), {"Send to 2: TagsAsk 3 from 1 at 2"});
+  EXPECT(b.step(Tags{3, 2, 2, 1, 9}), {"Conclude 4 floor 1 payload 9"});
+  EXPECT(b.chain(3, {{1, State::recovering, 1}, {3, kLast, 0}}), {"Send to 3: PageAsk 5 from 1 at 3 after 0.0"});
+  b.step(Page{5, 3, 3, {}, false, 1});
+  EXPECT(b.step(Page{6, 3, 3, {}, false, 1}), {});
+  EXPECT(b.sync(), {"Release payload 9", "Send to 3: TagsAsk 7 from 1 at 3"});
+}
+
+void what_was_under_way_before_a_sync_leaves_no_tag() {
+  Bench b(2);
+  b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
+  b.step(update(4, 4, 3, kA, 0, 2));
+  EXPECT(b.chain(4, {{1, kServing, 1}, {2, kSyncing, 1}}), {"Mark"});
+  Update replace{5, 5, 1, 4, kB, 0, 2, Kind::replace, 0, 0, {6, 0, 1}, 9, false};
+  EXPECT(b.step(replace), {"Send to 1: Answer 5 from 2 at 4 stale_routing", "Release payload 9"});
+  EXPECT(b.sync(), {"Mark", "Release payload 8"});
+  CHECK(b.step(replace).front().starts_with("Apply 2 replace 2.0 v2"));
 }
 
 void damage_without_a_copy_is_said() {
   Bench b = lone();
-  b.store.spoil(kA);
+  b.store.spoil(kA, 2);
   EXPECT(b.step(Damaged{kA}), {"Unrepairable 1.0 v2"});
   EXPECT(b.step(write(2, 1, kA, 2)), {"Apply 2 write 1.0 v3 on v2 at 0+9 committed tag 5/0#2 payload 7"});
   EXPECT(b.sync(), {"Unrepairable 1.0 v2", "Reply 2 corrupt", "Release payload 7"});
@@ -363,6 +441,12 @@ int main() {
   recovery_takes_contents_then_removals_then_tags();
   a_target_is_asked_only_after_its_last_apply();
   damage_is_fetched_from_another();
+  what_the_syncing_target_has_is_fetched_not_replaced();
+  a_version_of_another_life_is_no_good_copy();
+  a_syncing_target_says_what_it_has();
+  recovery_takes_damaged_contents_as_they_are_from_nobody_else();
+  a_recovery_that_starts_over_waits_for_its_conclude();
+  what_was_under_way_before_a_sync_leaves_no_tag();
   damage_without_a_copy_is_said();
   issue_345_a_tail_ahead_of_its_predecessor();
   issue_229_a_version_of_another_life_is_replaced();

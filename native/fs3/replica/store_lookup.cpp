@@ -12,7 +12,7 @@ constexpr std::size_t kPage = 4096;
 
 Entry known(const store::Entry& entry) {
   return {entry.chunk,         entry.committed.version, entry.committed.length, entry.committed.crc,
-          entry.pending.version, entry.pending.remove};
+          entry.pending.version, entry.pending.remove, entry.pending.crc};
 }
 
 }  // namespace

@@ -112,6 +112,7 @@ inline Chain next_chain(const Chain& chain, const std::map<TargetId, Said>& said
 struct Bytes {  // what a payload stands for
   MapStore::Value value = 0;
   std::vector<Tagged> tags;
+  bool bad = false;  // they fail their CRC
 };
 
 struct Packet {
@@ -229,7 +230,7 @@ class World {
   void write(TargetId id, Op op, ChainVersion version, ChunkId chunk, Kind kind, Tag tag, MapStore::Value value) {
     Node& node = nodes.at(id);
     if (!node.replica) return;
-    const Payload handle = kind == Kind::remove ? 0 : payload(node, {value, {}});
+    const Payload handle = kind == Kind::remove ? 0 : payload(node, {value, {}, false});
     step(id, ClientWrite{op, version, chunk, kind, 0, 1, tag, handle});
   }
   void read(TargetId id, Op op, ChainVersion version, ChunkId chunk) {
@@ -260,6 +261,7 @@ class World {
     CHECK(node.payloads.contains(handle));
     return node.payloads.at(handle).value;
   }
+  bool bad(Node& node, Payload handle) { return handle != 0 && node.payloads.at(handle).bad; }
 
   // Whoever waits for an answer to what this packet was about hears that none comes.
   void failed(const Packet& packet) {
@@ -275,7 +277,7 @@ class World {
 
   void carry_out(TargetId, Node& node, const Apply& a, std::vector<Event>& after) {
     CHECK(a.version != 0 && a.chunk.inode != 0);
-    for (const Applied& refused : node.store.apply(a, value(node, a.payload))) after.push_back(refused);
+    for (const Applied& refused : node.store.apply(a, value(node, a.payload), bad(node, a.payload))) after.push_back(refused);
   }
   void carry_out(TargetId, Node& node, const Commit& c, std::vector<Event>&) { node.store.commit(c); }
   void carry_out(TargetId, Node& node, const Drop& d, std::vector<Event>&) { node.store.drop(d); }
@@ -288,7 +290,8 @@ class World {
     if (auto* update = std::get_if<Update>(&packet.message)) {
       if (update->kind == Kind::replace) {
         CHECK(node.store.has(update->chunk, update->version));
-        if (node.store.bad(update->chunk) && !send.as_is) {
+        packet.bytes.bad = node.store.bad(update->chunk, update->version);
+        if (packet.bytes.bad && !send.as_is) {
           after.push_back(SendFailed{update->op, Status::corrupt});
           return;
         }
@@ -299,7 +302,8 @@ class World {
     } else if (auto* fetched = std::get_if<Fetched>(&packet.message)) {
       if (fetched->status == Status::ok) {
         CHECK(node.store.has(fetched->chunk, fetched->version));
-        if (node.store.bad(fetched->chunk) && !send.as_is) fetched->status = Status::corrupt;
+        packet.bytes.bad = node.store.bad(fetched->chunk, fetched->version);
+        if (packet.bytes.bad && !send.as_is) fetched->status = Status::corrupt;
         else packet.bytes.value = node.store.value(fetched->chunk, fetched->version);
       }
     } else if (std::holds_alternative<SyncDone>(packet.message)) {
@@ -312,7 +316,7 @@ class World {
   void carry_out(TargetId, Node&, const Reply& r, std::vector<Event>&) { answered(r.op, {r.status, 0, r.version}); }
   void carry_out(TargetId, Node& node, const ServeRead& r, std::vector<Event>&) {
     CHECK(node.store.has(r.chunk, r.version));
-    const Status status = node.store.bad(r.chunk) ? Status::corrupt : Status::ok;
+    const Status status = node.store.bad(r.chunk, r.version) ? Status::corrupt : Status::ok;
     answered(r.op, {status, node.store.value(r.chunk, r.version), r.version});
   }
   void carry_out(TargetId, Node& node, const Pause& p, std::vector<Event>&) { node.pauses.push_back(p.op); }

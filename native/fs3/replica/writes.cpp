@@ -96,7 +96,7 @@ void Replica::refuse_clients(Job& job) {
 
 void Replica::on(const Update& update) {
   Payload payload = update.payload;
-  const bool follows = serving() || role_ == State::syncing;
+  const bool follows = serving() || (role_ == State::syncing && old_ == 0);
   if (!follows || update.chain_version != chain_ || update.from != predecessor_) {
     answer(update.op, update.from, update.chain_version, Status::stale_routing);
     release(payload);
