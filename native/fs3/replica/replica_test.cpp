@@ -263,6 +263,17 @@ void recovery_takes_contents_then_removals_then_tags() {
   EXPECT(b.sync(), {"Release payload 3", "LocalState UPTODATE at 2"});
 }
 
+// The other's pending removal found nothing, and here neither; yet its client may be told its number.
+void recovery_takes_the_number_of_a_removal_of_nothing() {
+  Bench b = lone();
+  b.chain(2, {{1, State::recovering, 1}, {2, kLast, 0}});
+  EXPECT(b.step(Page{2, 2, 2, {{kA, 2, 1, 1}, {kB, 0, 0, 0, 6, true}}, false, 1}),
+         {"Send to 2: PageAsk 3 from 1 at 2 after 0.0"});
+  EXPECT(b.step(Page{3, 2, 2, {{kA, 2, 1, 1}, {kB, 0, 0, 0, 6, true}}, false, 1}),
+         {"Apply 4 remove 2.0 v6 on anything committed"});
+  EXPECT(b.sync(), {"Send to 2: TagsAsk 5 from 1 at 2"});
+}
+
 void a_target_is_asked_only_after_its_last_apply() {
   Bench b(2);
   b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
@@ -439,6 +450,7 @@ int main() {
   a_sync_sends_what_differs();
   a_syncing_target_takes_whatever_comes();
   recovery_takes_contents_then_removals_then_tags();
+  recovery_takes_the_number_of_a_removal_of_nothing();
   a_target_is_asked_only_after_its_last_apply();
   damage_is_fetched_from_another();
   what_the_syncing_target_has_is_fetched_not_replaced();

@@ -4,9 +4,10 @@ end."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain
-from tests.fs3.sim.clients import CHAIN, Client
+from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain, unwritten
+from tests.fs3.sim.clients import CHAIN, Attempt, Client
 from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis
+from tests.fs3.sim.linearize import UNKNOWN
 from tests.fs3.sim.managing import (
     BrokenInvariant,
     Manager,
@@ -21,7 +22,7 @@ from tests.fs3.sim.world import Network, World
 from fireflyer._native.fs3 import store
 from fireflyer.fs3.kv.memory import MemoryEngine
 from fireflyer.fs3.kv.run import run
-from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.chains import Chain, LocalState, Public
 from fireflyer.fs3.manager.routing import SLOTS, Records
 
 
@@ -213,15 +214,21 @@ class Cluster:
         Raises:
             BrokenInvariant, NotHealed, NotLinearizable: a failure of what is simulated.
         """
-        world = self.world
-        world.run(0.4)
+        self.world.run(0.4)
         nemesis = Nemesis(self)
-        world.run(world.now + self.profile.duration)
+        self.world.run(self.world.now + self.profile.duration)
         nemesis.end()
+        self.finish()
+
+    def finish(self) -> None:
+        """No more faults: all must be well again, and have been all the time."""
         self.mend()
         self.heal()
-        self.check_replicas()
-        self.check_histories()
+        if self.profile.beyond:
+            Aftermath(self).check()
+        else:
+            self.check_replicas()
+            self.check_histories()
 
     def mend(self) -> None:
         """Everything that broke is whole again, and scrubs follow each other."""
@@ -244,10 +251,26 @@ class Cluster:
         while complaint := next(self.complaints(since), ""):
             if self.chain.version != version:
                 since, version = world.now, self.chain.version
+            if world.now > bound and self.nobody_whole():
+                return
             if world.now > bound:
                 waited = world.now - mended
                 raise NotHealed(f"{complaint} after {waited:.1f} s: {describe(self.chain)}")
             world.run(world.now + 0.1)
+
+    def nobody_whole(self) -> bool:
+        """Beyond the budget: all that may have what was acknowledged have found that their logs are
+        damaged. What they held is unknown, so none of it is served before an operator says so."""
+        holders = self.chain.targets(Public.LASTSRV)
+        return (
+            self.profile.beyond
+            and bool(holders)
+            and all(
+                machine.process is not None and machine.process.local[0] is LocalState.FAULTY
+                for machine in self.machines
+                if machine.target in holders
+            )
+        )
 
     def complaints(self, since: float) -> Iterator[str]:
         """What keeps the cluster from being at rest: scrubs must have begun after `since`."""
@@ -257,7 +280,7 @@ class Cluster:
             if client.left or not client.idle:
                 yield f"{client.name} is not done"
         for machine in self.machines:
-            if machine.scrubbed <= since:
+            if machine.scrubbed <= since and not self.profile.beyond:
                 yield f"{machine.name} is not scrubbed"
             process = machine.process
             if process is None or process.store is None:
@@ -266,22 +289,27 @@ class Cluster:
             for chunk in process.pending():
                 yield f"{machine.name}: chunk {chunk} has a version pending"
 
-    def check_replicas(self) -> None:
-        """All replicas hold the same, their bytes are good, and clients' last reads see them."""
-        seen: dict[int, tuple[str, dict[int, tuple[int, bytes]]]] = {}
+    def contents(self) -> dict[int, tuple[int, bytes | None]]:
+        """What every replica holds: they must hold the same."""
+        found: dict[str, dict[int, tuple[int, bytes | None]]] = {}
         for machine in self.machines:
             assert machine.process is not None
             contents = machine.process.contents()
-            for name, others in seen.values():
+            for name, others in found.items():
                 if contents != others:
-                    raise NotHealed(
-                        f"{machine.name} and {name} differ: {sketch(contents)} {sketch(others)}"
-                    )
-            seen[machine.target] = (machine.name, contents)
+                    what = f"{sketch(contents)} {sketch(others)}"
+                    raise NotHealed(f"{machine.name} and {name} differ: {what}")
+            found[machine.name] = contents
+        return found[self.machines[0].name]
+
+    def check_replicas(self) -> None:
+        """All replicas hold the same, their bytes are good, and clients' last reads see them."""
+        contents = self.contents()
         now = self.world.now
-        _, contents = seen[self.machines[0].target]
         for chunk in range(self.profile.habits.chunks):
             version, data = contents.get(chunk, (0, b""))
+            if data is None:
+                raise NotHealed(f"the bytes of chunk {chunk} fail their CRC everywhere")
             whole = len(data) if version else -1
             self.history.append(
                 ChunkOp(0, "read", now, now, 0, 1 << 30, data, version, whole, chunk)
@@ -297,14 +325,51 @@ class Cluster:
             raise NotLinearizable(f"within the budget, yet Corrupted: {corrupted[0]}")
 
 
-def sketch(contents: dict[int, tuple[int, bytes]]) -> str:
-    return (
-        "{"
-        + ", ".join(
-            f"{chunk}: v{version} of {len(data)}" for chunk, (version, data) in contents.items()
-        )
-        + "}"
+class Aftermath:
+    """The end of a history in which disks lost more than the budget: bytes may be reported Corrupted, but
+    what was read was written, and every chunk that is made anew is served."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def check(self) -> None:
+        cluster, habits = self.cluster, self.cluster.profile.habits
+        if cluster.serving():
+            cluster.world.run(
+                cluster.world.now + 3.0
+            )  # damage is found and repaired, where it can be
+            cluster.contents()
+        for chunk in range(habits.chunks):
+            read = unwritten([op for op in cluster.history if op.chunk == chunk])
+            if read is not None:
+                raise NotLinearizable(f"nobody wrote that: {read}")
+            if cluster.serving():
+                self.made_anew(chunk)
+
+    def made_anew(self, chunk: int) -> None:
+        """The chunk is removed, written and read."""
+        data = bytes([chunk + 1]) * 5000
+        self.do(ChunkOp(0, "remove", 0.0, chunk=chunk))
+        self.do(ChunkOp(0, "write", 0.0, length=len(data), data=data, chunk=chunk))
+        read = self.do(ChunkOp(0, "read", 0.0, length=1 << 16, chunk=chunk))
+        if read.data != data:
+            raise NotHealed(f"chunk {chunk} does not take a write: {read}")
+
+    def do(self, op: ChunkOp) -> ChunkOp:
+        op.call = self.cluster.world.now
+        Attempt(self.cluster.clients[0], op)
+        self.cluster.world.run(self.cluster.world.now + self.cluster.profile.habits.deadline)
+        if op.end == UNKNOWN:
+            raise NotHealed(f"no answer: {op}")
+        return op
+
+
+def sketch(contents: dict[int, tuple[int, bytes | None]]) -> str:
+    held = (
+        f"{chunk}: v{version} " + ("corrupt" if data is None else f"of {len(data)}")
+        for chunk, (version, data) in contents.items()
     )
+    return "{" + ", ".join(held) + "}"
 
 
 __all__ = ["BrokenInvariant", "Cluster", "Machine", "NotHealed", "NotLinearizable"]

@@ -276,6 +276,20 @@ class Nemesis:
         self._cut(both_ways([(a, b) for a in parted for b in managers]), pause)
         yield pause
 
+    def late_change(self) -> Script:
+        """The primary stands still just when it saves a change, until another one has taken over."""
+        primary = self.cluster.primary()
+        if not self.cluster.calm() or not primary:
+            return
+        self._crash(self.any(), self.uniform(0.02, 0.1))
+        for _ in range(5000):
+            manager = self.cluster.running.get(primary)
+            if manager is None or manager.saving:
+                break
+            yield 0.0002
+        self._freeze(primary, self.uniform(0.9, 1.8))
+        yield 2.0
+
     def _until(self, machine: "Machine", state: Public) -> Script:
         """Until the target has that state, for 3 s at most."""
         for _ in range(1500):

@@ -101,17 +101,14 @@ MUTANTS = (
         MANAGER + "election.py",
         "return now < self._ends",
         "return self._ends > 0.0",
-        ("leases",),
+        ("takeovers",),
     ),
     Mutant(
         "changes of an older primary are saved",
         MANAGER + "service.py",
         "if row is None or row.epoch != epoch:",
         "if row is None:",
-        (
-            "pauses",
-            "leases",
-        ),
+        ("takeovers",),
     ),
     # Leases, in the shells
     Mutant(
@@ -211,7 +208,7 @@ MUTANTS = (
     Mutant(
         "numbers of removed versions are used again",
         REPLICA + "writes.cpp",
-        "job.version = std::max(floor_, removals_.empty() ? 0 : *removals_.rbegin()) + 1;",
+        "job.version = std::max({given_up_, floor_, removals_.empty() ? 0 : *removals_.rbegin()}) + 1;",
         "job.version = 2;",
         ("successions",),
     ),

@@ -35,6 +35,7 @@ SCRIPTS = {
     "wipe_and_power": 1.0,
     "stale_reader": 1.0,
     "stale_reader_at_takeover": 1.0,
+    "late_change": 1.0,
     "broken_sync": 1.0,
     "succession": 1.0,
 }
@@ -136,11 +137,17 @@ def leases(rng: random.Random) -> Profile:
     kinds = ("stale_reader", "stale_reader_at_takeover")
     return Profile(
         clients=3,
-        managers=rng.randrange(1, 3),
         habits=habits,
         pause=0.05,
         kinds=(rng.choice(kinds),),
     )
+
+
+def takeovers(rng: random.Random) -> Profile:
+    """Another manager takes over while the primary stands still, and it wakes up."""
+    habits = Habits(operations=100, pause=0.02, chunks=1, reads=0.6, attempt=0.1)
+    kinds = ("stale_reader_at_takeover", "late_change")
+    return Profile(clients=3, managers=2, habits=habits, pause=0.05, kinds=(rng.choice(kinds),))
 
 
 def syncs(rng: random.Random) -> Profile:
@@ -214,6 +221,7 @@ FAMILIES: dict[str, Callable[[random.Random], Profile]] = {
     "lies": lies,
     "wipes": wipes,
     "leases": leases,
+    "takeovers": takeovers,
     "syncs": syncs,
     "successions": successions,
     "duplicates": duplicates,
