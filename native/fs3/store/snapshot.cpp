@@ -200,7 +200,7 @@ void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
     disk_.sync(file);
   }
   disk_.rename("index-new", index_name(number));
-  disk_.sync_names();
+  write_identity();  // anew too, for a misdirected write may have hit it; syncs the names
 }
 
 // What the snapshot `number` and the logs from `number` on make superfluous.

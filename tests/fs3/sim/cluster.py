@@ -194,10 +194,17 @@ class Cluster:
 
     def calm(self) -> bool:
         """Everything runs, all serve and the network is whole."""
+        named = {member.target: member.incarnation for member in self.chain.members}
         return (
             not self.network.cut
             and self.primary() != ""
-            and all(machine.process is not None and not machine.cut_at for machine in self.machines)
+            and all(
+                machine.process is not None
+                and machine.process.me is not None
+                and machine.process.me.session == named[machine.target]
+                and not machine.cut_at
+                for machine in self.machines
+            )
             and self.all_serve()
         )
 

@@ -1,5 +1,6 @@
 """What goes wrong in a history, by chance and within the budget of docs/fs3.md."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,9 @@ class Nemesis:
                 return
             getattr(self, kind)()
         elif self.liar.disk.lies_told() < self.lies:
-            self.lied_at = self.world.now  # it will lie when it next writes
+            pass  # it will lie when it next writes
+        elif self.lied_at == math.inf:
+            self.lied_at = self.world.now
         elif self.cluster.scrubbed_since(self.lied_at):
             self.note(f"the lie of {self.liar.name} is over")
             self.liar = None
@@ -193,7 +196,7 @@ class Nemesis:
     def _lie(self) -> "Machine":
         """One of the next synced writes of some disk."""
         self.liar = machine = self.any()
-        self.lied_at = self.world.now
+        self.lied_at = math.inf  # not yet
         self.note(f"the disk of {machine.name} lies")
         self.lies = machine.disk.lies_told() + 1
         machine.disk.lie(self.world.rng.getrandbits(32))
@@ -224,6 +227,7 @@ class Nemesis:
         machine = self._lie()
         while machine.disk.lies_told() < self.lies:
             yield 0.001
+        self.lied_at = self.world.now
         yield self.world.rng.choice((0.0, 0.004, 0.03, 0.3)) * self.world.rng.random()
         early = self.world.rng.random() < 0.5
         for other in self.cluster.machines:

@@ -92,7 +92,7 @@ def mixed(rng: random.Random) -> Profile:
         removes=rng.choice((0.0, 0.06, 0.2)),
     )
     return Profile(
-        targets=rng.randrange(3, 6),
+        targets=rng.randrange(2, 6),
         clients=rng.choice((1, 2, 3, 3)),
         managers=rng.choice((1, 1, 1, 2)),
         habits=habits,
