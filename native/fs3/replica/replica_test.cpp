@@ -263,6 +263,19 @@ void recovery_takes_contents_then_removals_then_tags() {
   EXPECT(b.sync(), {"Release payload 3", "LocalState UPTODATE at 2"});
 }
 
+// A copy that was held up comes after a newer version, and while an older op of another chunk is still unanswered.
+void a_syncing_target_takes_each_update_once() {
+  Bench b(2);
+  b.chain(3, {{1, kServing, 1}, {2, kSyncing, 1}});
+  Update first = update(5, 4, 3, kA, 0, 2), second = update(6, 4, 3, kA, 2, 3);
+  first.kind = second.kind = Kind::replace;
+  b.step(first);
+  b.sync();
+  b.step(second);
+  b.sync();
+  EXPECT(b.step(first), {"Send to 1: Answer 5 from 2 at 3 ok", "Release payload 8"});
+}
+
 // The other's pending removal found nothing, and here neither; yet its client may be told its number.
 void recovery_takes_the_number_of_a_removal_of_nothing() {
   Bench b = lone();
@@ -450,6 +463,7 @@ int main() {
   a_sync_sends_what_differs();
   a_syncing_target_takes_whatever_comes();
   recovery_takes_contents_then_removals_then_tags();
+  a_syncing_target_takes_each_update_once();
   recovery_takes_the_number_of_a_removal_of_nothing();
   a_target_is_asked_only_after_its_last_apply();
   damage_is_fetched_from_another();

@@ -334,6 +334,25 @@ class Nemesis:
         yield 0.5
         self.cluster.network.lossy.clear()
 
+    def deaf_sync(self) -> Script:
+        """A target that has synced hears of nothing, then is not heard either, while the chain goes on
+        without it; then it comes back, and first says what was true long ago."""
+        if not self.cluster.calm():
+            return
+        machine = self.any()
+        yield from self._come_back(machine)
+        managers = self.cluster.managers
+        out, joined = self.uniform(0.9, 1.3), self.uniform(0.0, 0.02)
+        deaf = [(manager, machine.name) for manager in managers]
+        self.cluster.network.cut.update(deaf)
+        yield from self._until(machine, Public.SERVING)
+        yield self.uniform(0.0, 0.15)
+        self._cut([(b, a) for a, b in deaf], out)
+        yield out + joined
+        self._join(deaf)
+        self.cluster.network.lossy.clear()
+        yield 0.3
+
     def succession(self) -> Script:
         """The others crash as soon as a target that was away serves again."""
         if not self.cluster.calm():

@@ -37,6 +37,7 @@ SCRIPTS = {
     "stale_reader_at_takeover": 1.0,
     "late_change": 1.0,
     "broken_sync": 1.0,
+    "deaf_sync": 0.5,
     "succession": 1.0,
 }
 """Several faults in an order that matters: methods of `Nemesis` too."""
@@ -158,7 +159,7 @@ def syncs(rng: random.Random) -> Profile:
         clients=3,
         habits=habits,
         pause=0.05,
-        kinds=("broken_sync",),
+        kinds=("broken_sync", "deaf_sync"),
         lossy=rng.choice((0.0, 0.2, 0.4)),
     )
 
