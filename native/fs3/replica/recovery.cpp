@@ -13,8 +13,12 @@ Version newest(const Entry& entry) { return std::max(entry.committed, entry.pend
 
 void Replica::start_recovery() {
   walk_.phase = Walk::Phase::take;
+  alone_.clear();
   for (const Member& member : members_) {
     if (member.state == State::lastsrv) walk_.sources.push_back(member.target);
+  }
+  for (const auto& [id, chunk] : chunks_) {
+    if (chunk.pending != 0 && !walk_.sources.empty()) alone_.insert(id);
   }
 }
 

@@ -279,6 +279,7 @@ class Replica {
   std::map<Op, Status> answered_;  // its updates, from settled_seen_ on, and what they were answered for good
   std::map<Op, ChunkId> updates_;
   std::map<Op, Asked> asks_;
+  std::set<ChunkId> alone_;  // recovery found their pending versions here only: they were acknowledged to nobody
   std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
   Op conclude_ = 0;  // the Conclude under way
   Payload conclude_payload_ = 0;

@@ -330,6 +330,23 @@ void what_the_syncing_target_has_is_fetched_not_replaced() {
   EXPECT(b.sync(), {"Release payload 4", "Send to 2: Update 8 from 1 at 5 replace 1.0 v2 on v0 tag 5/0#1"});
 }
 
+// It recovered, its own pending bytes are damaged, and none of those that served last had that version.
+void a_damaged_version_that_nobody_else_has_is_dropped() {
+  Bench b = lone();
+  b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
+  b.step(write(1, 3, kA, 1));
+  b.sync();
+  b.restart(2);
+  b.store.spoil(kA, 3);
+  b.chain(4, {{1, State::recovering, 2}, {2, kLast, 1}});
+  b.step(Page{1, 2, 4, {{kA, 2, 1, 1}}, false, 1});
+  b.chain(5, {{1, kServing, 2}, {2, kSyncing, 2}});
+  EXPECT(b.step(SendFailed{3, Status::corrupt}), {"Send to 2: Fetch 5 from 1 at 5 1.0 v3"});
+  EXPECT(b.step(Fetched{5, 2, 5, kA, 3, Status::not_found, 0, 0}), {"Drop 6 1.0 v3"});
+  b.sync();
+  CHECK(b.store.entry(kA).pending == 0 && b.store.entry(kA).committed == 2);
+}
+
 void a_version_of_another_life_is_no_good_copy() {
   Bench b = lone();
   b.store.spoil(kA, 2);
@@ -468,6 +485,7 @@ int main() {
   a_target_is_asked_only_after_its_last_apply();
   damage_is_fetched_from_another();
   what_the_syncing_target_has_is_fetched_not_replaced();
+  a_damaged_version_that_nobody_else_has_is_dropped();
   a_version_of_another_life_is_no_good_copy();
   a_syncing_target_says_what_it_has();
   recovery_takes_damaged_contents_as_they_are_from_nobody_else();

@@ -170,6 +170,27 @@ MUTANTS = (
         "if (!follows) {",
     ),
     Mutant(
+        "a syncing target takes an update again",
+        REPLICA + "writes.cpp",
+        "answered != answered_.end()) {",
+        "answered != answered_.end() && answered->second != Status::ok) {",
+        ("syncs",),
+    ),
+    Mutant(
+        "the number of a removal of nothing is used again",
+        REPLICA + "recovery.cpp",
+        "theirs->pending > (here != 0 ? here : floor_);",
+        "here != 0 && theirs->pending > here;",
+        ("lies",),
+    ),
+    Mutant(
+        "damaged bytes replace what others have",
+        REPLICA + "repair.cpp",
+        "!job.committed && alone_.contains(place.first)) {",
+        "!job.committed && job.version == 0) {",
+        ("lies",),
+    ),
+    Mutant(
         "late duplicates are taken",
         REPLICA + "writes.cpp",
         "  if (update.op < settled_seen_) {\n",
@@ -185,13 +206,6 @@ MUTANTS = (
             "successions",
             "mixed",
         ),
-    ),
-    Mutant(
-        "any base will do",
-        REPLICA + "writes.cpp",
-        "} else if (job.base == chunk.committed && chunk.pending == 0 && !job.forget) {",
-        "} else if (chunk.pending == 0 && !job.forget) {",
-        ("lies",),
     ),
     Mutant(
         "the head answers before its successor",
