@@ -334,7 +334,7 @@ void what_the_syncing_target_has_is_fetched_not_replaced() {
 void a_damaged_version_that_nobody_else_has_is_dropped() {
   Bench b = lone();
   b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
-  b.step(write(1, 3, kA, 1));
+  b.step(write(9, 3, kA, 2));
   b.sync();
   b.restart(2);
   b.store.spoil(kA, 3);

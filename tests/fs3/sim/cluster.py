@@ -22,6 +22,7 @@ from tests.fs3.sim.world import Network, World
 from fireflyer._native.fs3 import store
 from fireflyer.fs3.kv.memory import MemoryEngine
 from fireflyer.fs3.kv.run import run
+from fireflyer.fs3.kv.transaction import Transaction
 from fireflyer.fs3.manager.chains import Chain, LocalState, Public
 from fireflyer.fs3.manager.routing import SLOTS, Records
 
@@ -128,7 +129,7 @@ class Cluster:
         self.managers = [f"mgr{number}" for number in range(1, profile.managers + 1)]
         self.names = [*self.managers, *self.nodes.values(), *clients]
         rows = first_rows(list(self.nodes.values()), CHAIN)
-        run(self.engine, lambda t: [t.set(*row) for row in rows.items()])
+        run(self.engine, lambda transaction: put_all(transaction, rows))
         records = Records.load(list(rows.items()))
         self.chain = records.chains[CHAIN]
         for target, name in self.nodes.items():
@@ -330,6 +331,11 @@ class Cluster:
         corrupted = [op for client in self.clients for op in client.corrupted]
         if corrupted:
             raise NotLinearizable(f"within the budget, yet Corrupted: {corrupted[0]}")
+
+
+def put_all(transaction: Transaction, rows: dict[bytes, bytes]) -> None:
+    for key, value in rows.items():
+        transaction.set(key, value)
 
 
 class Aftermath:

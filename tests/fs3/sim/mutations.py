@@ -34,6 +34,7 @@ MUTANTS = (
         CHAINS,
         "and local.state is not LocalState.FAULTY\n    )\n",
         ")\n",
+        ("disks",),
     ),
     Mutant(
         "a finished sync counts at any version",

@@ -154,10 +154,14 @@ def takeovers(rng: random.Random) -> Profile:
 def syncs(rng: random.Random) -> Profile:
     """Whatever can break while a target syncs breaks then."""
     habits = Habits(operations=100, pause=0.02, chunks=rng.randrange(2, 7), reads=0.3)
+    weather = Weather()
+    if rng.random() < 0.5:
+        weather = Weather(slow_chance=0.1, late_chance=0.1, late=0.05, twice=0.3)
     return Profile(
         targets=rng.choice((2, 3, 3)),
         clients=3,
         habits=habits,
+        weather=weather,
         pause=0.05,
         kinds=("broken_sync", "deaf_sync"),
         lossy=rng.choice((0.0, 0.2, 0.4)),
@@ -192,7 +196,7 @@ def duplicates(rng: random.Random) -> Profile:
         late=rng.choice((0.05, 0.4)),
         twice=rng.choice((0.2, 0.4)),
     )
-    habits = Habits(operations=60, pause=0.01, chunks=rng.randrange(1, 3), removes=0.25)
+    habits = Habits(operations=70, pause=0.01, chunks=rng.randrange(1, 5), reads=0.2, removes=0.35)
     kinds = rng.sample(("crash", "freeze", "pair", "split", "from_manager"), 2)
     return Profile(clients=3, habits=habits, weather=weather, pause=1.0, kinds=tuple(kinds))
 
