@@ -13,8 +13,12 @@ Version newest(const Entry& entry) { return std::max(entry.committed, entry.pend
 
 void Replica::start_recovery() {
   walk_.phase = Walk::Phase::take;
+  alone_.clear();
   for (const Member& member : members_) {
     if (member.state == State::lastsrv) walk_.sources.push_back(member.target);
+  }
+  for (const auto& [id, chunk] : chunks_) {
+    if (chunk.pending != 0 && !walk_.sources.empty()) alone_.insert(id);
   }
 }
 
@@ -52,8 +56,8 @@ bool Replica::differs_for_recovery(const Entry* mine, const Entry* theirs) const
     if (theirs == nullptr || theirs->removes) return false;
     return newest(*theirs) > (here != 0 ? here : floor_);
   }
-  if (mine == nullptr) return false;
-  return theirs == nullptr ? here <= walk_.floor : theirs->removes && theirs->pending > here;
+  if (theirs == nullptr) return here <= walk_.floor;
+  return theirs->removes && theirs->pending > (here != 0 ? here : floor_);
 }
 
 // At its turn: judged once more, for something may have been on its way to the disk when the page was compared.
@@ -70,7 +74,8 @@ void Replica::begin_take(Place& place) {
   const bool absent = job.seen.committed == 0 && job.seen.pending == 0;
   job.kind = Kind::remove;
   job.version = absent ? walk_.floor : job.seen.pending;
-  const bool removed = here != 0 && (absent ? here <= job.version : here < job.version);
+  const Version known = here != 0 ? here : floor_;  // where nothing is here, the number is yet used up
+  const bool removed = absent ? here != 0 && here <= job.version : known < job.version;
   removed ? apply(place, true) : finish(place, Status::ok);
 }
 

@@ -148,6 +148,10 @@ void Replica::give_up(Place& place) {
     }
     return;
   }
+  if (job.what == What::inherited && !job.committed && alone_.contains(place.first)) {
+    drop(place, Status::stale_routing);  // its client writes again; what others have whole is not replaced by it
+    return;
+  }
   act(Unrepairable{place.first, wanted(place)});
   if (job.durable) {
     job.as_is = true;

@@ -79,7 +79,7 @@ void Replica::regroup() {
   updates_.clear();
   asks_.clear();
   settled_seen_ = 0;
-  refused_.clear();
+  answered_.clear();
   old_ = applies_.size() + (conclude_ != 0 ? 1 : 0);
   routing_op_ = next_op_;
   conclude_answer_ = 0;
@@ -367,7 +367,7 @@ void Replica::finish(Place& place, Status status) {
   Job& job = chunk.jobs.front();
   if (job.answer != 0 && job.chain == chain_) {
     answer(job.answer, predecessor_, chain_, status);
-    if (status != Status::ok) refused_.emplace(job.answer, status);
+    answered_.emplace(job.answer, status);
   }
   for (const Op op : job.clients) {
     status == Status::ok ? reply(op, status, job.version, chunk.length) : reply(op, status);

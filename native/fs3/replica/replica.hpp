@@ -277,9 +277,10 @@ class Replica {
   Op routing_op_ = 1;      // the first one of this routing
   std::size_t old_ = 0;    // Applies under way from before this routing
   Op settled_seen_ = 0;    // of the predecessor
-  std::map<Op, Status> refused_;  // its updates that were refused for good, from settled_seen_ on
+  std::map<Op, Status> answered_;  // its updates, from settled_seen_ on, and what they were answered for good
   std::map<Op, ChunkId> updates_;
   std::map<Op, Asked> asks_;
+  std::set<ChunkId> alone_;  // recovery found their pending versions here only: they were acknowledged to nobody
   std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
   Op conclude_ = 0;  // the Conclude under way
   Payload conclude_payload_ = 0;

@@ -263,6 +263,30 @@ void recovery_takes_contents_then_removals_then_tags() {
   EXPECT(b.sync(), {"Release payload 3", "LocalState UPTODATE at 2"});
 }
 
+// A copy that was held up comes after a newer version, and while an older op of another chunk is still unanswered.
+void a_syncing_target_takes_each_update_once() {
+  Bench b(2);
+  b.chain(3, {{1, kServing, 1}, {2, kSyncing, 1}});
+  Update first = update(5, 4, 3, kA, 0, 2), second = update(6, 4, 3, kA, 2, 3);
+  first.kind = second.kind = Kind::replace;
+  b.step(first);
+  b.sync();
+  b.step(second);
+  b.sync();
+  EXPECT(b.step(first), {"Send to 1: Answer 5 from 2 at 3 ok", "Release payload 8"});
+}
+
+// The other's pending removal found nothing, and here neither; yet its client may be told its number.
+void recovery_takes_the_number_of_a_removal_of_nothing() {
+  Bench b = lone();
+  b.chain(2, {{1, State::recovering, 1}, {2, kLast, 0}});
+  EXPECT(b.step(Page{2, 2, 2, {{kA, 2, 1, 1}, {kB, 0, 0, 0, 6, true}}, false, 1}),
+         {"Send to 2: PageAsk 3 from 1 at 2 after 0.0"});
+  EXPECT(b.step(Page{3, 2, 2, {{kA, 2, 1, 1}, {kB, 0, 0, 0, 6, true}}, false, 1}),
+         {"Apply 4 remove 2.0 v6 on anything committed"});
+  EXPECT(b.sync(), {"Send to 2: TagsAsk 5 from 1 at 2"});
+}
+
 void a_target_is_asked_only_after_its_last_apply() {
   Bench b(2);
   b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
@@ -304,6 +328,23 @@ void what_the_syncing_target_has_is_fetched_not_replaced() {
   EXPECT(b.step(Fetched{6, 2, 5, kA, 2, Status::ok, 4, mine.pending_crc}),
          {"Apply 7 replace 1.0 v2 on anything pending tag 5/0#1 payload 4"});
   EXPECT(b.sync(), {"Release payload 4", "Send to 2: Update 8 from 1 at 5 replace 1.0 v2 on v0 tag 5/0#1"});
+}
+
+// It recovered, its own pending bytes are damaged, and none of those that served last had that version.
+void a_damaged_version_that_nobody_else_has_is_dropped() {
+  Bench b = lone();
+  b.chain(3, {{1, kServing, 1}, {2, kServing, 1}});
+  b.step(write(9, 3, kA, 2));
+  b.sync();
+  b.restart(2);
+  b.store.spoil(kA, 3);
+  b.chain(4, {{1, State::recovering, 2}, {2, kLast, 1}});
+  b.step(Page{1, 2, 4, {{kA, 2, 1, 1}}, false, 1});
+  b.chain(5, {{1, kServing, 2}, {2, kSyncing, 2}});
+  EXPECT(b.step(SendFailed{3, Status::corrupt}), {"Send to 2: Fetch 5 from 1 at 5 1.0 v3"});
+  EXPECT(b.step(Fetched{5, 2, 5, kA, 3, Status::not_found, 0, 0}), {"Drop 6 1.0 v3"});
+  b.sync();
+  CHECK(b.store.entry(kA).pending == 0 && b.store.entry(kA).committed == 2);
 }
 
 void a_version_of_another_life_is_no_good_copy() {
@@ -439,9 +480,12 @@ int main() {
   a_sync_sends_what_differs();
   a_syncing_target_takes_whatever_comes();
   recovery_takes_contents_then_removals_then_tags();
+  a_syncing_target_takes_each_update_once();
+  recovery_takes_the_number_of_a_removal_of_nothing();
   a_target_is_asked_only_after_its_last_apply();
   damage_is_fetched_from_another();
   what_the_syncing_target_has_is_fetched_not_replaced();
+  a_damaged_version_that_nobody_else_has_is_dropped();
   a_version_of_another_life_is_no_good_copy();
   a_syncing_target_says_what_it_has();
   recovery_takes_damaged_contents_as_they_are_from_nobody_else();

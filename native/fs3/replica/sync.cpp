@@ -59,6 +59,10 @@ void Replica::on(const Page& page) {
     const bool use_theirs = right && (!left || theirs->chunk <= mine->chunk);
     const Entry* a = use_mine ? &*mine++ : nullptr;
     const Entry* b = use_theirs ? &*theirs++ : nullptr;
+    if (a != nullptr && b != nullptr && a->pending != 0) {
+      const bool has = a->pending == b->committed || a->pending == b->pending;
+      if (has && a->pending_crc == (a->pending == b->committed ? b->crc : b->pending_crc)) alone_.erase(a->chunk);
+    }
     const bool differs = role_ == State::recovering ? differs_for_recovery(a, b) : differs_for_sync(a, b);
     if (differs) walk_.todo.push_back(b != nullptr ? *b : Entry{a->chunk});
   }

@@ -107,9 +107,9 @@ void Replica::on(const Update& update) {
     return;
   }
   settled_seen_ = std::max(settled_seen_, update.settled);
-  refused_.erase(refused_.begin(), refused_.lower_bound(settled_seen_));
-  if (const auto refused = refused_.find(update.op); refused != refused_.end()) {
-    answer(update.op, update.from, chain_, refused->second);
+  answered_.erase(answered_.begin(), answered_.lower_bound(settled_seen_));
+  if (const auto answered = answered_.find(update.op); answered != answered_.end()) {
+    answer(update.op, update.from, chain_, answered->second);
     release(payload);
     return;
   }

@@ -4,6 +4,8 @@ so."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from tests.fs3.sim.linearize import UNKNOWN, Verdict, linearize
 
 
@@ -119,6 +121,49 @@ def check_chunk(operations: Sequence[ChunkOp], *, limit: int = 2_000_000) -> Ver
         return op.kind, op.offset, op.length, op.data
 
     return linearize(known, ABSENT, step, key=guess, doomed=doomed, same=same, limit=limit)
+
+
+def unwritten(operations: Sequence[ChunkOp]) -> ChunkOp | None:
+    """A read whose bytes nobody wrote, if there is one: of a chunk that may have lost writes.
+
+    Bytes are explained by writes laid one over the other, each whole where no later one covers it and no
+    truncation can have cut it off; what is left must be zeros. Their order is not looked at.
+    """
+    writes = [op for op in operations if op.kind == "write"]
+    cut = min((op.length for op in operations if op.kind == "truncate"), default=1 << 40)
+    for read in operations:
+        if read.kind != "read" or read.end == UNKNOWN or read.whole < 0:
+            continue
+        got = np.frombuffer(read.data, np.uint8)
+        explained = np.zeros(len(got), bool)
+        cuttable = (np.arange(read.offset, read.offset + len(got)) >= cut) & (got == 0)
+        left = [write for write in writes if write.call <= read.end]
+        while True:
+            later = [w for w in left if not _explains(w, read.offset, got, cuttable, explained)]
+            if len(later) == len(left):
+                break
+            left = later
+        if got[~explained].any():
+            return read
+    return None
+
+
+Bits = npt.NDArray[np.bool_]
+
+
+def _explains(
+    write: ChunkOp, start: int, got: npt.NDArray[np.uint8], cuttable: Bits, explained: Bits
+) -> bool:
+    """Whether what is not `explained` yet of `got` (from `start` on) can be this write's; marks it then."""
+    first, end = max(write.offset, start), min(write.offset + len(write.data), start + len(got))
+    if first >= end:
+        return False
+    there = slice(first - start, end - start)
+    same = got[there] == np.frombuffer(write.data, np.uint8)[first - write.offset :][: end - first]
+    if explained[there].all() or not (explained[there] | same | cuttable[there]).all():
+        return False
+    explained[there] |= same
+    return bool(same.any())
 
 
 def explain(verdict: Verdict[ChunkOp]) -> str:

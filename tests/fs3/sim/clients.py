@@ -6,15 +6,21 @@ verified against the CRCs that came with it and asked elsewhere when they do not
 that match their CRCs are for the checker.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fs3.sim.calling import Caller
 from tests.fs3.sim.chunk_history import ChunkOp
 from tests.fs3.sim.messages import BLOCK, Read, Report, Write, good
-from tests.fs3.sim.world import Network, Process, World
+from tests.fs3.sim.world import Network, World
 
 from fireflyer._native.fs3 import Status
 from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.routing import Routing
+
+CHAIN = 1
+"""The only one."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Habits:
     new_channel: float = 0.5  # after a write of unknown outcome
 
 
-class Client(Process):
+class Client(Caller):
     """One client process: one operation at a time, `operations` of them."""
 
     def __init__(
@@ -41,14 +47,15 @@ class Client(Process):
         world: World,
         network: Network,
         number: int,
-        chain: Chain,
+        managers: Sequence[str],
+        routing: Routing,
         nodes: dict[int, str],
         habits: Habits,
         history: list[ChunkOp],
     ) -> None:
-        super().__init__(world, network, f"cli{number}")
+        super().__init__(world, network, f"cli{number}", managers, habits.attempt)
         self.number = number
-        self.chain = chain
+        self.view.take(routing)
         self.nodes = nodes
         self.habits = habits
         self.history = history
@@ -59,14 +66,10 @@ class Client(Process):
         self.idle = True
         self.later(world.rng.random() * habits.pause, self.next)
 
-    def received(self, message: Any, answer: Any) -> None:
-        assert message[0] == "routing"
-        self.learn(message[1])
-
-    def learn(self, chains: tuple[Chain, ...] | None) -> None:
-        for chain in chains or ():
-            if chain.id == self.chain.id and chain.version > self.chain.version:
-                self.chain = chain
+    @property
+    def chain(self) -> Chain:
+        """As this client knows it."""
+        return self.view.chains[CHAIN]
 
     def next(self) -> None:
         """Begins the next operation."""
@@ -198,12 +201,13 @@ class Attempt:
         client = self.client
         pause = client.world.rng.uniform(0.005, 0.05)
 
-        def learned(chains: tuple[Chain, ...] | None) -> None:
-            client.learn(chains)
+        def learned(routing: Routing | None) -> None:
+            if routing is not None:
+                client.learn(routing)
             client.later(pause, self.send)
 
         if refresh:
-            client.ask("mgr", ("routing",), client.habits.attempt, learned)
+            client.ask_manager(("routing", client.view.version), learned)
         else:
             client.later(pause, self.send)
 

@@ -4,17 +4,27 @@ end."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain
-from tests.fs3.sim.clients import Client
-from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis, Profile
-from tests.fs3.sim.managing import BrokenInvariant, Manager, Records, describe
+from tests.fs3.sim.chunk_history import ChunkOp, check_chunk, explain, unwritten
+from tests.fs3.sim.clients import CHAIN, Attempt, Client
+from tests.fs3.sim.faults import EIO, NO_FAULT, Nemesis
+from tests.fs3.sim.linearize import UNKNOWN
+from tests.fs3.sim.managing import (
+    BrokenInvariant,
+    Manager,
+    check_step,
+    describe,
+    first_rows,
+)
+from tests.fs3.sim.profiles import Profile
 from tests.fs3.sim.storage import StorageProcess
 from tests.fs3.sim.world import Network, World
 
 from fireflyer._native.fs3 import store
-from fireflyer.fs3.manager.chains import Chain, Public
-
-CHAIN = 1
+from fireflyer.fs3.kv.memory import MemoryEngine
+from fireflyer.fs3.kv.run import run
+from fireflyer.fs3.kv.transaction import Transaction
+from fireflyer.fs3.manager.chains import Chain, LocalState, Public
+from fireflyer.fs3.manager.routing import SLOTS, Records
 
 
 class NotHealed(AssertionError):
@@ -44,9 +54,7 @@ class Machine:
         """Starts the storage process, if the machine is there and none runs."""
         if self.process is None:
             self.cluster.world.note(self.name, "starts")
-            self.process = StorageProcess(
-                self.cluster.world, self.cluster.network, self, self.cluster.profile.times
-            )
+            self.process = StorageProcess(self.cluster.world, self.cluster.network, self)
             self.process.begin()
 
     def crash(self) -> None:
@@ -97,59 +105,104 @@ class Cluster:
     world: World
     profile: Profile
     network: Network = field(init=False)
-    records: Records = field(default_factory=Records)
+    engine: MemoryEngine = field(init=False)
+    chain: Chain = field(init=False)
+    """The newest that any manager has saved and seen to be saved."""
     machines: list[Machine] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     history: list[ChunkOp] = field(default_factory=list)
-    manager: Manager | None = None
+    published_chains: dict[int, Chain] = field(default_factory=dict)
+    running: dict[str, Manager] = field(default_factory=dict)
     unrepairable: list[tuple[str, int, int]] = field(default_factory=list)
+    scrub_pause: float = 0.5
+    """Seconds between two scrubs of a target."""
+    honest: bool = True
+    """No disk has lied yet."""
 
     def __post_init__(self) -> None:
         world, profile = self.world, self.profile
         self.network = Network(world, profile.weather)
-        targets = range(1, profile.targets + 1)
-        self.nodes = {target: f"sto{target}" for target in targets}
+        self.engine = MemoryEngine(world.rng.getrandbits(32), conflicts=0.05, maybe=0.05)
+        numbers = range(1, profile.targets + 1)
+        self.nodes = {number * SLOTS: f"sto{number}" for number in numbers}
         clients = [f"cli{number}" for number in range(1, profile.clients + 1)]
-        self.names = ["mgr", *self.nodes.values(), *clients]
-        self.records.chains[CHAIN] = Chain.new(CHAIN, tuple(targets))
-        for target in targets:
+        self.managers = [f"mgr{number}" for number in range(1, profile.managers + 1)]
+        self.names = [*self.managers, *self.nodes.values(), *clients]
+        rows = first_rows(list(self.nodes.values()), CHAIN)
+        run(self.engine, lambda transaction: put_all(transaction, rows))
+        records = Records.load(list(rows.items()))
+        self.chain = records.chains[CHAIN]
+        for target, name in self.nodes.items():
             disk = store.SimDisk(world.rng.getrandbits(32))
-            self.machines.append(Machine(self, target, self.nodes[target], disk))
-        self.start_manager()
+            self.machines.append(Machine(self, target, name, disk))
+        for name in self.managers:
+            self.start_manager(name)
         for machine in self.machines:
             world.after(world.rng.random() * 0.05, machine.start)
         for number in range(1, profile.clients + 1):
             client = Client(
-                world, self.network, number, self.chain, self.nodes, profile.habits, self.history
+                world,
+                self.network,
+                number,
+                self.managers,
+                records.after(0),
+                self.nodes,
+                profile.habits,
+                self.history,
             )
             self.clients.append(client)
 
-    @property
-    def chain(self) -> Chain:
-        return self.records.chains[CHAIN]
+    def serving(self) -> tuple[int, ...]:
+        return self.chain.targets(Public.SERVING)
 
-    def start_manager(self) -> None:
-        if self.manager is None:
-            self.world.note("mgr", "starts")
-            watchers = self.names[1:]
-            self.manager = Manager(
-                self.world, self.network, self.records, self.nodes, self.profile.times, watchers
+    def published(self, before: Chain | None, after: Chain) -> None:
+        """A manager has saved a chain, or (before None) found it."""
+        if before is not None:
+            check_step(before, after)
+        known = self.published_chains.setdefault(after.version, after)
+        if known != after:
+            raise BrokenInvariant(f"one version, two chains: {describe(known)}, {describe(after)}")
+        if after.version > self.chain.version:
+            self.chain = after
+            if self.world.traced:
+                self.world.note("chain", describe(after))
+
+    def diverged(self, name: str) -> None:
+        """A target says that its contents cannot follow the chain, which only a lie explains."""
+        if self.honest:
+            raise BrokenInvariant(f"{name} says that it has diverged, though no disk has lied")
+
+    def start_manager(self, name: str) -> None:
+        if name not in self.running:
+            self.world.note(name, "starts")
+            self.running[name] = Manager(
+                self.world,
+                self.network,
+                name,
+                self.engine,
+                self.profile.times,
+                self.published,
+                alone=len(self.managers) == 1,
             )
 
-    def crash_manager(self) -> None:
-        if self.manager is not None:
-            self.manager.crash()
-            self.manager = None
+    def crash_manager(self, name: str) -> None:
+        if name in self.running:
+            self.running.pop(name).crash()
+
+    def primary(self) -> str:
+        """The manager that is primary now, or ""."""
+        return next((name for name, manager in self.running.items() if manager.term()), "")
 
     def calm(self) -> bool:
         """Everything runs, all serve and the network is whole."""
         named = {member.target: member.incarnation for member in self.chain.members}
         return (
             not self.network.cut
-            and self.manager is not None
+            and self.primary() != ""
             and all(
                 machine.process is not None
-                and machine.process.incarnation == named[machine.target]
+                and machine.process.me is not None
+                and machine.process.me.session == named[machine.target]
                 and not machine.cut_at
                 for machine in self.machines
             )
@@ -157,7 +210,7 @@ class Cluster:
         )
 
     def all_serve(self) -> bool:
-        return len(self.chain.targets(Public.SERVING)) == len(self.machines)
+        return len(self.serving()) == len(self.machines)
 
     def scrubbed_since(self, moment: float) -> bool:
         """All serve, and a scrub of each target that began after `moment` has left nothing wrong."""
@@ -169,40 +222,63 @@ class Cluster:
         Raises:
             BrokenInvariant, NotHealed, NotLinearizable: a failure of what is simulated.
         """
-        world = self.world
-        world.run(0.4)
+        self.world.run(0.4)
         nemesis = Nemesis(self)
-        world.run(world.now + self.profile.duration)
+        self.world.run(self.world.now + self.profile.duration)
         nemesis.end()
+        self.finish()
+
+    def finish(self) -> None:
+        """No more faults: all must be well again, and have been all the time."""
         self.mend()
         self.heal()
-        self.check_replicas()
-        self.check_histories()
+        if self.profile.beyond:
+            Aftermath(self).check()
+        else:
+            self.check_replicas()
+            self.check_histories()
 
     def mend(self) -> None:
-        """Everything that broke is whole again."""
-        self.network.cut.clear()
-        self.network.weather = type(self.network.weather)()
+        """Everything that broke is whole again, and scrubs follow each other."""
+        self.scrub_pause = 0.1
+        self.network.mend()
+        for process in self.network.processes.values():
+            process.frozen_until = 0.0
         for machine in self.machines:
             machine.cut_at = 0
             machine.mend_disk()
             machine.start()
-            if machine.process is not None:
-                machine.process.frozen_until = 0.0
-        self.start_manager()
+        for name in self.managers:
+            self.start_manager(name)
 
     def heal(self) -> None:
         """Waits until all serve, the clients are done and the disks were read through."""
         world, mended = self.world, self.world.now
-        bound = mended + self.profile.times.recovery_wait + 30.0
+        bound = mended + self.profile.times.recovery_wait_s + 30.0
         since, version = mended, 0
         while complaint := next(self.complaints(since), ""):
             if self.chain.version != version:
                 since, version = world.now, self.chain.version
+            if world.now > bound and self.nobody_whole():
+                return
             if world.now > bound:
                 waited = world.now - mended
                 raise NotHealed(f"{complaint} after {waited:.1f} s: {describe(self.chain)}")
-            world.run(world.now + 0.25)
+            world.run(world.now + 0.1)
+
+    def nobody_whole(self) -> bool:
+        """Beyond the budget: all that may have what was acknowledged have found that their logs are
+        damaged. What they held is unknown, so none of it is served before an operator says so."""
+        holders = self.chain.targets(Public.LASTSRV)
+        return (
+            self.profile.beyond
+            and bool(holders)
+            and all(
+                machine.process is not None and machine.process.local[0] is LocalState.FAULTY
+                for machine in self.machines
+                if machine.target in holders
+            )
+        )
 
     def complaints(self, since: float) -> Iterator[str]:
         """What keeps the cluster from being at rest: scrubs must have begun after `since`."""
@@ -212,7 +288,7 @@ class Cluster:
             if client.left or not client.idle:
                 yield f"{client.name} is not done"
         for machine in self.machines:
-            if machine.scrubbed <= since:
+            if machine.scrubbed <= since and not self.profile.beyond:
                 yield f"{machine.name} is not scrubbed"
             process = machine.process
             if process is None or process.store is None:
@@ -221,22 +297,27 @@ class Cluster:
             for chunk in process.pending():
                 yield f"{machine.name}: chunk {chunk} has a version pending"
 
-    def check_replicas(self) -> None:
-        """All replicas hold the same, their bytes are good, and clients' last reads see them."""
-        seen: dict[int, tuple[str, dict[int, tuple[int, bytes]]]] = {}
+    def contents(self) -> dict[int, tuple[int, bytes | None]]:
+        """What every replica holds: they must hold the same."""
+        found: dict[str, dict[int, tuple[int, bytes | None]]] = {}
         for machine in self.machines:
             assert machine.process is not None
             contents = machine.process.contents()
-            for name, others in seen.values():
+            for name, others in found.items():
                 if contents != others:
-                    raise NotHealed(
-                        f"{machine.name} and {name} differ: {sketch(contents)} {sketch(others)}"
-                    )
-            seen[machine.target] = (machine.name, contents)
+                    what = f"{sketch(contents)} {sketch(others)}"
+                    raise NotHealed(f"{machine.name} and {name} differ: {what}")
+            found[machine.name] = contents
+        return found[self.machines[0].name]
+
+    def check_replicas(self) -> None:
+        """All replicas hold the same, their bytes are good, and clients' last reads see them."""
+        contents = self.contents()
         now = self.world.now
-        _, contents = seen[1]
         for chunk in range(self.profile.habits.chunks):
             version, data = contents.get(chunk, (0, b""))
+            if data is None:
+                raise NotHealed(f"the bytes of chunk {chunk} fail their CRC everywhere")
             whole = len(data) if version else -1
             self.history.append(
                 ChunkOp(0, "read", now, now, 0, 1 << 30, data, version, whole, chunk)
@@ -252,14 +333,56 @@ class Cluster:
             raise NotLinearizable(f"within the budget, yet Corrupted: {corrupted[0]}")
 
 
-def sketch(contents: dict[int, tuple[int, bytes]]) -> str:
-    return (
-        "{"
-        + ", ".join(
-            f"{chunk}: v{version} of {len(data)}" for chunk, (version, data) in contents.items()
-        )
-        + "}"
+def put_all(transaction: Transaction, rows: dict[bytes, bytes]) -> None:
+    for key, value in rows.items():
+        transaction.set(key, value)
+
+
+class Aftermath:
+    """The end of a history in which disks lost more than the budget: bytes may be reported Corrupted, but
+    what was read was written, and every chunk that is made anew is served."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def check(self) -> None:
+        cluster, habits = self.cluster, self.cluster.profile.habits
+        if cluster.serving():
+            cluster.world.run(
+                cluster.world.now + 3.0
+            )  # damage is found and repaired, where it can be
+            cluster.contents()
+        for chunk in range(habits.chunks):
+            read = unwritten([op for op in cluster.history if op.chunk == chunk])
+            if read is not None:
+                raise NotLinearizable(f"nobody wrote that: {read}")
+            if cluster.serving():
+                self.made_anew(chunk)
+
+    def made_anew(self, chunk: int) -> None:
+        """The chunk is removed, written and read."""
+        data = bytes([chunk + 1]) * 5000
+        self.do(ChunkOp(0, "remove", 0.0, chunk=chunk))
+        self.do(ChunkOp(0, "write", 0.0, length=len(data), data=data, chunk=chunk))
+        read = self.do(ChunkOp(0, "read", 0.0, length=1 << 16, chunk=chunk))
+        if read.data != data:
+            raise NotHealed(f"chunk {chunk} does not take a write: {read}")
+
+    def do(self, op: ChunkOp) -> ChunkOp:
+        op.call = self.cluster.world.now
+        Attempt(self.cluster.clients[0], op)
+        self.cluster.world.run(self.cluster.world.now + self.cluster.profile.habits.deadline)
+        if op.end == UNKNOWN:
+            raise NotHealed(f"no answer: {op}")
+        return op
+
+
+def sketch(contents: dict[int, tuple[int, bytes | None]]) -> str:
+    held = (
+        f"{chunk}: v{version} " + ("corrupt" if data is None else f"of {len(data)}")
+        for chunk, (version, data) in contents.items()
     )
+    return "{" + ", ".join(held) + "}"
 
 
 __all__ = ["BrokenInvariant", "Cluster", "Machine", "NotHealed", "NotLinearizable"]

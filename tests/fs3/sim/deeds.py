@@ -111,6 +111,8 @@ def wait_for_sync(process: "StorageProcess", op: int) -> None:
 def send(process: "StorageProcess", action: Any) -> None:
     message, to = action.message, action.to
     cargo: Any = None
+    if isinstance(message, replica.Answer) and message.status is Status.diverged:
+        process.machine.cluster.diverged(process.name)
     if isinstance(message, (replica.Update, replica.Fetched)):
         cargo, status = cargo_of(process, message, as_is=action.as_is)
         if status is not Status.ok:

@@ -1,159 +1,200 @@
-"""The manager of a simulated cluster: leases, the recovery wait and publication around the real
-`next_chain`."""
+"""A manager process of a simulated cluster: the real `Election`, `Core` and `Records` over the real engine
+`memory`, and between them what `service.py` does, in virtual time."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from tests.fs3.sim.world import Answering, Network, Process, World
 
-from fireflyer.fs3.manager import chains
-from fireflyer.fs3.manager.chains import Chain, Local, LocalState, Public
+from fireflyer.errors import FireflyerError, NotPrimary
+from fireflyer.fs3.kv.memory import MemoryEngine
+from fireflyer.fs3.kv.run import Job
+from fireflyer.fs3.kv.transaction import Outcome, Transaction
+from fireflyer.fs3.manager import service
+from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.core import Beat, Change, Core, Registered
+from fireflyer.fs3.manager.election import Election
+from fireflyer.fs3.manager.leases import Times
+from fireflyer.fs3.manager.routing import SLOTS, Node, Records, Routing
 
 
 class BrokenInvariant(AssertionError):
     """Something that must hold after each step does not."""
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds: docs/fs3.md, "Time", for a failover well below a second."""
-
-    lease: float = 0.6
-    margin: float = 0.05
-    recovery_wait: float = 4.0
-
-    @property
-    def heartbeat(self) -> float:
-        return self.lease / 6
-
-    @property
-    def dead(self) -> float:
-        """How long after the last heartbeat the manager calls a node dead."""
-        return self.lease * 1.1 + self.margin
-
-
-@dataclass
-class Records:
-    """What the manager keeps in the metadata store, which survives it; each change is one transaction."""
-
-    chains: dict[int, Chain] = field(default_factory=dict)
-    incarnations: int = 0
-    stores: int = 0
-
-
-@dataclass
-class Heard:
-    """The newest heartbeat of a node's process."""
-
-    at: float
-    incarnation: int
-    number: int
-    locals: dict[int, Local]
+def first_rows(names: list[str], chain: int) -> dict[bytes, bytes]:
+    """The rows of a cluster of these nodes, one target each, and one chain of them that never served."""
+    nodes = [Node(number, name, name, 1) for number, name in enumerate(names, 1)]
+    targets = [node.id * SLOTS for node in nodes]
+    return Records().rows([*nodes, Chain.new(chain, targets)], 1)
 
 
 class Manager(Process):
-    """One life of the manager."""
+    """One life of a manager process."""
 
     def __init__(
         self,
         world: World,
         network: Network,
-        records: Records,
-        nodes: dict[int, str],
+        name: str,
+        engine: MemoryEngine,
         times: Times,
-        watchers: list[str],
+        published: Callable[[Chain | None, Chain], None],
+        *,
+        alone: bool,
     ) -> None:
-        super().__init__(world, network, "mgr")
-        self.records = records
-        self.nodes = nodes
+        """`published(before, after)` is called for each chain that was saved, or was found by a new term."""
+        super().__init__(world, network, name)
+        self.engine = engine
         self.times = times
-        self.watchers = watchers
-        self.heard: dict[str, Heard] = {}
-        self.started = self.clock()
-        self.suspected: dict[int, float] = {}
-        self.idle_since: dict[int, float] = {}
-        self.later(self.times.lease / 10, self.tick)
+        self.published = published
+        self.election = Election(world.rng.getrandbits(63), name, times, alone=alone)
+        self.core: Core | None = None
+        self.saving = False
+        self.subscribers: dict[str, None] = {}
+        self.waiting: list[tuple[Answering, Registered]] = []
+        self.campaign()
+        self.look()
 
-    def tick(self) -> None:
-        for chain in self.records.chains:
-            self.evaluate(chain)
-        self.later(self.times.lease / 10, self.tick)
+    # ---- transactions
+
+    def transact(self, body: Callable[[Transaction], Any], done: Callable[[Any], None]) -> None:
+        """Runs a body as `kv.run` does, each step at its time; `done` gets its answer or error."""
+        job = Job(body)
+        rng = self.world.rng
+
+        def soon() -> float:
+            return self.world.now + (
+                rng.expovariate(1.0 / 0.0003) if rng.random() < 0.97 else rng.random() * 0.05
+            )
+
+        def attempt() -> None:
+            transaction = job.attempt(self.engine)
+            if transaction is None:
+                done(job.result)
+            else:  # the store carries it out even if this process ends first
+                self.world.at(soon(), None, commit, transaction)
+
+        def commit(transaction: Transaction) -> None:
+            (outcome,) = self.engine.commit_many([transaction])
+            if outcome is Outcome.COMMITTED:
+                self.world.at(soon(), self, done, job.result)
+            else:
+                self.world.at(soon(), self, attempt)
+
+        self.world.at(soon(), self, attempt)
+
+    # ---- election
+
+    def campaign(self) -> None:
+        begun = self.clock()
+        self.transact(
+            lambda transaction: service.vote(transaction, self.election, self.clock),
+            lambda row: self.elected(row, begun),
+        )
+
+    def elected(self, row: Any, begun: float) -> None:
+        if row is None or isinstance(row, FireflyerError):
+            self.election.lost()
+            self.end_term()
+        else:
+            new = row.epoch != self.election.epoch
+            self.election.written(row, begun)
+            if new:
+                self.end_term()
+                self.transact(service.entries, lambda rows: self.begin_term(row.epoch, rows))
+                return
+        self.later(self.times.heartbeat_s, self.campaign)
+
+    def begin_term(self, epoch: int, rows: Any) -> None:
+        self.core = Core(Records.load(rows), epoch, self.times, self.clock())
+        self.note(f"is primary, epoch {epoch}")
+        for chain in self.core.records.chains.values():
+            self.published(None, chain)
+        self.later(self.times.heartbeat_s, self.campaign)
+
+    def end_term(self) -> None:
+        self.core = None
+        self.subscribers.clear()
+        self.waiting.clear()
+
+    def term(self) -> Core | None:
+        """The core, while this process is primary."""
+        return self.core if self.election.holds(self.clock()) else None
+
+    # ---- changes
+
+    def look(self) -> None:
+        """Looks at the chains at times, and whenever something was heard: `act`."""
+        self.act()
+        self.later(self.times.lease_s / 10, self.look)
+
+    def act(self) -> None:
+        core, epoch = self.term(), self.election.epoch
+        if core is None or self.saving:
+            return
+        change = core.tick(self.clock())
+        if change is not None:
+            self.saving = True
+            self.transact(
+                lambda transaction: service.save(transaction, change, epoch),
+                lambda error: self.saved(core, change, error),
+            )
+
+    def saved(self, core: Core, change: Change, error: Any) -> None:
+        self.saving = False
+        if isinstance(error, FireflyerError):
+            if self.core is core:
+                self.election.lost()
+                self.end_term()
+            return
+        for entry in change.entries:
+            if isinstance(entry, Chain):
+                self.published(core.records.chains.get(entry.id), entry)
+        part = core.saved()
+        for name in self.subscribers:
+            self.tell(name, part)
+        if core.settled and self.core is core:
+            waiting, self.waiting = self.waiting, []
+            for answer, registered in waiting:
+                answer(registered)
+        self.later(self.times.tick_s, self.act)
+
+    # ---- what others ask
 
     def received(self, message: Any, answer: Answering) -> None:
-        kind = message[0]
-        if kind == "heartbeat":
-            _, node, incarnation, number, locals_ = message
-            last = self.heard.get(node)
-            if last is not None and (incarnation, number) <= (last.incarnation, last.number):
-                return
-            self.heard[node] = Heard(self.clock(), incarnation, number, locals_)
-            for chain in self.records.chains:
-                self.evaluate(chain)
-            answer(tuple(self.records.chains.values()))
-        elif kind == "register":
-            self.records.incarnations += 1
-            answer(self.records.incarnations)
-        elif kind == "new_store":
-            self.records.stores += 1
-            answer(self.records.stores)
-        elif kind == "routing":
-            answer(tuple(self.records.chains.values()))
-        else:
-            raise AssertionError(f"the manager does not know {kind}")
-
-    def live_locals(self) -> dict[int, Local]:
-        now, dead = self.clock(), self.times.dead
-        return {
-            target: local
-            for heard in self.heard.values()
-            if now - heard.at <= dead
-            for target, local in heard.locals.items()
-        }
-
-    def evaluate(self, number: int) -> None:
-        """Publishes what follows from what is known now, one version after the other."""
-        now = self.clock()
-        chain = self.records.chains[number]
-        fresh = now - self.started <= self.times.dead
-        if fresh and any(self.nodes[target] not in self.heard for target in chain.targets()):
-            return  # a new primary calls nobody dead yet
-        for _ in range(20):
-            locals_ = self.live_locals()
-            if not self.word(chain, locals_, now):
-                return
-            waited = 0.0
-            if chain.targets(Public.SERVING):
-                self.idle_since.pop(number, None)
+        core = self.term()
+        if core is None:
+            primary = self.election.primary
+            answer(
+                NotPrimary(f"{self.name} is not primary", "" if primary == self.name else primary)
+            )
+            return
+        try:
+            if isinstance(message, Beat):
+                self.subscribers[answer.asker.name] = None
+                answer(core.heartbeat(message, self.clock()))
+            elif message[0] == "register":
+                self.waiting.append((answer, core.register(message[1], message[1], 1)))
+                core.news = True
             else:
-                waited = now - self.idle_since.setdefault(number, now)
-            after = chains.next_chain(chain, locals_, waited > self.times.recovery_wait)
-            if after == chain:
-                return
-            check_step(chain, after)
-            self.records.chains[number] = chain = after
-            if self.world.traced:
-                self.note(f"publishes {describe(chain)}")
-            for name in self.watchers:
-                self.tell(name, ("routing", (chain,)))
-        raise BrokenInvariant(f"the chain does not come to rest: {describe(chain)}")
-
-    def word(self, chain: Chain, locals_: dict[int, Local], now: float) -> bool:
-        """Whether a serving target that seems to stay was heard after the others were missed."""
-        staying = chains.needs_word_of(chain, locals_)
-        if not staying:
-            self.suspected.pop(chain.id, None)
-            return True
-        since = self.suspected.setdefault(chain.id, now)
-        if not any(self.heard[self.nodes[target]].at > since for target in staying):
-            return False
-        del self.suspected[chain.id]
-        return True
+                assert message[0] == "routing"
+                self.subscribers[answer.asker.name] = None
+                answer(core.records.after(message[1]))
+        except FireflyerError as error:
+            answer(error)
+        if core.settled:
+            waiting, self.waiting = self.waiting, []
+            for waits, registered in waiting:
+                waits(registered)
+        if core.news:
+            self.act()
 
 
 def describe(chain: Chain) -> str:
     """A chain in one line."""
     members = " ".join(
-        f"{m.target}:{m.state.name}" + (f"#{m.incarnation}" if m.incarnation else "")
+        f"{m.target // SLOTS}:{m.state.name}" + (f"#{m.incarnation:x}" if m.incarnation else "")
         for m in chain.members
     )
     return f"chain {chain.id} v{chain.version}: {members}"
@@ -163,11 +204,16 @@ def check_step(before: Chain, after: Chain) -> None:
     """The invariants of docs/fs3-chain.md, after one published change."""
     states = [member.state for member in after.members]
     held = Public.SERVING in states
-    recovering = Public.LASTSRV in states or Public.RECOVERING in states
+    recovering = states.count(Public.RECOVERING)
     problems = [
         (states.count(Public.SYNCING) > 1, "two members sync"),
-        (held and recovering, "some serve while others wait to recover"),
-        (not held and not recovering, "nobody is left who holds the data"),
+        (recovering > 1, "two members recover"),
+        (
+            held and (recovering or Public.LASTSRV in states),
+            "some serve while others hold the data",
+        ),
+        (Public.SYNCING in states and not held, "one syncs from nobody"),
+        (not held and not recovering and Public.LASTSRV not in states, "nobody holds the data"),
         (states != sorted(states), "members are out of order"),
         (after.version != before.version + 1, "the version does not grow by one"),
         (sorted(before.targets()) != sorted(after.targets()), "members appear or vanish"),
@@ -177,13 +223,4 @@ def check_step(before: Chain, after: Chain) -> None:
             raise BrokenInvariant(f"{what}: {describe(before)} -> {describe(after)}")
 
 
-__all__ = [
-    "BrokenInvariant",
-    "Heard",
-    "LocalState",
-    "Manager",
-    "Records",
-    "Times",
-    "check_step",
-    "describe",
-]
+__all__ = ["BrokenInvariant", "Manager", "Routing", "check_step", "describe", "first_rows"]

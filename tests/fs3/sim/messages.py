@@ -1,8 +1,9 @@
 """What travels between clients and storage nodes, and from replica to replica, with the bytes that go
 along."""
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from fireflyer._native import crc32c
 from fireflyer._native.fs3 import Status
@@ -11,8 +12,7 @@ BLOCK = 4096
 Tag = tuple[int, int, int]  # client, channel, seq
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True, gc=False):
     """A client's write, truncate, extend or remove, to the head."""
 
     chain: int
@@ -25,14 +25,12 @@ class Write:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WriteAnswer:
+class WriteAnswer(msgspec.Struct, frozen=True, gc=False):
     status: Status
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True, gc=False):
     """A client's read, to any serving target."""
 
     chain: int
@@ -42,8 +40,7 @@ class Read:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAnswer:
+class ReadAnswer(msgspec.Struct, frozen=True, gc=False):
     """Whole blocks from `offset` on, with their CRC32Cs; `length` is the chunk's."""
 
     status: Status
@@ -54,24 +51,21 @@ class ReadAnswer:
     crcs: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, gc=False):
     """A client says that a chunk's bytes fail their CRC."""
 
     chain: int
     chunk: int
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
+class Between(msgspec.Struct, frozen=True):
     """A message of a replica to another; `cargo`: a write's bytes, whole contents with CRCs, or tags."""
 
     message: Any
     cargo: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True, gc=False):
     """A chunk whole, with the CRC32Cs of its blocks as stored."""
 
     data: bytes

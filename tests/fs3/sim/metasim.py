@@ -124,12 +124,12 @@ def draw_meta(rng: random.Random) -> MetaProfile:
     return MetaProfile(
         servers=rng.randrange(1, 4),
         clients=rng.randrange(2, 4),
-        operations=rng.randrange(5, 15),
+        operations=rng.randrange(5, 20),
         conflicts=rng.choice((0.0, 0.1, 0.3)),
         maybe=rng.choice((0.0, 0.1, 0.3)),
         crash_pause=rng.choice((0.05, 0.2, 1e9)),
         weather=Weather(
-            late_chance=rng.choice((0.0, 0.05)),
+            late_chance=rng.choice((0.0, 0.05, 0.25)),
             late=0.4,
             loss=rng.choice((0.0, 0.05)),
             twice=0.0,

@@ -6,6 +6,7 @@ and undone.
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fs3.sim.mutations import MUTANTS, Mutant
+from tests.fs3.sim.simulate import HISTORIES
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRATCH = ROOT / "build" / "mutants"
@@ -24,17 +26,26 @@ import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
 sys.path[:0] = [{src!r}, {root!r}]
 from tests.fs3.sim import simulate
-sys.argv = ["simulate", "--histories", "{histories}", "--jobs", "{jobs}", "--kind", "{kind}"]
+sys.argv[1:] = "--first {first} --histories {histories} --jobs {jobs} --kind {kind}".split()
 sys.exit(simulate.main())
 """
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """`family`: of the histories that caught it, "" where none did; `histories` ran until then."""
+
     mutant: Mutant
-    caught: bool
+    family: str
+    histories: int
     seconds: float
     said: str
+
+    def __str__(self) -> str:
+        family = self.family or "MISSED"
+        return (
+            f"{self.mutant.name:52} {self.histories:9} {family:11} {self.seconds:6.1f}  {self.said}"
+        )
 
 
 def copy_sources() -> None:
@@ -82,24 +93,38 @@ def build() -> None:
         shutil.copy(module, SCRATCH / "src" / "fireflyer" / module.name)
 
 
-def simulate(kind: str, histories: int, jobs: int) -> tuple[bool, str]:
-    """Whether a history failed, and what was said of it."""
+def simulate(kind: str, histories: int, jobs: int) -> tuple[bool, int, str]:
+    """Whether a history failed that passes without the mutant, how many ran until then, and what was
+    said of it."""
     root, src = str(SCRATCH), str(SCRATCH / "src")
-    script = RUN.format(src=src, root=root, histories=histories, jobs=jobs, kind=kind)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script],
-        cwd=SCRATCH,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode not in (0, 1):
-        return True, f"the simulator ended with {done.returncode}: {done.stderr.strip()[-200:]}"
-    said = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
-    return done.returncode == 1, said[0][:150] if said else done.stderr.strip()[-200:]
+    first = 1
+    while first <= histories:
+        script = RUN.format(
+            src=src, root=root, first=first, histories=histories + 1 - first, jobs=jobs, kind=kind
+        )
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", script],
+            cwd=SCRATCH,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"the simulator ended with {done.returncode}: {done.stderr[-2000:]}")
+        said = re.search(r"^seed (\d+)[^:]*: (.*)$", done.stdout, re.MULTILINE)
+        if not said:
+            break
+        seed = int(said[1])
+        if HISTORIES[kind](seed).error:
+            print(f"{kind} history {seed} fails without any mutant", flush=True)
+            first = seed + 1
+        else:
+            return True, seed, said[2][:70]
+    return False, histories, ""
 
 
 def try_mutant(mutant: Mutant, histories: int, jobs: int) -> Outcome:
+    """First against the families of faults that suit it, then against all."""
     path = SCRATCH / mutant.file
     sane = path.read_text()
     if sane.count(mutant.old) != 1:
@@ -108,35 +133,35 @@ def try_mutant(mutant: Mutant, histories: int, jobs: int) -> Outcome:
         )
     path.write_text(sane.replace(mutant.old, mutant.new))
     try:
-        build()  # also undoes the last native mutant
-        began = time.monotonic()
-        caught, said = simulate(mutant.kind, histories, jobs)
-        return Outcome(mutant, caught, time.monotonic() - began, said)
+        if mutant.file.startswith("native/"):
+            build()
+        began, total = time.monotonic(), 0
+        for kind in (*mutant.suited, "meta" if mutant.suited == ("meta",) else "chunks"):
+            caught, ran, said = simulate(kind, histories, jobs)
+            total += ran
+            if caught:
+                return Outcome(mutant, kind, total, time.monotonic() - began, said)
+        return Outcome(mutant, "", total, time.monotonic() - began, "")
     finally:
         path.write_text(sane)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make sim-mutants")
-    parser.add_argument("--histories", type=int, default=2000, help="for each mutant")
+    parser.add_argument("--histories", type=int, default=400, help="of each family")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", action="append", help="names of mutants")
+    parser.add_argument("--only", action="append", help="a word of the names of mutants")
     arguments = parser.parse_args()
     copy_sources()
     build()
-    for kind in ("chunks", "meta"):
-        failed, said = simulate(kind, 100, arguments.jobs)
-        if failed:
-            raise SystemExit(f"without any mutant: {said}")
+    print(f"{'mutant':52} {'histories':>9} {'family':11} {'s':>6}  what was said")
     outcomes = []
     for mutant in MUTANTS:
-        if arguments.only and mutant.name not in arguments.only:
+        if arguments.only and not any(word in mutant.name for word in arguments.only):
             continue
-        outcome = try_mutant(mutant, arguments.histories, arguments.jobs)
-        outcomes.append(outcome)
-        verdict = "caught" if outcome.caught else "MISSED"
-        print(f"{verdict} in {outcome.seconds:6.1f} s  {mutant.name}: {outcome.said}", flush=True)
-    caught = sum(outcome.caught for outcome in outcomes)
+        outcomes.append(try_mutant(mutant, arguments.histories, arguments.jobs))
+        print(outcomes[-1], flush=True)
+    caught = sum(outcome.family != "" for outcome in outcomes)
     print(f"{caught} of {len(outcomes)} mutants caught")
     return 0 if caught >= 0.95 * len(outcomes) else 1
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-CHAINS = "src/fireflyer/fs3/manager/chains.py"
+MANAGER = "src/fireflyer/fs3/manager/"
+CHAINS = MANAGER + "chains.py"
 REPLICA = "native/fs3/replica/"
 STORE = "native/fs3/store/"
 SIM = "tests/fs3/sim/"
@@ -10,13 +11,14 @@ SIM = "tests/fs3/sim/"
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` occurs once in `file`; without the rule it is `new`."""
+    """`old` occurs once in `file`; without the rule it is `new`. `suited`: the families of histories that
+    are tried first."""
 
     name: str
     file: str
     old: str
     new: str
-    kind: str = "chunks"
+    suited: tuple[str, ...] = ()
 
 
 MUTANTS = (
@@ -32,30 +34,35 @@ MUTANTS = (
         CHAINS,
         "and local.state is not LocalState.FAULTY\n    )\n",
         ")\n",
+        ("disks",),
     ),
     Mutant(
         "a finished sync counts at any version",
         CHAINS,
         "LocalState.UPTODATE or local.version != version:",
         "LocalState.UPTODATE:",
+        ("syncs",),
     ),
     Mutant(
         "the first of the last ones serves at once",
         CHAINS,
         "Public.SERVING if len(last) == 1 else Public.RECOVERING",
         "Public.SERVING",
+        ("lies",),
     ),
     Mutant(
         "recovery waits for nobody",
-        CHAINS,
-        "or not all(usable(m) for m in last):",
-        "or not usable(last[0]):",
+        MANAGER + "core.py",
+        "waited >= self.times.recovery_wait_s",
+        "waited >= 0.0",
+        ("lies",),
     ),
     Mutant(
         "an emptied store holds what it served",
         CHAINS,
         "return local is None or member.store in (0, local.store)",
         "return True",
+        ("wipes",),
     ),
     Mutant(
         "two sync at once",
@@ -69,26 +76,42 @@ MUTANTS = (
         "return staying if len(staying) < len(serving) else ()",
         "return ()",
     ),
-    # Leases, in the shells
     Mutant(
         "a lease counts from when it was answered",
         SIM + "node.py",
-        "        sent = self.clock()\n\n        def told(chains: tuple[Chain, ...] | None) -> None:\n",
-        "        def told(chains: tuple[Chain, ...] | None) -> None:\n"
-        "            sent = self.clock() + 0.3\n",
+        "                self.learn(answer)\n",
+        "                self.learn(answer)\n                number = self.lease.send(self.clock())\n",
+        ("leases",),
     ),
     Mutant(
         "the manager does not wait for the lease's end",
-        SIM + "managing.py",
-        "return self.lease * 1.1 + self.margin",
-        "return self.lease * 0.6",
+        MANAGER + "leases.py",
+        "return self.lease_s * 1.1 + 0.05",
+        "return self.lease_s * 0.6",
+        ("leases",),
     ),
     Mutant(
         "a new manager calls nodes dead at once",
-        SIM + "managing.py",
-        "if fresh and any(",
-        "if not fresh and any(",
+        MANAGER + "core.py",
+        "if now - self._started <= self.times.dead_s and self._unheard(chain):",
+        "if False:",
+        ("leases",),
     ),
+    Mutant(
+        "a primary acts on when its own lease is over",
+        MANAGER + "election.py",
+        "return now < self._ends",
+        "return self._ends > 0.0",
+        ("takeovers",),
+    ),
+    Mutant(
+        "changes of an older primary are saved",
+        MANAGER + "service.py",
+        "if row is None or row.epoch != epoch:",
+        "if row is None:",
+        ("takeovers",),
+    ),
+    # Leases, in the shells
     Mutant(
         "an apply is reported before it is synced",
         SIM + "deeds.py",
@@ -102,18 +125,24 @@ MUTANTS = (
         SIM + "deeds.py",
         "return (client, channel, seq, inode, index, 0, 0) if version and pending == version else tagged",
         "return tagged",
+        ("successions",),
     ),
     Mutant(
         "a syncing target keeps its own tags",
         SIM + "deeds.py",
         "        process.store.forget_client(client)\n",
         "        pass\n",
+        (
+            "successions",
+            "syncs",
+        ),
     ),
     Mutant(
         "damage of the log is forgotten",
         REPLICA + "store_lookup.hpp",
         "return store_.state()[0] == 0 && !store_.damaged();",
         "return store_.state()[0] == 0;",
+        ("lies",),
     ),
     # The replica
     Mutant(
@@ -127,6 +156,7 @@ MUTANTS = (
         REPLICA + "writes.cpp",
         "  if (write.tag.seq < newest) {\n",
         "  if (write.tag.seq + 1000 < newest) {\n",
+        ("duplicates",),
     ),
     Mutant(
         "a client's chain version is not compared",
@@ -141,16 +171,42 @@ MUTANTS = (
         "if (!follows) {",
     ),
     Mutant(
+        "a syncing target takes an update again",
+        REPLICA + "writes.cpp",
+        "answered != answered_.end()) {",
+        "answered != answered_.end() && answered->second != Status::ok) {",
+        ("syncs",),
+    ),
+    Mutant(
+        "the number of a removal of nothing is used again",
+        REPLICA + "recovery.cpp",
+        "theirs->pending > (here != 0 ? here : floor_);",
+        "here != 0 && theirs->pending > here;",
+        ("lies",),
+    ),
+    Mutant(
+        "damaged bytes replace what others have",
+        REPLICA + "repair.cpp",
+        "!job.committed && alone_.contains(place.first)) {",
+        "!job.committed && job.version == 0) {",
+        ("lies",),
+    ),
+    Mutant(
+        "late duplicates are taken",
+        REPLICA + "writes.cpp",
+        "  if (update.op < settled_seen_) {\n",
+        "  if (false) {\n",
+        ("duplicates",),
+    ),
+    Mutant(
         "a version is made twice",
         REPLICA + "writes.cpp",
         "  if (job.version <= chunk.committed || gone) {\n",
         "  if (false && gone) {\n",
-    ),
-    Mutant(
-        "any base will do",
-        REPLICA + "writes.cpp",
-        "} else if (job.base == chunk.committed && chunk.pending == 0 && !job.forget) {",
-        "} else if (chunk.pending == 0 && !job.forget) {",
+        (
+            "successions",
+            "mixed",
+        ),
     ),
     Mutant(
         "the head answers before its successor",
@@ -167,14 +223,16 @@ MUTANTS = (
     Mutant(
         "numbers of removed versions are used again",
         REPLICA + "writes.cpp",
-        "job.version = std::max(floor_, removals_.empty() ? 0 : *removals_.rbegin()) + 1;",
+        "job.version = std::max({given_up_, floor_, removals_.empty() ? 0 : *removals_.rbegin()}) + 1;",
         "job.version = 2;",
+        ("successions",),
     ),
     Mutant(
         "a removal waits for no creation",
         REPLICA + "writes.cpp",
         "return job.removes == 0 || creations_.empty() || *creations_.begin() > job.removes;",
         "return true;",
+        ("duplicates",),
     ),
     Mutant(
         "writes go to a syncing target as they are",
@@ -195,6 +253,7 @@ MUTANTS = (
         REPLICA + "reads.cpp",
         "if (!serving() || !leased() || read.chain_version != chain_) {",
         "if (!serving() || read.chain_version != chain_) {",
+        ("leases",),
     ),
     Mutant(
         "what is pending stays so when routing changes",
@@ -209,6 +268,7 @@ MUTANTS = (
         "    if (!walk_.exhausted) {\n      ask(Ask::page, successor_);",
         "    if (walk_.asking || !walk_.todo.empty()) return;\n"
         "    if (!walk_.exhausted) {\n      ask(Ask::page, successor_);",
+        ("successions",),
     ),
     Mutant(
         "a sync does not compare CRCs or versions",
@@ -221,18 +281,21 @@ MUTANTS = (
         REPLICA + "sync.cpp",
         "  if (mine == nullptr || theirs == nullptr) return true;\n",
         "  if (mine == nullptr) return false;\n  if (theirs == nullptr) return true;\n",
+        ("successions",),
     ),
     Mutant(
         "a recovery takes nothing newer",
         REPLICA + "recovery.cpp",
         "    return newest(*theirs) > (here != 0 ? here : floor_);\n",
         "    return false;\n",
+        ("lies",),
     ),
     Mutant(
         "a synced target forgets the floor",
         REPLICA + "follow.cpp",
         "    floor_ = std::max(floor_, done.floor);",
         "    ",
+        ("successions",),
     ),
     # The store
     Mutant(
@@ -252,6 +315,7 @@ MUTANTS = (
         STORE + "commit.cpp",
         "tagged.version == r.version) tagged.version = tagged.length = 0;",
         "tagged.version == ~Version{0}) tagged.version = tagged.length = 0;",
+        ("disks",),
     ),
     # Metadata
     Mutant(
@@ -259,35 +323,35 @@ MUTANTS = (
         "src/fireflyer/fs3/kv/run.py",
         "self._record = record_key(*request) if request is not None else None",
         "self._record = None",
-        "meta",
+        ("meta",),
     ),
     Mutant(
         "a refusal is not recorded",
         "src/fireflyer/fs3/kv/run.py",
         "        if self._record is None or self._refusal is None:\n",
         "        if True:\n",
-        "meta",
+        ("meta",),
     ),
     Mutant(
         "forgotten answers are given anew",
         "src/fireflyer/fs3/meta/service.py",
         "if kept and number <= counter(t.get(record_key(client, 0))):",
         "if not kept and number < 0:",
-        "meta",
+        ("meta",),
     ),
     Mutant(
         "what is uncertain counts as done",
         "src/fireflyer/fs3/kv/run.py",
         "            if outcome is not Outcome.COMMITTED\n",
         "            if outcome is Outcome.CONFLICT\n",
-        "meta",
+        ("meta",),
     ),
     Mutant(
         "reads do not conflict",
         "src/fireflyer/fs3/kv/history.py",
         "            if last.get(key, 0) > version:\n",
         "            if last.get(key, 0) > version + 1000:\n",
-        "meta",
+        ("meta",),
     ),
     # The client
     Mutant(

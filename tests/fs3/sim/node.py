@@ -1,16 +1,19 @@
 """A storage node's life around its target: registration, heartbeats and the lease; `storage.py` does
 the rest."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from tests.fs3.sim.managing import Times
-from tests.fs3.sim.world import Network, Process, World
+from tests.fs3.sim.calling import Caller
+from tests.fs3.sim.world import Network, World
 
+from fireflyer.errors import Stale
 from fireflyer.fs3.manager.chains import Chain, Local
+from fireflyer.fs3.manager.core import Beat, Registered
+from fireflyer.fs3.manager.leases import NodeLease
+from fireflyer.fs3.manager.routing import Routing
 
 
-class Node(Process):
+class Node(Caller):
     """Keeps a lease by heartbeats; tells the target what the manager published and when the lease
     begins or ends.
 
@@ -19,66 +22,90 @@ class Node(Process):
     was current after the manager had last counted it alive.
     """
 
-    def __init__(self, world: World, network: Network, name: str, times: Times) -> None:
-        super().__init__(world, network, name)
-        self.times = times
-        self.incarnation = 0
-        self.lease_end = -1e9
+    def __init__(
+        self, world: World, network: Network, name: str, managers: Sequence[str], lease_s: float
+    ) -> None:
+        super().__init__(world, network, name, managers, lease_s / 2)
+        self.me: Registered | None = None
+        self.lease = NodeLease(lease_s)
+        self.watching = False
         self.leased = False
         self.lease_version = 0
         """The chain's version at the manager when the lease was given."""
-        self.beats = 0
 
     def locals_(self) -> dict[int, Local]:
         """What each target says of itself now."""
         raise AssertionError
 
-    def learn(self, chains: tuple[Chain, ...]) -> None:
-        """The manager has published these."""
+    def route(self, chain: Chain) -> None:
+        """The manager has published this."""
         raise AssertionError
 
     def lease_changed(self) -> None:
         """`leased` is another now."""
         raise AssertionError
 
-    def register(self, then: Callable[[], None]) -> None:
-        """Gets this process its incarnation, however often that needs asking."""
+    def restart(self) -> None:
+        """This process ends, and another one is started."""
+        raise AssertionError
 
-        def told(answer: int | None) -> None:
+    def learn(self, part: Routing) -> None:
+        for taken in self.view.take(part):
+            for chain in taken.chains:
+                self.route(chain)
+
+    def register(self, then: Callable[[], None]) -> None:
+        """Gets this process its session, however often that needs asking."""
+
+        def told(answer: Registered | None) -> None:
             if answer is None:
-                self.register(then)
+                self.later(0.02, self.register, then)
             else:
-                self.incarnation = answer
-                self.note(f"is incarnation {answer}")
+                self.me = answer
+                self.lease = NodeLease(answer.lease_s)
+                self.note(f"is incarnation {answer.session:x}")
                 then()
 
-        self.ask("mgr", ("register",), self.times.heartbeat * 2, told)
+        self.ask_manager(("register", self.name), told)
 
     def beat(self) -> None:
-        """One heartbeat now, the next after a sixth of the lease."""
-        self.beats += 1
-        sent = self.clock()
+        """One heartbeat now."""
+        assert self.me is not None
+        number = self.lease.send(self.clock())
 
-        def told(chains: tuple[Chain, ...] | None) -> None:
-            if chains is None:
-                return
-            self.learn(chains)
-            self.lease_version = max((chain.version for chain in chains), default=0)
-            if sent + self.times.lease > max(self.lease_end, self.clock()):
-                self.lease_end = sent + self.times.lease
-                self.later(self.lease_end - self.clock(), self.check_lease)
-                self.check_lease()
+        def told(answer: Routing | Stale | None) -> None:
+            if isinstance(answer, Stale):
+                self.restart()
+            elif answer is not None:
+                self.learn(answer)
+                if self.alive:
+                    self.lease.answered(number)
+                    chains = self.view.chains.values()
+                    self.lease_version = max((chain.version for chain in chains), default=0)
+                    self.watch_lease()
 
-        message: Any = ("heartbeat", self.name, self.incarnation, self.beats, self.locals_())
-        self.ask("mgr", message, self.times.lease, told)
+        beat = Beat(self.me.node, self.me.session, number, self.locals_(), self.view.version)
+        self.ask_manager(beat, told)
 
     def beat_always(self) -> None:
+        """A heartbeat now, the next after a sixth of the lease."""
+        assert self.me is not None
         self.beat()
-        self.later(self.times.heartbeat, self.beat_always)
+        self.later(self.me.lease_s / 6, self.beat_always)
+
+    def watch_lease(self) -> None:
+        """The lease has begun or was extended: its end is looked at when it comes."""
+        if self.check_lease() and not self.watching:
+            self.watching = True
+            self.later(self.lease.ends - self.clock() + 1e-6, self.lease_ends)
+
+    def lease_ends(self) -> None:
+        self.watching = False
+        self.watch_lease()
 
     def check_lease(self) -> bool:
         """Whether the lease runs; asked before anything that needs one is done."""
-        leased = self.clock() < self.lease_end
+        leased = self.lease.runs(self.clock())
         if leased != self.leased:
             self.leased = leased
             if self.world.traced:

@@ -1,7 +1,8 @@
 """`make sim N=... SEED=...`: seeded histories on all cores, and the transcript of the first that fails.
 
-python -m tests.fs3.sim.simulate [--histories N] [--seed S] [--jobs J] [--kind chunks|meta]: without
---seed, histories of seeds 1..N; with it, that one, with its transcript in build/sim-S.txt.
+python -m tests.fs3.sim.simulate [--histories N] [--seed S] [--jobs J] [--kind KIND]: without --seed,
+histories of seeds 1..N; with it, that one, with its transcript in build/sim-KIND-S.txt. KIND is "chunks"
+(the seed chooses the family of faults), a family of `profiles.py` for histories of that alone, or "meta".
 """
 
 import argparse
@@ -13,14 +14,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import cast
 
 from tests.fs3.sim.cluster import Cluster
-from tests.fs3.sim.faults import Profile, draw
 from tests.fs3.sim.metasim import MetaCluster, draw_meta
+from tests.fs3.sim.profiles import FAMILIES, Profile, draw
 from tests.fs3.sim.world import World
 
 HUNG_S = 120.0
@@ -31,6 +33,7 @@ class Result:
     """What became of one history: `error` is empty where it passed."""
 
     seed: int
+    family: str
     error: str
     events: int
     operations: int
@@ -38,10 +41,13 @@ class Result:
     transcript: tuple[str, ...] = ()
 
 
-def history(seed: int, *, traced: bool = False, profile: Profile | None = None) -> Result:
+def history(seed: int, family: str = "", *, traced: bool = False) -> Result:
     """Runs the chunk history of a seed. The same seed and code give the same result."""
-    world = World(seed, traced=traced)
-    return outcome(seed, Cluster(world, profile or draw(random.Random(seed))))
+    return chunk_history(seed, draw(random.Random(seed), family), traced=traced)
+
+
+def chunk_history(seed: int, profile: Profile, *, traced: bool = False) -> Result:
+    return outcome(seed, Cluster(World(seed, traced=traced), profile))
 
 
 def meta_history(seed: int, *, traced: bool = False) -> Result:
@@ -58,10 +64,15 @@ def outcome(seed: int, cluster: Cluster | MetaCluster) -> Result:
         if not isinstance(failure, AssertionError):
             error += "\n" + traceback.format_exc()
     lines = (f"profile: {cluster.profile}", *world.transcript) if world.traced else ()
-    return Result(seed, error, world.events, len(cluster.history), world.now, lines)
+    family = cluster.profile.family if isinstance(cluster, Cluster) else "meta"
+    return Result(seed, family, error, world.events, len(cluster.history), world.now, lines)
 
 
-HISTORIES: dict[str, Callable[..., Result]] = {"chunks": history, "meta": meta_history}
+HISTORIES: dict[str, Callable[..., Result]] = {
+    "chunks": history,
+    "meta": meta_history,
+    **{family: partial(history, family=family) for family in FAMILIES},
+}
 
 
 def _work(kind: str, seeds: Sequence[int], results: Connection) -> None:
@@ -104,7 +115,7 @@ def many(kind: str, seeds: Sequence[int], jobs: int) -> Iterator[Result]:
                             if ready
                             else "does not end"
                         )
-                        yield Result(left[-1], what, 0, 0, 0.0)
+                        yield Result(left[-1], kind, what, 0, 0, 0.0)
     finally:
         for process, _ in running.values():
             process.kill()
@@ -144,7 +155,8 @@ def main() -> int:
         virtual += result.seconds
         if result.error:
             failed.append(result.seed)
-            print(f"seed {result.seed}: {result.error.splitlines()[0]}", flush=True)
+            said = result.error.splitlines()[0]
+            print(f"seed {result.seed} ({result.family}): {said}", flush=True)
             if not arguments.keep_going:
                 break
         if sys.stderr.isatty() or done % 1000 == 0:
@@ -159,6 +171,7 @@ def main() -> int:
         result, path = transcript_of(arguments.kind, failed[0])
         print(
             f"\nseed {failed[0]}: {result.error}\ntranscript: {path}; again: make sim SEED={failed[0]}"
+            + ("" if arguments.kind == "chunks" else f' ARGS="--kind {arguments.kind}"')
         )
     return 1 if failed else 0
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.fs3.sim.deeds import HANDLERS, LOCAL
-from tests.fs3.sim.managing import Times
 from tests.fs3.sim.messages import Between, Contents, Read, Report, Write, good
 from tests.fs3.sim.node import Node
 from tests.fs3.sim.world import Answering, Network, World
@@ -17,6 +16,7 @@ from tests.fs3.sim.world import Answering, Network, World
 from fireflyer._native.fs3 import ChunkId, Kind, Status, StoreLookup, Tag, replica, store
 from fireflyer.errors import FireflyerError, StorageError
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState
+from fireflyer.fs3.manager.routing import Routing
 
 if TYPE_CHECKING:
     from tests.fs3.sim.cluster import Machine
@@ -30,7 +30,6 @@ KINDS = {
 }
 STATES = list(replica.State.__members__.values())
 WHOLE = 1 << 26
-SCRUB_PAUSE = 0.5
 
 
 class PowerLost(Exception):
@@ -44,13 +43,14 @@ def chunk_id(index: int) -> ChunkId:
 class StorageProcess(Node):
     """One life of the storage process of a machine, with one target."""
 
-    def __init__(self, world: World, network: Network, machine: "Machine", times: Times) -> None:
-        super().__init__(world, network, machine.name, times)
+    def __init__(self, world: World, network: Network, machine: "Machine") -> None:
+        cluster = machine.cluster
+        lease_s = cluster.profile.times.lease_s
+        super().__init__(world, network, machine.name, cluster.managers, lease_s)
         self.machine = machine
         self.target = machine.target
         self.store: store.Store | None = None
         self.replica: replica.Replica | None = None
-        self.chain_version = 0
         self.local = (LocalState.ONLINE, 0)
         self.payloads: dict[int, Any] = {}
         self.last_number = 0
@@ -90,12 +90,19 @@ class StorageProcess(Node):
 
     def registered(self) -> None:
         assert self.store is not None
+        assert self.me is not None
         lookup = StoreLookup(self.store.core)
-        self.replica = replica.Replica(self.target, self.incarnation, lookup)
+        self.replica = replica.Replica(self.target, self.me.session, lookup)
         told = self.replica.local
         self.local = (LOCAL[told.state], told.version)
         self.beat_always()
-        self.later(SCRUB_PAUSE * self.world.rng.random(), self.scrub, None, self.world.now, False)
+        self.later(
+            self.machine.cluster.scrub_pause * self.world.rng.random(),
+            self.scrub,
+            None,
+            self.world.now,
+            False,
+        )
 
     def restart(self) -> None:
         """The process gives up; another one is started a little later."""
@@ -150,23 +157,18 @@ class StorageProcess(Node):
             if not self.alive:
                 return
 
-    def learn(self, chains: tuple[Chain, ...]) -> None:
-        for chain in chains:
-            if chain.version <= self.chain_version:
-                continue
-            self.chain_version = chain.version
-            members = [
-                replica.Member(m.target, STATES[m.state], m.incarnation) for m in chain.members
-            ]
-            self.step(replica.Routing(chain.version, members))
+    def route(self, chain: Chain) -> None:
+        members = [replica.Member(m.target, STATES[m.state], m.incarnation) for m in chain.members]
+        self.step(replica.Routing(chain.version, members))
 
     def lease_changed(self) -> None:
         if self.replica is not None:
             self.guarded(self.carry_out, replica.Lease(self.leased, self.lease_version))
 
     def locals_(self) -> dict[int, Local]:
+        assert self.me is not None
         state, version = self.local
-        return {self.target: Local(self.incarnation, state, version, self.machine.store_number)}
+        return {self.target: Local(self.me.session, state, version, self.machine.store_number)}
 
     def take(self, between: Between) -> None:
         """Gives the replica a message of another, with a payload for what came along."""
@@ -217,8 +219,8 @@ class StorageProcess(Node):
         elif isinstance(message, Report):
             self.verify(chunk_id(message.chunk))
         else:
-            assert message[0] == "routing"
-            self.learn(message[1])
+            assert isinstance(message, Routing)
+            self.learn(message)
 
     # ---- the store's side
 
@@ -315,13 +317,19 @@ class StorageProcess(Node):
             inode, index = rows[0][:2]
             spoiled |= not self.verify(ChunkId(inode, index))
             if self.alive:
-                self.later(SCRUB_PAUSE / 20, self.scrub, (inode, index), began, spoiled)
+                self.later(
+                    self.machine.cluster.scrub_pause / 20,
+                    self.scrub,
+                    (inode, index),
+                    began,
+                    spoiled,
+                )
             return
         if not self.guarded(self.snapshot):
             return
         if not spoiled:
             self.machine.scrubbed = began
-        self.later(SCRUB_PAUSE, self.scrub, None, self.world.now, False)
+        self.later(self.machine.cluster.scrub_pause, self.scrub, None, self.world.now, False)
 
     def snapshot(self) -> None:
         """Writes the index anew: what a lying disk has done to the log is of no weight after it."""
@@ -334,13 +342,13 @@ class StorageProcess(Node):
         assert self.store is not None
         return [row[1] for row in self.store.page(None, 1000) if row[6]]
 
-    def contents(self) -> dict[int, tuple[int, bytes]]:
-        """All chunks: version and verified bytes; for the end of a history."""
+    def contents(self) -> dict[int, tuple[int, bytes | None]]:
+        """All chunks: version and verified bytes, None where they fail their CRCs; for the end of a
+        history."""
         assert self.store is not None
         found = {}
         for inode, index, version, *_ in self.store.page(None, 1000):
             whole, status = self.contents_of(ChunkId(inode, index), version, as_is=False)
-            assert status is Status.ok, f"{self.name}: {index}: {status}"
-            assert whole is not None
-            found[index] = (version, whole.data)
+            assert status in (Status.ok, Status.corrupt), f"{self.name}: {index}: {status}"
+            found[index] = (version, whole.data if whole is not None else None)
         return found

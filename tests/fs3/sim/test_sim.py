@@ -1,12 +1,11 @@
-"""Some seconds of what `make sim` does for hours; and seeds that once failed."""
+"""Some seconds of what `make sim` does for hours: some histories of each kind and family of faults."""
 
 import os
-import random
 from dataclasses import replace
 
 import pytest
-from tests.fs3.sim.faults import KINDS, Profile, draw
-from tests.fs3.sim.simulate import HISTORIES, Result, history, many
+from tests.fs3.sim.profiles import FAMILIES, KINDS, Profile
+from tests.fs3.sim.simulate import HISTORIES, Result, chunk_history, history, many
 
 PROCESSES = 2
 
@@ -14,31 +13,29 @@ PROCESSES = 2
 def passed(results: list[Result], count: int) -> None:
     assert len(results) == count
     for result in results:
-        assert not result.error, f"make sim SEED={result.seed}: {result.error}"
+        assert not result.error, f"make sim SEED={result.seed} ({result.family}): {result.error}"
 
 
 @pytest.mark.parametrize("kind", ["chunks", "meta"])
 def test_random_histories(kind: str) -> None:
-    passed(list(many(kind, range(1, 201), PROCESSES)), 200)
+    passed(list(many(kind, range(1, 151), PROCESSES)), 150)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_family_of_faults(family: str) -> None:
+    results = list(many(family, range(1, 7), PROCESSES))
+    passed(results, 6)
+    assert {result.family for result in results} == {family}
+    assert all(result.operations > 20 for result in results)
 
 
 @pytest.mark.parametrize("fault", KINDS)
 def test_one_kind_of_fault(fault: str) -> None:
-    results = [history(seed, profile=Profile(kinds=(fault,), pause=0.3)) for seed in range(3)]
-    passed(results, 3)
-    assert all(result.operations > 20 for result in results)
+    profile = replace(Profile(), kinds=(fault,), pause=0.3, managers=2)
+    passed([chunk_history(seed, profile) for seed in range(2)], 2)
 
 
-def test_damage_in_a_chain_of_two() -> None:
-    """Power cuts and a lie of a disk: one recovers while its own newest bytes may be damaged, and the
-    other has them whole."""
-    for seed in (1422, 1505, 2601, 3175, 3527, 3581, 3903, 3990):
-        kinds = ("lie", "power_all", "crash", "power", "torn")
-        profile = replace(draw(random.Random(seed)), targets=2, kinds=kinds, pause=0.2)
-        passed([history(seed, profile=profile)], 1)
-
-
-@pytest.mark.parametrize("kind", ["chunks", "meta"])
+@pytest.mark.parametrize("kind", ["chunks", "meta", "lies"])
 def test_a_seed_repeats_itself(kind: str) -> None:
     one, two = (HISTORIES[kind](11, traced=True) for _ in range(2))
     assert one.transcript == two.transcript

@@ -12,7 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 Action = Callable[..., object]
+Link = tuple[str, str]  # from, to
+DRIFT = 0.0049  # of a clock's rate
 
 
 class World:
@@ -44,9 +48,9 @@ class World:
 
     def run(self, until: float) -> None:
         """Runs events up to true time `until`."""
-        queue = self._queue
+        queue, pop, count = self._queue, heapq.heappop, 0
         while queue and queue[0][0] <= until:
-            moment, _, process, action, args = heapq.heappop(queue)
+            moment, _, process, action, args = pop(queue)
             self.now = moment
             if process is not None:
                 if not process.alive:
@@ -54,8 +58,9 @@ class World:
                 if process.frozen_until > moment:
                     self.at(process.frozen_until, process, action, *args)
                     continue
-            self.events += 1
+            count += 1
             action(*args)
+        self.events += count
         self.now = until
 
 
@@ -81,7 +86,18 @@ class Network:
     world: World
     weather: Weather = field(default_factory=Weather)
     processes: dict[str, "Process"] = field(default_factory=dict)
-    cut: set[tuple[str, str]] = field(default_factory=set)
+    cut: set[Link] = field(default_factory=set)
+    lag: dict[Link, float] = field(default_factory=dict)
+    """Seconds that every message of a link takes longer."""
+    lossy: dict[Link, float] = field(default_factory=dict)
+    """Chance that a message of a link is lost, and as much that it comes up to 50 ms late."""
+
+    def mend(self) -> None:
+        """Every link carries what it is given, at once."""
+        self.cut.clear()
+        self.lag.clear()
+        self.lossy.clear()
+        self.weather = Weather()
 
     def _delay(self) -> float:
         rng, weather = self.world.rng, self.weather
@@ -92,21 +108,28 @@ class Network:
             return rng.random() * weather.slow
         return weather.delay * (0.5 + rng.random())
 
-    def _carry(self, source: str, target: str, action: Action, *args: Any) -> None:
-        if (source, target) in self.cut:
+    def _carry(self, link: Link, action: Action, *args: Any) -> None:
+        if link in self.cut:
             return
         rng, weather = self.world.rng, self.weather
-        copies = 1
+        copies, more = 1, 0.0
         if weather.loss or weather.twice:
             chance = rng.random()
             copies = (
                 0 if chance < weather.loss else 2 if chance < weather.loss + weather.twice else 1
             )
+        if self.lag:
+            more = self.lag.get(link, 0.0)
+        if link in self.lossy:
+            chance = rng.random()
+            if chance < self.lossy[link]:
+                return
+            more += 0.05 * rng.random() if chance < 2 * self.lossy[link] else 0.0
         for _ in range(copies):
-            self.world.at(self.world.now + self._delay(), None, action, *args)
+            self.world.at(self.world.now + self._delay() + more, None, action, *args)
 
     def request(self, source: "Process", target: str, number: int, message: Any) -> None:
-        self._carry(source.name, target, self._arrive, source, target, number, message)
+        self._carry((source.name, target), self._arrive, source, target, number, message)
 
     def _arrive(self, source: "Process", target: str, number: int, message: Any) -> None:
         process = self.processes.get(target)
@@ -120,15 +143,19 @@ class Network:
         process.received(message, Answering(self, process, source, number))
 
     def answer(self, source: "Process", target: "Process", number: int, message: Any) -> None:
-        self._carry(source.name, target.name, self._answered, source, target, number, message)
+        link = (source.name, target.name)
+        self._carry(link, self._answered, link, target, number, message)
 
-    def _answered(self, source: "Process", target: "Process", number: int, message: Any) -> None:
-        if target.alive and (source.name, target.name) not in self.cut:
-            self.world.at(self.world.now, target, target.answered, number, message)
+    def _answered(self, link: Link, target: "Process", number: int, message: Any) -> None:
+        if not target.alive or link in self.cut:
+            return
+        if target.frozen_until > self.world.now:
+            self.world.at(target.frozen_until, target, target.answered, number, message)
+        else:
+            target.answered(number, message)
 
 
-@dataclass(slots=True)
-class Answering:
+class Answering(msgspec.Struct):
     """Where the answer to a request goes."""
 
     network: Network
@@ -150,7 +177,10 @@ class Process:
         self.name = name
         self.alive = True
         self.frozen_until = 0.0
-        self.rate = 1.0 + world.rng.uniform(-0.0049, 0.0049)
+        chance = world.rng.random()  # half of the clocks are as wrong as they may be
+        self.rate = 1.0 + DRIFT * (
+            -1.0 if chance < 0.25 else 1.0 if chance < 0.5 else 4 * chance - 3
+        )
         self._origin = world.now - world.rng.random() * 1000.0
         self._asked: dict[int, Action] = {}
         self._number = 0
@@ -164,13 +194,15 @@ class Process:
         """Runs an action in `delay` seconds of this process's clock, if it still lives."""
         self.world.at(self.world.now + delay / self.rate, self, action, *args)
 
-    def ask(self, target: str, message: Any, timeout: float, done: Action) -> None:
-        """Sends a request; `done(answer)` is called once, with None when `timeout` seconds pass first."""
+    def ask(self, target: str, message: Any, timeout: float | None, done: Action) -> None:
+        """Sends a request; `done(answer)` is called once, with None when `timeout` seconds pass first
+        (timeout None: not at all where no answer comes)."""
         self._number += 1
         number = self._number
         self._asked[number] = done
         self.network.request(self, target, number, message)
-        self.later(timeout, self.answered, number, None)
+        if timeout is not None:
+            self.later(timeout, self.answered, number, None)
 
     def answered(self, number: int, message: Any) -> None:
         done = self._asked.pop(number, None)

@@ -140,17 +140,13 @@ class Manager:
             self._end_term()
         self._election.written(decided, begun)
         if new:
-            rows = await asyncio.to_thread(self._transact, _all_rows)
+            rows = await asyncio.to_thread(self._transact, entries)
             records, now = Records.load(rows), self._clock.monotonic()
             self._core = Core(records, decided.epoch, self._times, now)
             log.info("%s is primary manager, epoch %d", self._address, decided.epoch)
 
     def _vote(self, transaction: Transaction) -> Primary | None:
-        seen = _primary(transaction)
-        row = self._election.decide(self._clock.monotonic(), seen)
-        if row is not None:
-            transaction.set(PRIMARY_KEY, msgspec.msgpack.encode(row))
-        return row
+        return vote(transaction, self._election, self._clock.monotonic)
 
     def _end_term(self) -> None:
         self._core = None
@@ -204,14 +200,7 @@ class Manager:
                     future.set_result(None)
 
     def _written(self, change: Change, epoch: int) -> Callable[[Transaction], None]:
-        def body(transaction: Transaction) -> None:
-            row = _primary(transaction)
-            if row is None or row.epoch != epoch:
-                raise NotPrimary(f"{self._address} is not the primary manager any more")
-            for key, value in change.rows.items():
-                transaction.set(key, value)
-
-        return body
+        return lambda transaction: save(transaction, change, epoch)
 
     def _publish(self, part: Routing) -> None:
         self.metrics.changes.inc()
@@ -285,6 +274,39 @@ class Manager:
         return self.metrics.text()
 
 
+# Transactions
+
+
+def vote(
+    transaction: Transaction, election: Election, clock: Callable[[], float]
+) -> Primary | None:
+    """Takes or renews the row of the primary, where `election` says so; returns what is written."""
+    seen = _primary(transaction)
+    row = election.decide(clock(), seen)
+    if row is not None:
+        transaction.set(PRIMARY_KEY, msgspec.msgpack.encode(row))
+    return row
+
+
+def save(transaction: Transaction, change: Change, epoch: int) -> None:
+    """Writes a change of the primary of that epoch.
+
+    Raises:
+        NotPrimary: if another epoch has begun.
+    """
+    row = _primary(transaction)
+    if row is None or row.epoch != epoch:
+        raise NotPrimary(f"epoch {epoch} is over: this manager is not the primary any more")
+    for key, value in change.rows.items():
+        transaction.set(key, value)
+
+
+def entries(transaction: Transaction) -> list[tuple[bytes, bytes]]:
+    """The rows of all entries, for `Records.load`."""
+    end = PREFIX[:-1] + bytes([PREFIX[-1] + 1])
+    return [row for row in transaction.get_range(PREFIX, end) if row[0] != PRIMARY_KEY]
+
+
 def _primary(transaction: Transaction) -> Primary | None:
     value = transaction.get(PRIMARY_KEY)
     if value is None:
@@ -295,9 +317,15 @@ def _primary(transaction: Transaction) -> Primary | None:
         raise Corrupted(f"the row of the primary manager cannot be read: {error}") from None
 
 
-def _all_rows(transaction: Transaction) -> list[tuple[bytes, bytes]]:
-    end = PREFIX[:-1] + bytes([PREFIX[-1] + 1])
-    return [row for row in transaction.get_range(PREFIX, end) if row[0] != PRIMARY_KEY]
-
-
-__all__ = ["LayOut", "Manager", "Registration", "Restart", "Status", "Transact", "Transaction"]
+__all__ = [
+    "LayOut",
+    "Manager",
+    "Registration",
+    "Restart",
+    "Status",
+    "Transact",
+    "Transaction",
+    "entries",
+    "save",
+    "vote",
+]
