@@ -20,7 +20,7 @@ def machine() -> str:
 
 
 def new_socket(directory: Path) -> str:
-    """Path for a socket in a node's directory, which nobody had before; those of processes before are removed.
+    """Path for a socket in a node's directory, which no process before had: theirs are removed.
 
     Returns:
         "" where none can be: the path is too long for the kernel.
@@ -41,4 +41,4 @@ def advertised(path: str) -> str:
 def reached(told: str) -> str:
     """The address of a node's socket, if it is on this machine, as far as the node's word goes; else ""."""
     where, _, path = told.partition(":")
-    return f"unix:{path}" if path and where == machine() else ""
+    return f"unix:{path}" if where and path and where == machine() else ""

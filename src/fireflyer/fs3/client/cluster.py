@@ -152,7 +152,10 @@ def _serving(chain: Chain) -> tuple[int, list[int]]:
 def _dialler(
     addresses: dict[int, str], sockets: dict[int, str], secret: Secret
 ) -> Callable[[int, float], int]:
-    """What the engine calls for a connection: to the node's socket on this machine, if that is reached. Keeps no reference to the cluster: that holds the engine."""
+    """What the engine calls for a connection: to the node's socket on this machine, if that is reached.
+
+    Keeps no reference to the cluster: that holds the engine.
+    """
 
     def connect(node: int, seconds: float) -> int:
         address = addresses.get(node)
