@@ -154,7 +154,9 @@ def test_garbage_gets_nothing_and_holds_nothing(tmp_path: Path) -> None:
                 for _ in range(rng.randrange(1, 4)):
                     bad[rng.randrange(len(bad))] = rng.randrange(256)
                 if rng.randrange(2):
-                    struct.pack_into("<I", bad, len(good) + 12, rng.choice((1, 2, 1 << 31, 2**32 - 1)))
+                    struct.pack_into(
+                        "<I", bad, len(good) + 12, rng.choice((1, 2, 1 << 31, 2**32 - 1))
+                    )
                 line.sendall(bad[: rng.randrange(1, len(bad) + 1)])
                 line.shutdown(socket.SHUT_WR)
                 while line.recv(1 << 16):

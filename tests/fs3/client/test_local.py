@@ -26,7 +26,11 @@ def test_the_same_bytes_either_way(calm: Cluster, fs: Client) -> None:
         file.write(data)
         file.pwrite(b"end", 44 * CHUNK)  # a hole before it
     data = data.ljust(44 * CHUNK, b"\0") + b"end"
-    with calm.connect(Settings(local=False)) as far, far.open("/a") as bytes_, fs.open("/a") as near:
+    with (
+        calm.connect(Settings(local=False)) as far,
+        far.open("/a") as bytes_,
+        fs.open("/a") as near,
+    ):
         for _ in range(20):
             requests = []
             for _ in range(rng.choice((1, 3, 70))):
