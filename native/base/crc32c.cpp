@@ -105,9 +105,61 @@ FF_SSE42 std::uint32_t crc32c_sse42(std::uint32_t value, const unsigned char* p,
   return ~c;
 }
 
+#define FF_VCLMUL __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
+
+FF_VCLMUL inline __m512i wide(const unsigned char* p) { return _mm512_loadu_si512(p); }
+
+FF_VCLMUL inline __m512i fold(__m512i acc, __m512i k, __m512i next) {
+  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(acc, k, 0x00), _mm512_clmulepi64_epi128(acc, k, 0x11), next,
+                                   0x96);
+}
+
+// Sixteen 128-bit lanes in four registers, carried over the next 256 bytes by carry-less multiplication ("Fast CRC
+// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Gopal et al. 2009); the instruction reduces what is
+// left. The constants are the remainders of x^(n + 32) and x^(n - 32), reflected, for n = 2048, 512, 128.
+FF_VCLMUL std::uint32_t crc32c_wide(std::uint32_t value, const unsigned char* p, std::size_t size) {
+  if (size < 256) return crc32c_sse42(value, p, size);
+  const __m512i fold2048 = _mm512_set4_epi64(0xb9e02b86, 0xdcb17aa4, 0xb9e02b86, 0xdcb17aa4);
+  const __m512i fold512 = _mm512_set4_epi64(0x9e4addf8, 0x740eef02, 0x9e4addf8, 0x740eef02);
+  const __m128i fold128 = _mm_set_epi64x(0x14cd00bd6, 0xf20c0dfe);
+  const __m128i begin = _mm_cvtsi32_si128(static_cast<int>(~value));
+  __m512i a = _mm512_xor_si512(wide(p), _mm512_zextsi128_si512(begin));
+  __m512i b = wide(p + 64), d = wide(p + 128), e = wide(p + 192);
+  for (p += 256, size -= 256; size >= 256; p += 256, size -= 256) {
+    a = fold(a, fold2048, wide(p));
+    b = fold(b, fold2048, wide(p + 64));
+    d = fold(d, fold2048, wide(p + 128));
+    e = fold(e, fold2048, wide(p + 192));
+  }
+  a = fold(fold(fold(a, fold512, b), fold512, d), fold512, e);
+  for (; size >= 64; p += 64, size -= 64) a = fold(a, fold512, wide(p));
+  alignas(64) std::array<std::uint64_t, 8> lanes;
+  _mm512_store_si512(lanes.data(), a);
+  __m128i low = _mm_load_si128(reinterpret_cast<const __m128i*>(lanes.data()));
+  for (std::size_t lane = 2; lane < 8; lane += 2) {
+    const __m128i next = _mm_load_si128(reinterpret_cast<const __m128i*>(lanes.data() + lane));
+    low = _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(low, fold128, 0x00), _mm_clmulepi64_si128(low, fold128, 0x11)));
+  }
+  std::uint64_t c = _mm_crc32_u64(0, static_cast<std::uint64_t>(_mm_cvtsi128_si64(low)));
+  c = _mm_crc32_u64(c, static_cast<std::uint64_t>(_mm_extract_epi64(low, 1)));
+  return crc32c_sse42(~static_cast<std::uint32_t>(c), p, size);
+}
+
+using Whole = std::uint32_t (*)(std::uint32_t, const unsigned char*, std::size_t);
+
+Whole pick() {
+  if (!__builtin_cpu_supports("sse4.2")) return nullptr;
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? crc32c_wide : crc32c_sse42;
+}
+
 }  // namespace
 
 namespace detail {
+
+std::uint32_t crc32c_instruction(std::uint32_t value, const void* data, std::size_t size) {
+  if (!__builtin_cpu_supports("sse4.2")) return crc32c_portable(value, data, size);
+  return crc32c_sse42(value, static_cast<const unsigned char*>(data), size);
+}
 
 // Eight bytes a step by tables ("slicing by 8", Kounavis and Berry 2005).
 std::uint32_t crc32c_portable(std::uint32_t value, const void* data, std::size_t size) {
@@ -129,8 +181,8 @@ std::uint32_t crc32c_portable(std::uint32_t value, const void* data, std::size_t
 }  // namespace detail
 
 std::uint32_t crc32c(std::uint32_t value, const void* data, std::size_t size) {
-  static const bool able = __builtin_cpu_supports("sse4.2");
-  if (able) return crc32c_sse42(value, static_cast<const unsigned char*>(data), size);
+  static const Whole best = pick();
+  if (best) return best(value, static_cast<const unsigned char*>(data), size);
   return detail::crc32c_portable(value, data, size);
 }
 

@@ -175,6 +175,7 @@ nb::dict statistics(const Engine& engine) {
   const auto now = engine.statistics();
   nb::dict found;
   found["read_bytes"] = now.read_bytes;
+  found["local_bytes"] = now.local_bytes;
   found["written_bytes"] = now.written_bytes;
   found["frames"] = now.frames;
   found["mismatches"] = now.mismatches;
@@ -227,15 +228,16 @@ void bind(nb::module_ m) {
       .def("lengths", &Batch::lengths, "Likewise: bytes of that chunk.");
   nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/fs3-service.md. Any thread.")
       .def("__init__",
-           [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s) {
+           [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s,
+              bool local) {
              const auto limit = std::chrono::milliseconds(std::lround(1000 * connect_s));
-             new (self) Engine(client, {lanes, senders, limit}, connecting(std::move(connect)), look_at_signals);
+             new (self) Engine(client, {lanes, senders, limit, local}, connecting(std::move(connect)), look_at_signals);
            },
-           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 8, "connect_s"_a = 1.0,
+           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 8, "connect_s"_a = 1.0, "local"_a = true,
            nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
-                   "lanes: int = 8, senders: int = 8, connect_s: float = 1.0) -> None"),
+                   "lanes: int = 8, senders: int = 8, connect_s: float = 1.0, local: bool = True) -> None"),
            "connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or "
-           "raises PeerLost or DeadlineExceeded.")
+           "raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.")
       .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
            "chains: (chain, version, nodes of the serving targets, head first). local: the node on this machine.")
       .def("read", [](Engine& e, Batch& b, double seconds) { return e.read(b.pieces, after(seconds)); }, "batch"_a,
@@ -245,7 +247,7 @@ void bind(nb::module_ m) {
       .def("query_last", [](Engine& e, Batch& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
            "batch"_a, "seconds"_a, Free(), "Likewise.")
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
-           "Counters: read_bytes, written_bytes, frames, mismatches, connections; most_large: large reads at a time.");
+           "Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; most_large: large reads at a time.");
 }
 
 }  // namespace ff::fs3::client

@@ -136,6 +136,8 @@ class Node {
     found["written_bytes"] = now.written_bytes;
     found["refused"] = now.refused;
     found["buffer_bytes"] = now.buffer_bytes;
+    found["local_bytes"] = now.local_bytes;
+    found["held"] = now.held;
     store::Statistics sum;
     for (const auto& target : all()) {
       const auto one = target->store().statistics();

@@ -103,7 +103,7 @@ void Engine::Call::connect(Queue& queue) {
   if (left.count() <= 0) return;
   try {
     const int fd = engine_.connect_(queue.node, std::min(left, engine_.options_.connect));
-    auto link = std::make_unique<Link>(fd);
+    auto link = std::make_unique<Link>(fd, engine_.local_.load(std::memory_order_relaxed));
     queue.link = link.get();
     lane_.links[queue.node] = std::move(link);
     ++engine_.connections_;
@@ -167,7 +167,7 @@ bool Engine::Call::issue_all() {
 Engine::Call::Issue Engine::Call::issue(Queue& queue) {
   if (queue.next == queue.pieces.size() || queue.outstanding == kAhead) return Issue::none;
   Request request = next_frame(queue);
-  if (kind_ == FrameKind::read && request.bytes > kSmall) {
+  if (kind_ == FrameKind::read && request.bytes > kSmall && !queue.link->local()) {
     if (!permit()) return Issue::waits;
     request.permitted = true;
     ++permitted_;
@@ -200,6 +200,7 @@ void Engine::Call::lose(Queue& queue) {
   done_.clear();
   queue.link->give_up(done_);
   for (const Request& request : done_) answered(queue, request);
+  if (queue.link->overflown()) engine_.local_ = false;  // for good: bytes need no descriptors
   queue.link = nullptr;
   lane_.links.erase(queue.node);
   end(queue, Outcome::unreachable);
@@ -233,6 +234,7 @@ void Engine::Call::answered(Queue& queue, const Request& request) {
     if (kind_ == FrameKind::write) engine_.settle(*piece);
   }
   if (kind_ == FrameKind::read) engine_.read_bytes_ += good;
+  if (request.local) engine_.local_bytes_ += good;
   if (kind_ == FrameKind::write) engine_.written_bytes_ += good;
   queue.charged -= bytes;
   queue.load->fetch_sub(bytes, std::memory_order_relaxed);

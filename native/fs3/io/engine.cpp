@@ -50,7 +50,8 @@ Engine::Engine(std::uint64_t client, EngineOptions options, Connect connect, Sig
       signal_(std::move(signal)),
       generation_(fork_guard::generation()),
       permits_(options.senders),
-      table_(std::make_shared<Table>()) {
+      table_(std::make_shared<Table>()),
+      local_(options.local) {
   if (options.lanes == 0 || options.senders == 0 || client == 0)
     throw Error(Code::invalid, "a client needs a number, a lane and a sender");
 }
@@ -167,7 +168,7 @@ void Engine::give_lane(std::unique_ptr<Lane> lane) {
 }
 
 EngineStatistics Engine::statistics() const {
-  return {read_bytes_, written_bytes_, frames_, mismatches_, connections_, large_, most_large_};
+  return {read_bytes_, local_bytes_, written_bytes_, frames_, mismatches_, connections_, large_, most_large_};
 }
 
 }  // namespace ff::fs3::io

@@ -41,10 +41,11 @@ struct EngineOptions {
   unsigned lanes = 8;    // calls at a time; more wait
   unsigned senders = 8;  // large READ requests at a time
   std::chrono::milliseconds connect{1000};  // for one connection
+  bool local = true;     // what nodes on this machine have is read from their files
 };
 
 struct EngineStatistics {
-  std::uint64_t read_bytes = 0, written_bytes = 0, frames = 0, mismatches = 0, connections = 0, large = 0, most_large = 0;
+  std::uint64_t read_bytes = 0, local_bytes = 0, written_bytes = 0, frames = 0, mismatches = 0, connections = 0, large = 0, most_large = 0;
 };
 
 class Engine {
@@ -114,7 +115,8 @@ class Engine {
   std::uint32_t next_channel_ = 1;
 
   mutable std::atomic<std::uint32_t> turn_ = 0;
-  std::atomic<std::uint64_t> read_bytes_ = 0, written_bytes_ = 0, frames_ = 0, mismatches_ = 0, connections_ = 0;
+  std::atomic<bool> local_;
+  std::atomic<std::uint64_t> read_bytes_ = 0, local_bytes_ = 0, written_bytes_ = 0, frames_ = 0, mismatches_ = 0, connections_ = 0;
   std::atomic<std::uint64_t> large_ = 0, most_large_ = 0;
 };
 

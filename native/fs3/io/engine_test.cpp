@@ -282,7 +282,7 @@ void a_server_that_comes_back_gets_a_new_connection() {
 }
 
 void few_large_requests_are_outstanding() {
-  Scene scene({.lanes = 8, .senders = 2});
+  Scene scene({.lanes = 8, .senders = 2, .local = false});
   const Bytes good = random_bytes(400'000, 3);
   for (auto& node : scene.nodes) node.put({1, 0}, good);
   std::atomic<int> wrong = 0;
@@ -305,7 +305,7 @@ void few_large_requests_are_outstanding() {
 }
 
 void a_node_that_dies_gives_its_permits_back() {
-  Scene scene({.lanes = 4, .senders = 1});
+  Scene scene({.lanes = 4, .senders = 1, .local = false});
   const Bytes good = random_bytes(300'000, 3);
   for (auto& node : scene.nodes) node.put({1, 0}, good);
   scene.nodes[0].script([](int fd, const Heard&, Bytes answer) {

@@ -64,10 +64,10 @@ Landing::Block Landing::block(std::size_t piece, std::size_t position) const {
   return {bytes, whole ? wanted.memory + (begin - wanted.offset) : nullptr};
 }
 
-std::span<const iovec> Landing::places() {
+std::span<const iovec> Landing::places(std::size_t end) {
   parts_.clear();
   std::size_t left = kAtOnce, skip = came_, ordinal = scratched_;
-  for (std::size_t piece = at_, position = position_; piece < pieces_.size(); ++piece, position = 0) {
+  for (std::size_t piece = at_, position = position_; piece < end; ++piece, position = 0) {
     for (; position < answers_[piece].length; position += kBlock) {
       auto [bytes, place] = block(piece, position);
       if (left < bytes || parts_.size() == kParts) return parts_;

@@ -26,7 +26,16 @@ class Landing {
   // The table of a sound answer to these pieces. False if that is no answer to them; nothing was changed then.
   bool begin(const Head& head, std::vector<std::byte> table, std::span<Piece* const> pieces);
   // Where the next bytes go, in order; none if all came. Valid until `landed`.
-  std::span<const iovec> places();
+  std::span<const iovec> places() { return places(pieces_.size()); }
+  // The same, of the next piece alone, and where it has its first byte in the piece's file. REQUIRES: a local answer.
+  std::span<const iovec> places_of_one() { return places(at_ + 1); }
+  Place place(std::size_t piece) const {
+    return fs3::io::at<Place>(table_, piece, table_.size() - pieces_.size() * sizeof(Place));
+  }
+  std::size_t piece() const { return at_; }
+  std::size_t pieces() const { return pieces_.size(); }
+  std::size_t position() const { return position_ + came_; }  // in the bytes of that piece
+  std::size_t bytes(std::size_t piece) const { return answers_[piece].length; }
   void landed(std::size_t bytes);
   bool done() const { return at_ == pieces_.size(); }
 
@@ -35,6 +44,7 @@ class Landing {
     std::size_t bytes;
     std::byte* place;  // null: scratch
   };
+  std::span<const iovec> places(std::size_t end);  // of the pieces before that one
   Block block(std::size_t piece, std::size_t position) const;
   bool fits(const ReadAnswer& answer, const Piece& piece) const;
   void compare(const std::byte* bytes, std::size_t size);

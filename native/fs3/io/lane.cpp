@@ -89,13 +89,14 @@ std::vector<std::byte> query_table(std::span<Piece* const> pieces) {
 
 }  // namespace
 
-Link::Link(int fd) : fd_(fd) {
+Link::Link(int fd, bool local) : fd_(fd) {
   if (::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK) != 0) {
     const int error = errno;
     ::close(fd_);
     throw_errno("a connection to a storage node", error);
   }
   fork_guard::add(fd_);
+  if (local && LocalFiles::possible(fd_)) local_ = std::make_unique<LocalFiles>();
 }
 
 Link::~Link() { fork_guard::close(fd_); }
@@ -104,14 +105,17 @@ Link::~Link() { fork_guard::close(fd_); }
 
 void Link::post(Request request, std::uint64_t client) {
   request.id = next_id_++;
+  request.posted = Request::Clock::now();
   Head head;
   head.kind = request.kind;
   head.count = static_cast<std::uint16_t>(request.pieces.size());
   head.request = request.id;
   std::vector<std::byte> table;
   std::vector<iovec> payload;
-  if (request.kind == FrameKind::read) table = read_table(request.pieces);
-  else if (request.kind == FrameKind::query_last) table = query_table(request.pieces);
+  if (request.kind == FrameKind::read) {
+    table = read_table(request.pieces);
+    if (local_) head.flags = kLocal;
+  } else if (request.kind == FrameKind::query_last) table = query_table(request.pieces);
   else {
     table = write_table(request.pieces, client);
     for (const Piece* piece : request.pieces) {
@@ -124,6 +128,7 @@ void Link::post(Request request, std::uint64_t client) {
 
 void Link::send_frame(Head head, std::vector<std::byte> table, std::vector<iovec> payload) {
   head.table_bytes = static_cast<std::uint32_t>(table.size());
+  if (local_) head.done = local_->done();
   for (const iovec& part : payload) head.payload_bytes += part.iov_len;
   Unsent frame;
   frame.bytes.resize(sizeof head + table.size());
@@ -186,7 +191,8 @@ void Link::give_up(std::vector<Request>& answered) {
 
 bool Link::fill(std::byte* to, std::size_t bytes) {
   while (have_ < bytes) {
-    const ssize_t got = ::recv(fd_, to + have_, bytes - have_, MSG_DONTWAIT);
+    const ssize_t got = local_ ? local_->receive(fd_, to + have_, bytes - have_)
+                               : ::recv(fd_, to + have_, bytes - have_, MSG_DONTWAIT);
     if (got > 0) {
       have_ += static_cast<std::size_t>(got);
     } else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
@@ -230,8 +236,12 @@ bool Link::began() {
 }
 
 bool Link::tabled(std::vector<Request>& answered) {
+  if (local_ && (head_.flags & kLocal) == 0 && !local_->none_came()) return false;
   if (head_.kind == FrameKind::read_answer) {
+    const bool local = (head_.flags & kLocal) != 0;
+    if (local && !local_) return false;
     if (!landing_.begin(head_, std::move(table_), answering_->pieces)) return false;
+    if (local) return read_local(answered);
     part_ = Part::payload;
     if (landing_.done()) finish(answered);
     return true;
@@ -288,6 +298,18 @@ bool Link::land() {
   }
   landing_.landed(static_cast<std::size_t>(got));
   return landing_.done();
+}
+
+// What it read when the extents may have been given away already is not taken for good.
+bool Link::read_local(std::vector<Request>& answered) {
+  if (!local_->take(landing_)) return false;
+  local_->read(landing_);
+  answering_->local = true;
+  if (Request::Clock::now() - answering_->posted > kLocalTime) {
+    for (Piece* piece : answering_->pieces) piece->outcome = Outcome::late;
+  }
+  finish(answered);
+  return true;
 }
 
 void Link::finish(std::vector<Request>& answered) {

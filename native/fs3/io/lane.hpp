@@ -10,6 +10,7 @@
 //   - A link that is not idle at the end of a call is closed: its answers would go to memory that nobody holds.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -20,22 +21,27 @@
 #include <vector>
 
 #include "fs3/io/landing.hpp"
+#include "fs3/io/local.hpp"
 #include "fs3/io/piece.hpp"
 #include "fs3/io/wire.hpp"
 
 namespace ff::fs3::io {
 
 struct Request {
+  using Clock = std::chrono::steady_clock;
   std::uint64_t id = 0;
   FrameKind kind = FrameKind::read;
   std::vector<Piece*> pieces;  // one chain version each, and for writes a tag
   std::uint64_t bytes = 0;     // sum of the lengths
   bool permitted = false;      // the caller's: it holds a permit
+  bool local = false;          // it was answered with places
+  Clock::time_point posted = {};
 };
 
 class Link {
  public:
-  explicit Link(int fd);  // takes the descriptor
+  // Takes the descriptor. `local`: what lies on this machine is read by this side, if the connection allows it.
+  explicit Link(int fd, bool local = false);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -49,6 +55,8 @@ class Link {
   bool idle() const { return !broken_ && outstanding_.empty() && unsent_.empty(); }
   bool quiet() const;  // of an idle one: the other side sent nothing and is still there
   int fd() const { return fd_; }
+  bool local() const { return local_ != nullptr; }
+  bool overflown() const { return local_ && local_->overflown(); }
 
  private:
   struct Unsent {
@@ -69,6 +77,7 @@ class Link {
   void finish(std::vector<Request>& answered);
   void report(const Request& request);
   bool land();
+  bool read_local(std::vector<Request>& answered);
 
   const int fd_;
   bool broken_ = false;
@@ -83,6 +92,7 @@ class Link {
   std::vector<std::byte> table_;
   std::list<Request>::iterator answering_;
   Landing landing_;
+  std::unique_ptr<LocalFiles> local_;
   bool dry_ = false;  // the socket had nothing more
 };
 

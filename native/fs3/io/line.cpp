@@ -9,13 +9,26 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <span>
 
 namespace ff::fs3::io {
 namespace {
 
 constexpr std::size_t kMostPieces = 64;                              // in one system call
+constexpr std::size_t kMostDescriptors = 64;                         // in one Outgoing
 constexpr std::size_t kFileStep = std::size_t{1} << 20;              // of one sendfile
 alignas(4096) constexpr std::array<std::byte, 64 << 10> kZeros = {};  // what lies beyond a file's end
+
+// REQUIRES: `control` outlives the sending.
+void attach(msghdr& message, std::span<char> control, std::span<const int> descriptors) {
+  message.msg_control = control.data();
+  message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
+  cmsghdr* const first = CMSG_FIRSTHDR(&message);
+  first->cmsg_level = SOL_SOCKET;
+  first->cmsg_type = SCM_RIGHTS;
+  first->cmsg_len = CMSG_LEN(descriptors.size_bytes());
+  std::memcpy(CMSG_DATA(first), descriptors.data(), descriptors.size_bytes());
+}
 
 }  // namespace
 
@@ -178,6 +191,8 @@ bool Line::push_one(std::size_t& sent) {
     msghdr message{};
     message.msg_iov = parts.data();
     message.msg_iovlen = count;
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> control{};
+    if (piece_ == 0 && sent_ == 0 && !front.descriptors.empty()) attach(message, control, front.descriptors);
     done = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
   }
   if (done > 0) {

@@ -39,6 +39,7 @@ struct Outgoing {
   };
   std::vector<Piece> pieces;
   std::vector<std::byte> table;  // for pieces that point into it
+  std::vector<int> descriptors;  // that go with the first byte, on a Unix socket; `holds` keeps them open
   Buffer buffer;
   std::vector<std::shared_ptr<void>> holds;
 

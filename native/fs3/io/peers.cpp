@@ -148,6 +148,9 @@ void Peers::tick() {
     if (now >= look) {
       give_up(lock, [now](const Asked& asked) { return asked.until <= now; });
       look = now + kLook;
+      lock.unlock();
+      service_.release_old();
+      lock.lock();
     } else if (!pauses_.empty() && pauses_.begin()->first <= now) {
       const auto [target, op] = pauses_.begin()->second;
       pauses_.erase(pauses_.begin());

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/worker_pool.hpp"
+#include "fs3/io/local.hpp"
 #include "fs3/io/peers.hpp"
 
 namespace ff::fs3::io {
@@ -84,6 +85,7 @@ std::shared_ptr<Target> Service::remove(TargetId id) {
     if (others.empty()) by_chain_.erase(target->chain());
   }
   target->stop();
+  for (const Shared& connection : sharing()) connection->sharing->forget(*target);
   // Its store can be opened anew only when nobody reads through it: who is slow to take an answer has to ask again.
   std::shared_lock lock(mutex_);
   for (const auto& [number, connection] : connections_) {
@@ -123,6 +125,8 @@ ServiceStatistics Service::statistics() const {
   now.read_bytes = read_bytes_;
   now.written_bytes = written_bytes_;
   now.refused = refused_;
+  now.local_bytes = local_bytes_;
+  for (const Shared& connection : sharing()) now.held += connection->sharing->held();
   for (const auto& pool : pools_) now.buffer_bytes += pool.out();
   return now;
 }
@@ -131,6 +135,7 @@ ServiceStatistics Service::statistics() const {
 
 Service::Shared Service::attach(int fd) {
   auto connection = std::make_shared<Connection>(fd, [this](const Head& head) -> Pool& { return pool_for(head); });
+  if (LocalFiles::possible(fd)) connection->sharing.emplace(connection->line);
   {
     std::unique_lock lock(mutex_);
     connection->id = next_id_++;
@@ -152,7 +157,22 @@ void Service::drop(const Shared& connection) {
     std::unique_lock lock(mutex_);
     connections_.erase(connection->id);
   }
+  if (connection->sharing) connection->sharing->clear();
   peers_->broken(*connection);
+}
+
+std::vector<Service::Shared> Service::sharing() const {
+  std::vector<Shared> found;
+  const std::shared_lock lock(mutex_);
+  for (const auto& [id, connection] : connections_) {
+    if (connection->sharing) found.push_back(connection);
+  }
+  return found;
+}
+
+void Service::release_old() {
+  const auto now = Sharing::Clock::now();
+  for (const Shared& connection : sharing()) connection->sharing->expire(now);
 }
 
 Service::Shared Service::find(std::uint64_t id) const {
@@ -224,6 +244,10 @@ void Service::arm(Connection& connection, bool hungry) {
 
 void Service::answer(const Shared& connection, Outgoing outgoing) {
   connection->line.send(std::move(outgoing));
+  push(connection);
+}
+
+void Service::push(const Shared& connection) {
   std::lock_guard lock(connection->mutex);
   if (connection->owned || connection->gone) return;
   if (!connection->line.flush() || connection->line.broken()) arm(*connection, true);

@@ -21,12 +21,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "fs3/io/line.hpp"
+#include "fs3/io/sharing.hpp"
 #include "fs3/io/target.hpp"
 
 namespace ff::fs3::io {
@@ -41,6 +43,8 @@ struct ServiceOptions {
 struct ServiceStatistics {
   std::uint64_t connections = 0, reads = 0, writes = 0, messages = 0, read_bytes = 0, written_bytes = 0, refused = 0;
   std::uint64_t buffer_bytes = 0;
+  std::uint64_t local_bytes = 0;  // of read_bytes: clients read them by themselves
+  std::uint64_t held = 0;         // answers to such clients that hold extents
 };
 
 class Service {
@@ -68,6 +72,7 @@ class Service {
   struct Connection {
     Connection(int fd, Line::Pools pools) : line(fd, std::move(pools)) {}
     Line line;
+    std::optional<Sharing> sharing;  // with a client on this machine
     std::uint64_t id = 0;
     std::mutex mutex;
     bool owned = false;
@@ -85,12 +90,16 @@ class Service {
   void release(const Shared& connection, bool hungry);
   void arm(Connection& connection, bool hungry);  // REQUIRES: its mutex
   void answer(const Shared& connection, Outgoing outgoing);
+  void push(const Shared& connection);  // what is queued, if no worker owns it
   void later(std::function<void()> job);  // by a worker
   void run_job();
+  std::vector<Shared> sharing() const;  // connections that share
+  void release_old();                   // from time to time
 
   bool handle(const Shared& connection, Frame& frame);  // false: not a frame of this protocol
   bool read(const Shared& connection, Frame& frame);
   void finish(ReadJob& job);
+  bool share(ReadJob& job);  // false: it must go as bytes
   bool write(const Shared& connection, Frame& frame);
   bool message(const Shared& connection, Frame& frame);
   void query(const Shared& connection, const Frame& frame);
@@ -119,6 +128,7 @@ class Service {
 
   std::atomic<bool> stopping_ = false;
   std::atomic<std::uint64_t> reads_ = 0, writes_ = 0, messages_ = 0, read_bytes_ = 0, written_bytes_ = 0, refused_ = 0;
+  std::atomic<std::uint64_t> local_bytes_ = 0;
   std::shared_ptr<Peers> peers_;
   std::vector<std::thread> workers_;
 };

@@ -25,8 +25,8 @@ void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
 struct Service::ReadJob {
   Shared connection;
   Head head;
+  std::vector<std::shared_ptr<Target>> targets;  // whose extents the readings hold: they go after those
   std::vector<store::Reading> readings;
-  std::vector<std::shared_ptr<Target>> targets;  // whose extents they hold
   std::atomic<std::size_t> left;
 };
 
@@ -38,6 +38,7 @@ struct Service::WriteJob {
 };
 
 bool Service::handle(const Shared& connection, Frame& frame) {
+  if (connection->sharing ? !connection->sharing->done(frame.head.done) : frame.head.done != 0) return false;
   switch (frame.head.kind) {
     case FrameKind::read: return read(connection, frame);
     case FrameKind::write: return write(connection, frame);
@@ -81,6 +82,7 @@ bool Service::read(const Shared& connection, Frame& frame) {
 }
 
 void Service::finish(ReadJob& job) {
+  if ((job.head.flags & kLocal) != 0 && job.connection->sharing && share(job)) return;
   const std::size_t count = job.readings.size();
   std::size_t crcs = 0, bytes = 0, small = 0;
   for (const auto& reading : job.readings) {
@@ -102,18 +104,16 @@ void Service::finish(ReadJob& job) {
   outgoing.add(table.data(), table.size());
   if (small != 0) outgoing.buffer = pools_[0].take(small);  // none: then from the files
 
-  auto held = std::make_shared<std::pair<std::vector<store::Reading>, std::vector<std::shared_ptr<Target>>>>();
+  struct Held {
+    std::vector<std::shared_ptr<Target>> targets;  // outlive their readings
+    std::vector<store::Reading> readings;
+  };
+  auto held = std::make_shared<Held>();
   std::size_t crc_at = sizeof head + count * sizeof(ReadAnswer), filled = 0;
   for (std::size_t n = 0; n < count; ++n) {
     auto& reading = job.readings[n];
-    ReadAnswer answer;
-    answer.status = reading.status;
-    answer.version = reading.version;
+    const ReadAnswer answer = answer_of(reading);
     if (reading.status == Status::ok) {
-      answer.chunk_length = reading.chunk_length;
-      answer.offset = reading.offset;
-      answer.length = reading.length;
-      answer.crcs = static_cast<std::uint32_t>(reading.crcs.size());
       if (!reading.crcs.empty()) {
         std::memcpy(table.data() + crc_at, reading.crcs.data(), reading.crcs.size() * sizeof(std::uint32_t));
         crc_at += reading.crcs.size() * sizeof(std::uint32_t);
@@ -125,8 +125,8 @@ void Service::finish(ReadJob& job) {
         filled += reading.length;
       } else if (reading.length != 0) {
         outgoing.add_file(job.targets[n]->descriptor(reading.file), reading.position, reading.length);
-        held->first.push_back(std::move(reading));
-        held->second.push_back(job.targets[n]);
+        held->readings.push_back(std::move(reading));
+        held->targets.push_back(job.targets[n]);
       }
     }
     put(table, sizeof head + n * sizeof(ReadAnswer), answer);
@@ -135,6 +135,17 @@ void Service::finish(ReadJob& job) {
   outgoing.holds.push_back(std::move(held));
   read_bytes_ += bytes;
   answer(job.connection, std::move(outgoing));
+}
+
+// The client reads by itself.
+bool Service::share(ReadJob& job) {
+  std::uint64_t bytes = 0;
+  for (const auto& reading : job.readings) bytes += reading.status == Status::ok ? reading.length : 0;
+  if (!job.connection->sharing->give(job.head.request, job.readings, job.targets)) return false;
+  read_bytes_ += bytes;
+  local_bytes_ += bytes;
+  push(job.connection);
+  return true;
 }
 
 bool Service::write(const Shared& connection, Frame& frame) {

@@ -80,6 +80,7 @@ bool sound_write(const Head& head, std::span<const std::byte> table) {
 }
 
 bool sound_read_answer(const Head& head, std::span<const std::byte> table) {
+  const bool local = (head.flags & kLocal) != 0;
   std::uint64_t crcs = 0, bytes = 0;
   for (std::size_t n = 0; n < head.count; ++n) {
     const auto entry = at<ReadAnswer>(table, n);
@@ -90,7 +91,14 @@ bool sound_read_answer(const Head& head, std::span<const std::byte> table) {
     crcs += entry.crcs;
     bytes += entry.length;
   }
-  return head.table_bytes == head.count * sizeof(ReadAnswer) + crcs * sizeof(std::uint32_t) && head.payload_bytes == bytes;
+  const std::size_t places = head.count * sizeof(ReadAnswer) + crcs * sizeof(std::uint32_t);
+  if (!local) return head.table_bytes == places && head.payload_bytes == bytes;
+  if (head.table_bytes != places + head.count * sizeof(Place) || head.payload_bytes != 0) return false;
+  for (std::size_t n = 0; n < head.count; ++n) {
+    const auto place = at<Place>(table, n, places);
+    if (place.slot >= kLocalSlots || place.fresh > 1 || place.position > std::uint64_t{1} << 62) return false;
+  }
+  return true;
 }
 
 }  // namespace ff::fs3::io

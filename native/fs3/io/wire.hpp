@@ -7,6 +7,7 @@
 #pragma once
 
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -36,13 +37,17 @@ enum class FrameKind : std::uint8_t {
   report = 8,  // a reader's: the bytes of these chunks failed their CRCs. No answer
 };
 
+inline constexpr std::uint8_t kLocal = 0x01;  // of a READ: places will do; of its answer: here they are, and no payload
+inline constexpr std::size_t kLocalSlots = 32;  // files that a connection's client holds open
+inline constexpr auto kLocalTime = std::chrono::seconds(10);  // that extents stay for such an answer, at least
+
 struct Head {
   std::uint32_t magic = kMagic;
   FrameKind kind = FrameKind::read;
   std::uint8_t flags = 0;  // of a message: the hop
   std::uint16_t count = 0;
   std::uint32_t table_bytes = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t done = 0;  // of a client's: local answers on this connection whose bytes it has read
   std::uint64_t payload_bytes = 0;
   std::uint64_t request = 0;  // an answer carries that of what it answers
 };
@@ -71,6 +76,16 @@ struct ReadAnswer {
   std::uint8_t zeros[7] = {};
 };
 static_assert(sizeof(ReadAnswer) == 32);
+
+// Where the bytes of an entry are, in a local answer: one for each entry, after the CRCs. The descriptors come with the
+// frame's first byte, in the order of the `fresh` ones.
+struct Place {
+  std::uint64_t position = 0;  // in the file
+  std::uint16_t slot = 0;      // which holds the file
+  std::uint8_t fresh = 0;      // 1: the next descriptor takes the slot first
+  std::uint8_t zeros[5] = {};
+};
+static_assert(sizeof(Place) == 16);
 
 // CRCs of the pieces of its bytes, cut where the chunk's blocks begin, follow all entries in the table.
 struct WriteEntry {

@@ -104,9 +104,9 @@ class Batch:
 class Engine:
     """The way to the bytes; docs/fs3-service.md. Any thread."""
 
-    def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 8, connect_s: float = 1.0) -> None:
+    def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 8, connect_s: float = 1.0, local: bool = True) -> None:
         """
-        connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or raises PeerLost or DeadlineExceeded.
+        connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.
         """
 
     def routing(self, chains: Sequence[tuple[int, int, Sequence[int]]], local: int = 4294967295) -> None:
@@ -125,5 +125,5 @@ class Engine:
 
     def statistics(self) -> dict[str, int]:
         """
-        Counters: read_bytes, written_bytes, frames, mismatches, connections; most_large: large reads at a time.
+        Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; most_large: large reads at a time.
         """

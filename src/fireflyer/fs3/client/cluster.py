@@ -1,5 +1,6 @@
 """The cluster as a client sees it: the routing, kept current by pushes, and connections to storage nodes."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from fireflyer.errors import FireflyerError, PeerLost, StorageError
 from fireflyer.fs3.client.settings import Settings
 from fireflyer.fs3.layout import Layout, chains_of
 from fireflyer.fs3.lines import dial
+from fireflyer.fs3.local import reached
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
@@ -35,20 +37,22 @@ class Cluster:
         Raises:
             WireError: if none answers, or it has another secret.
         """
-        self._lock = threading.Lock()  # guards the six below
+        self._lock = threading.Lock()  # guards the seven below
         self._news = threading.Condition(self._lock)
         self._version = 0
         self._asking = False
         self._local = ANY_NODE
         self._serving: dict[int, tuple[int, list[int]]] = {}  # chain: version, nodes
         self._addresses: dict[int, str] = {}
+        self._sockets: dict[int, str] = {}  # of nodes on this machine
         self._maps: dict[tuple[int, Layout], FileMap] = {}
         self.engine = Engine(
             client,
-            _dialler(self._addresses, secret),
+            _dialler(self._addresses, self._sockets if settings.local else {}, secret),
             settings.lanes,
             settings.senders,
             settings.connect_s,
+            settings.local,
         )
         self._link = ManagerLink(managers, secret, Role.CLIENT, on_routing=self._on_routing)
         try:
@@ -127,6 +131,7 @@ class Cluster:
     def _on_routing(self, part: Routing) -> None:
         with self._lock:
             self._addresses.update((node.id, node.address) for node in part.nodes)
+            self._sockets.update((node.id, reached(node.local)) for node in part.nodes)
             self._serving.update((chain.id, _serving(chain)) for chain in part.chains)
             routes = [(chain, version, nodes) for chain, (version, nodes) in self._serving.items()]
             if part.nodes:
@@ -144,13 +149,21 @@ def _serving(chain: Chain) -> tuple[int, list[int]]:
     return chain.version, nodes
 
 
-def _dialler(addresses: dict[int, str], secret: Secret) -> Callable[[int, float], int]:
-    """What the engine calls for a connection. Keeps no reference to the cluster: that holds the engine."""
+def _dialler(
+    addresses: dict[int, str], sockets: dict[int, str], secret: Secret
+) -> Callable[[int, float], int]:
+    """What the engine calls for a connection: to the node's socket on this machine, if that is reached.
+
+    Keeps no reference to the cluster: that holds the engine.
+    """
 
     def connect(node: int, seconds: float) -> int:
         address = addresses.get(node)
         if address is None:
             raise PeerLost(f"the address of node {node} is not known")
+        if path := sockets.get(node):
+            with contextlib.suppress(PeerLost):
+                return dial(path, secret, Role.CLIENT, seconds).detach()
         return dial(address, secret, Role.CLIENT, seconds).detach()
 
     return connect

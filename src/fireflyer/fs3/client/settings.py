@@ -25,6 +25,8 @@ class Settings:
     """Calls that move bytes at a time; others wait."""
     senders: int = 8
     """Large reads under way at a time ("request to send")."""
+    local: bool = True
+    """What nodes of this machine have is read from their files, not through a connection."""
     connect_s: float = 1.0
     """For one connection to a storage node."""
     alive_s: float = 10.0

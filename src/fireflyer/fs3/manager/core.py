@@ -101,7 +101,7 @@ class Core:
         self._begun += 1
         return self._epoch << 32 | self._begun
 
-    def register(self, name: str, address: str, slots: int) -> Registered:
+    def register(self, name: str, address: str, slots: int, local: str = "") -> Registered:
         """A process of a node starts; the answer may be given when `settled`.
 
         The process before it may live on: it is replaced by the first heartbeat of the new one, which
@@ -117,7 +117,7 @@ class Core:
         number = old.id if old else 1 + max((node.id for node in known.values()), default=0)
         if old and old.slots > slots:
             raise ConfigError(f"node {name} had {old.slots} targets and comes with {slots}")
-        node = Node(number, name, address, slots)
+        node = Node(number, name, address, slots, local)
         if node != old:
             self._want(node)
         return Registered(number, self.incarnation(), self.times.lease_s)

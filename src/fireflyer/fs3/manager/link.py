@@ -37,9 +37,10 @@ class ManagerLink:
             addresses, secret, role, policy=policy, pushes={"routing": self._pushed}
         )
 
-    def register(self, name: str, address: str, slots: int) -> Registered:
+    def register(self, name: str, address: str, slots: int, local: str = "") -> Registered:
         """A process of the node `name` starts."""
-        return self._client.call("register", Registration(name, address, slots), Registered)
+        registration = Registration(name, address, slots, local)
+        return self._client.call("register", registration, Registered)
 
     def incarnation(self) -> int:
         """A new one, for a target whose store was opened anew."""

@@ -26,12 +26,14 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
         name: given by its operator; it keeps its number as long as it keeps its name.
         address: of its data service.
         slots: how many targets it has.
+        local: machine and path of a socket for clients of that machine, or ""; see `fs3.local`.
     """
 
     id: int
     name: str
     address: str
     slots: int
+    local: str = ""
 
     def targets(self) -> range:
         return range(self.id * SLOTS, self.id * SLOTS + self.slots)

@@ -46,6 +46,7 @@ class Registration(msgspec.Struct, array_like=True):
     name: str
     address: str
     slots: int
+    local: str = ""
 
 
 class LayOut(msgspec.Struct, array_like=True):
@@ -222,7 +223,7 @@ class Manager:
 
     async def _register(self, call: Call, body: Registration) -> Registered:
         core = self._term()
-        registered = core.register(body.name, body.address, body.slots)
+        registered = core.register(body.name, body.address, body.slots, body.local)
         await self._settled(core)
         return registered
 

@@ -1,5 +1,6 @@
 """The agent of a storage node: its registration and lease, and what the manager says to its targets."""
 
+import contextlib
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from fireflyer._native.fs3 import io
 from fireflyer.errors import ConfigError, FireflyerError, Stale, StorageError
 from fireflyer.fs3.lines import Door, dial
+from fireflyer.fs3.local import advertised, new_socket
 from fireflyer.fs3.manager.chains import Local, LocalState
 from fireflyer.fs3.manager.core import Registered
 from fireflyer.fs3.manager.leases import NodeLease
@@ -88,9 +90,12 @@ class StorageNode:
         self._faults: dict[int, str] = {}
         self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._door.address)
+        self._local = self._open_local()
         self._link = ManagerLink(managers, secret, Role.STORAGE, on_routing=self._on_routing)
         try:
-            self._me = self._link.register(settings.name, self.address, settings.targets)
+            self._me = self._link.register(
+                settings.name, self.address, settings.targets, advertised(self._socket)
+            )
         except BaseException:
             self._end()
             raise
@@ -122,9 +127,30 @@ class StorageNode:
 
     def _end(self) -> None:
         self._door.close()
+        if self._local:
+            self._local.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._socket)
         self._link.close()
         with self._lock:
             self._service.stop()
+
+    def _open_local(self) -> Door | None:
+        """The door for clients on this machine; none where the data service is a Unix socket itself."""
+        self._socket = ""
+        if self._door.address.path:
+            return None
+        path = new_socket(self.settings.directory)
+        if not path:
+            get_logger("fs3").warning(
+                "node %s: the path of %s is too long for a socket: clients of this machine use TCP",
+                self.settings.name,
+                self.settings.directory,
+            )
+            return None
+        door = Door(f"unix:{path}", self._secret, Role.STORAGE, self._service.serve)
+        self._socket = path
+        return door
 
     # The lease
 
