@@ -14,6 +14,7 @@ namespace {
 using replica::Op;
 
 constexpr std::size_t kIncomplete = 0;  // the store's state word that is not 0 while it is no whole replica
+constexpr std::size_t kAside = std::size_t{256} << 10;  // bytes from which on another thread gives them to the store
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // what needs no sync of its own gets one by then
 
 bool holds(std::span<const std::byte> bytes, std::uint32_t offset, std::span<const std::uint32_t> crcs) {
@@ -101,8 +102,12 @@ void Target::look_at_lease(Work& work) {
   step_locked(replica::Lease{runs, lease_version_}, work);
 }
 
+// Writing much takes about as long as receiving it: the thread that may receive the next goes on with that.
 void Target::do_work(Work& work) {
-  for (const auto& [apply, content] : work.applies) give(apply, content);
+  for (auto& [apply, content] : work.applies) {
+    if (content.bytes.size() < kAside) give(apply, content);
+    else courier_->aside([self = shared_from_this(), apply, content] { self->give(apply, content); });
+  }
   for (const auto& call : work.calls) call();
 }
 
