@@ -14,7 +14,8 @@ WRITE = struct.Struct("<QQQIIIIIIIB3x")
 WRITE_ANSWER = struct.Struct("<QIB3x")
 MAGIC = 0x31443346
 READ_KIND, READ_ANSWER_KIND, WRITE_KIND, WRITE_ANSWER_KIND = 1, 2, 3, 4
-OK, STALE_ROUTING, NOT_FOUND = 0, 1, 7
+OK, STALE_ROUTING, NO_SPACE, NOT_FOUND = 0, 1, 5, 7
+REMOVE = 3
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,16 @@ def write(
     offset: int,
     data: bytes,
     tag: tuple[int, int, int],
+    kind: int = 0,
 ) -> tuple[int, int, int]:
-    """Writes; (status, version, length of the chunk). `chain` is (number, version)."""
+    """Writes; (status, version, length of the chunk). `chain` is (number, version), `kind` e.g. REMOVE."""
     crcs = pieces(offset, data)
     entry = WRITE.pack(
-        chunk[0], tag[0], tag[2], tag[1], chunk[1], *chain, offset, len(data), len(crcs), 0
+        chunk[0], tag[0], tag[2], tag[1], chunk[1], *chain, offset, len(data), len(crcs), kind
     )
     send(line, WRITE_KIND, 1, entry + struct.pack(f"<{len(crcs)}I", *crcs), data)
-    kind, count, table, payload = receive(line)
-    assert (kind, count, payload) == (WRITE_ANSWER_KIND, 1, b"")
+    answered, count, table, payload = receive(line)
+    assert (answered, count, payload) == (WRITE_ANSWER_KIND, 1, b"")
     version, length, status = WRITE_ANSWER.unpack(table)
     return status, version, length
 

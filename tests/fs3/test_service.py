@@ -2,6 +2,7 @@
 
 import random
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,6 +210,41 @@ def test_bytes_survive_the_service(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, 1)
     with cluster.line() as line:
         assert frames.read(line, cluster.chain, [(1, 0, 0, 99)])[0].data == b"\0" * 5 + b"kept"
+    cluster.close()
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_refuses_writes_and_goes_on(tmp_path: Path, small_disk: Path, full: int) -> None:
+    """Of the head or the other one: what was acknowledged is served, removing makes room again."""
+    room = (256 + 12) << 20  # a store leaves 256 MiB for its log and index
+    subprocess.run(["mount", "-o", f"remount,size={room}", str(small_disk)], check=True)
+    folder = tmp_path / "nodes"
+    folder.mkdir()
+    (folder / str(256 * (full + 1))).symlink_to(small_disk)
+    cluster = Cluster(folder, 2)
+    cluster.join()
+    data = random.Random(3).randbytes(1 << 20)
+    with cluster.line() as line:
+        written = 0
+        status = frames.OK
+        while status == frames.OK and written < 16:
+            tag = (1, 1, written + 1)
+            status = frames.write(line, cluster.chain, (INODE, written), 0, data, tag)[0]
+            written += status == frames.OK
+        assert (status, 4 < written < 16) == (frames.NO_SPACE, True)
+        for number in range(2):
+            with cluster.line(number) as other:
+                wanted = [(INODE, index, 0, 1 << 20) for index in range(3)]
+                assert all(found.data == data for found in frames.read(other, cluster.chain, wanted))
+                missing = frames.read(other, cluster.chain, [(INODE, written, 0, 10)])[0]
+                assert missing.status == frames.NOT_FOUND
+        for index in range(3):
+            tag = (1, 1, 100 + index)
+            removed = frames.write(line, cluster.chain, (INODE, index), 0, b"", tag, frames.REMOVE)
+            assert removed[0] == frames.OK
+        assert frames.write(line, cluster.chain, (INODE, 50), 0, data, (1, 1, 200))[0] == frames.OK
+        assert frames.read(line, cluster.chain, [(INODE, 50, 0, 1 << 20)])[0].data == data
+    assert not any(report[-1] for node in cluster.nodes for report in node.reports())
     cluster.close()
 
 

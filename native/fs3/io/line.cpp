@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <span>
 
 namespace ff::fs3::io {
@@ -142,46 +143,58 @@ void Line::send(Outgoing outgoing) {
 
 bool Line::flush() {
   std::deque<Outgoing> gone;  // destroyed without the lock
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (sending_) return false;
   while (!broken_ && !out_.empty()) {
-    std::size_t sent = 0;
-    if (!push_one(sent)) break;
-    waiting_ -= sent;
-    while (!out_.empty()) {
-      auto& front = out_.front();
-      if (piece_ < front.pieces.size()) {
-        const std::size_t step = std::min(sent, front.pieces[piece_].bytes - sent_);
-        sent -= step;
-        sent_ += step;
-        if (sent_ < front.pieces[piece_].bytes) break;
-        ++piece_;
-        sent_ = 0;
-        continue;
-      }
-      gone.push_back(std::move(front));
-      out_.pop_front();
-      piece_ = 0;
-    }
+    const Outgoing& front = out_.front();  // stays where it is while others add behind it
+    const std::size_t piece = piece_, from = sent_;
+    sending_ = true;
+    lock.unlock();
+    const Pushed pushed = push_one(front, piece, from);
+    lock.lock();
+    sending_ = false;
+    if (pushed.broke) fail();
+    if (broken_) forget(gone);
+    else advance(pushed.bytes, gone);
+    if (pushed.full) break;
   }
   return out_.empty();
 }
 
-// One system call for what is next; false where the socket takes nothing now, or broke.
-bool Line::push_one(std::size_t& sent) {
-  const auto& front = out_.front();
-  const auto& piece = front.pieces[piece_];
+// REQUIRES: mutex_. So many bytes of what is next left.
+void Line::advance(std::size_t bytes, std::deque<Outgoing>& gone) {
+  waiting_ -= bytes;
+  while (!out_.empty()) {
+    auto& front = out_.front();
+    if (piece_ == front.pieces.size()) {
+      gone.push_back(std::move(front));
+      out_.pop_front();
+      piece_ = 0;
+      continue;
+    }
+    const std::size_t step = std::min(bytes, front.pieces[piece_].bytes - sent_);
+    bytes -= step;
+    sent_ += step;
+    if (sent_ < front.pieces[piece_].bytes) return;
+    ++piece_;
+    sent_ = 0;
+  }
+}
+
+// One system call for what is next, without the lock.
+Line::Pushed Line::push_one(const Outgoing& front, std::size_t at, std::size_t skip) const {
+  const auto& piece = front.pieces[at];
   ssize_t done = 0;
   if (piece.memory == nullptr) {
-    off_t from = static_cast<off_t>(piece.position + sent_);
-    const std::size_t left = piece.bytes - sent_;
+    off_t from = static_cast<off_t>(piece.position + skip);
+    const std::size_t left = piece.bytes - skip;
     done = ::sendfile(fd_, piece.file, &from, std::min(left, kFileStep));
     if (done == 0) done = ::send(fd_, kZeros.data(), std::min(left, kZeros.size()), MSG_NOSIGNAL | MSG_DONTWAIT);
   } else {
     std::array<iovec, kMostPieces> parts;
     std::size_t count = 0;
     bool more = false;
-    std::size_t skip = sent_;
-    for (std::size_t at = piece_; at < front.pieces.size() && !more; ++at) {
+    for (; at < front.pieces.size() && !more; ++at) {
       const auto& next = front.pieces[at];
       more = next.memory == nullptr || count == parts.size();
       if (more) break;
@@ -195,22 +208,25 @@ bool Line::push_one(std::size_t& sent) {
     if (piece_ == 0 && sent_ == 0 && !front.descriptors.empty()) attach(message, control, front.descriptors);
     done = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
   }
-  if (done > 0) {
-    sent = static_cast<std::size_t>(done);
-    return true;
-  }
-  if (done < 0 && errno == EINTR) return true;
-  if (done < 0 && errno == EAGAIN) return false;
-  fail();
-  return false;
+  if (done > 0) return {.bytes = static_cast<std::size_t>(done)};
+  const bool again = done < 0 && errno == EINTR;
+  const bool full = done < 0 && errno == EAGAIN;
+  return {.full = full, .broke = !again && !full};
 }
 
 // REQUIRES: mutex_. A file that cannot be read breaks the connection too: the answer has begun.
 void Line::fail() {
   broken_ = true;
+  std::deque<Outgoing> gone;
+  if (!sending_) forget(gone);  // else whoever sends does it
+  ::shutdown(fd_, SHUT_RDWR);
+}
+
+// REQUIRES: mutex_, nobody sends.
+void Line::forget(std::deque<Outgoing>& gone) {
+  std::move(out_.begin(), out_.end(), std::back_inserter(gone));
   out_.clear();
   piece_ = sent_ = waiting_ = 0;
-  ::shutdown(fd_, SHUT_RDWR);
 }
 
 std::size_t Line::waiting() const {

@@ -66,7 +66,8 @@ class Line {
   Pool& starved_pool() const { return *starved_; }
 
   void send(Outgoing outgoing);
-  // Sends what the socket takes; returns whether nothing waits any more.
+  // Sends what the socket takes; returns whether nothing waits any more. Nothing is sent where another thread does so:
+  // that one takes along what was added meanwhile.
   bool flush();
   std::size_t waiting() const;  // bytes to send
   bool broken() const;
@@ -77,7 +78,13 @@ class Line {
   bool fill();  // reads into the inbox; false: nothing there, or broken
   std::size_t take(std::byte* to, std::size_t bytes);
   Got payload(Frame& frame);
-  bool push_one(std::size_t& sent);
+  struct Pushed {
+    std::size_t bytes = 0;
+    bool full = false, broke = false;  // the socket
+  };
+  Pushed push_one(const Outgoing& front, std::size_t at, std::size_t skip) const;
+  void advance(std::size_t bytes, std::deque<Outgoing>& gone);
+  void forget(std::deque<Outgoing>& gone);
   void fail();
 
   const int fd_;
@@ -95,6 +102,7 @@ class Line {
   std::deque<Outgoing> out_;
   std::size_t piece_ = 0, sent_ = 0;  // of out_.front()
   std::size_t waiting_ = 0;
+  bool sending_ = false;  // somebody does, without the lock: the front of out_ is his
   bool broken_ = false;
 };
 

@@ -84,6 +84,8 @@ void Peers::pause(std::weak_ptr<Target> target, replica::Op op) {
   woken_.notify_all();
 }
 
+void Peers::aside(std::function<void()> job) { service_.later(std::move(job)); }
+
 void Peers::locate(TargetId target, std::uint32_t node) {
   std::lock_guard lock(mutex_);
   nodes_[target] = node;

@@ -36,6 +36,7 @@ class Peers final : public Courier, public std::enable_shared_from_this<Peers> {
 
   void post(std::weak_ptr<Target> from, Posted posted, Content content) override;
   void pause(std::weak_ptr<Target> target, replica::Op op) override;
+  void aside(std::function<void()> job) override;
 
   void locate(TargetId target, std::uint32_t node);
   void connected(std::uint32_t node, std::shared_ptr<Service::Connection> connection);

@@ -17,6 +17,9 @@ namespace {
 
 constexpr std::uint64_t kJobs = 0;  // in an event: not a connection
 
+// Bytes up to which whoever answers sends them himself; more are left to a worker: who answers may hold a target's lock.
+constexpr std::size_t kSelf = std::size_t{64} << 10;
+
 int made(int fd, const char* what) {
   if (fd < 0) throw_errno(what);
   return fd;
@@ -250,7 +253,8 @@ void Service::answer(const Shared& connection, Outgoing outgoing) {
 void Service::push(const Shared& connection) {
   std::lock_guard lock(connection->mutex);
   if (connection->owned || connection->gone) return;
-  if (!connection->line.flush() || connection->line.broken()) arm(*connection, true);
+  const bool much = connection->line.waiting() > kSelf;
+  if (much || !connection->line.flush() || connection->line.broken()) arm(*connection, true);
 }
 
 void Service::later(std::function<void()> job) {

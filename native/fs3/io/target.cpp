@@ -15,6 +15,7 @@ using replica::Op;
 
 constexpr std::size_t kIncomplete = 0;  // the store's state word that is not 0 while it is no whole replica
 constexpr auto kFullPause = std::chrono::milliseconds(50);  // before what the log had no space for is tried again
+constexpr std::size_t kAside = std::size_t{256} << 10;  // bytes from which on another thread gives them to the store
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // what needs no sync of its own gets one by then
 
 // For bytes that cannot be read: none of them holds.
@@ -103,8 +104,12 @@ void Target::look_at_lease(Work& work) {
   step_locked(replica::Lease{runs, lease_version_}, work);
 }
 
+// Writing much takes about as long as receiving it: the thread that may receive the next goes on with that.
 void Target::do_work(Work& work) {
-  for (const auto& [apply, content] : work.applies) give(apply, content);
+  for (auto& [apply, content] : work.applies) {
+    if (content.bytes.size() < kAside) give(apply, content);
+    else courier_->aside([self = shared_from_this(), apply, content] { self->give(apply, content); });
+  }
   for (const auto& call : work.calls) call();
 }
 

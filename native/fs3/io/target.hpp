@@ -49,6 +49,7 @@ class Courier {
   virtual ~Courier() = default;
   virtual void post(std::weak_ptr<Target> from, Posted posted, Content content) = 0;
   virtual void pause(std::weak_ptr<Target> target, replica::Op op) = 0;  // retry(op) after a while
+  virtual void aside(std::function<void()> job) = 0;  // soon, by another thread; not at all once the service stops
 };
 
 class Target : public std::enable_shared_from_this<Target> {

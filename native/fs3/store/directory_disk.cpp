@@ -13,6 +13,12 @@
 #include "base/error.hpp"
 
 namespace ff::fs3::store {
+namespace {
+
+constexpr std::size_t kPage = 4096;                       // what a direct write is made of
+constexpr std::size_t kDirect = std::size_t{256} << 10;  // from this size on the page cache costs more than it saves
+
+}  // namespace
 
 DirectoryDisk::DirectoryDisk(const std::string& path) : path_(path) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) throw_errno("mkdir " + path);
@@ -39,6 +45,14 @@ void DirectoryDisk::close(File file) noexcept { ::close(file); }
 
 void DirectoryDisk::write(File file, std::uint64_t offset, const void* from, std::size_t bytes) {
   const auto* p = static_cast<const char*>(from);
+  if (const std::size_t pages = bytes / kPage * kPage; pages >= kDirect) {
+    iovec part{const_cast<char*>(p), pages};
+    if (write_direct(file, offset, {&part, 1})) {
+      p += pages;
+      offset += pages;
+      bytes -= pages;
+    }
+  }
   while (bytes > 0) {
     const ssize_t n = ::pwrite(file, p, bytes, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
@@ -47,6 +61,45 @@ void DirectoryDisk::write(File file, std::uint64_t offset, const void* from, std
     offset += static_cast<std::uint64_t>(n);
     bytes -= static_cast<std::size_t>(n);
   }
+}
+
+void DirectoryDisk::write_parts(File file, std::uint64_t offset, std::span<const std::span<const std::byte>> parts) {
+  std::vector<iovec> all;
+  std::size_t bytes = 0;
+  for (const auto& part : parts) {
+    all.push_back({const_cast<std::byte*>(part.data()), part.size()});
+    bytes += part.size();
+  }
+  if (bytes < kDirect || !write_direct(file, offset, all)) Disk::write_parts(file, offset, parts);
+}
+
+// All of it; or false, and some of it perhaps, where that cannot be: parts that are not whole pages, a file system
+// without such writes. By a descriptor of its own, as the flag would hold for all users of the other one.
+bool DirectoryDisk::write_direct(File file, std::uint64_t offset, std::span<iovec> parts) {
+  const auto whole = [](const iovec& part) {
+    return reinterpret_cast<std::uintptr_t>(part.iov_base) % kSector == 0 && part.iov_len % kPage == 0;
+  };
+  if (!direct_ || offset % kPage != 0 || !std::all_of(parts.begin(), parts.end(), whole)) return false;
+  const int direct = ::open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
+  int error = direct < 0 ? EINVAL : 0;
+  while (error == 0 && !parts.empty()) {
+    const ssize_t n = ::pwritev(direct, parts.data(), static_cast<int>(parts.size()), static_cast<off_t>(offset));
+    if (n <= 0) {
+      if (n == 0 || errno != EINTR) error = n == 0 ? EINVAL : errno;
+      continue;
+    }
+    offset += static_cast<std::uint64_t>(n);
+    auto left = static_cast<std::size_t>(n);
+    while (!parts.empty() && left >= parts.front().iov_len) {
+      left -= parts.front().iov_len;
+      parts = parts.subspan(1);
+    }
+    if (left != 0) parts.front() = {static_cast<char*>(parts.front().iov_base) + left, parts.front().iov_len - left};
+  }
+  if (direct >= 0) ::close(direct);
+  if (error == EINVAL) direct_ = false;
+  else if (error != 0) throw_errno("write in " + path_, error);
+  return error == 0;
 }
 
 std::size_t DirectoryDisk::read(File file, std::uint64_t offset, void* to, std::size_t bytes) {

@@ -1,8 +1,14 @@
-// A directory of a real file system: pwrite and pread through the page cache, fdatasync. A File is its descriptor.
+// A directory of a real file system: pwrite and pread, fdatasync. A File is its descriptor.
 //
+// Writes of many whole pages go past the page cache (O_DIRECT), where the file system has that: no copy, nothing left
+// for the sync to write, and what is written once and read later does not push out what is read often.
 // Holds an exclusive lock (flock) on the directory from construction to destruction: one store per directory.
 #pragma once
 
+#include <sys/uio.h>
+
+#include <atomic>
+#include <span>
 #include <string>
 
 #include "fs3/store/disk.hpp"
@@ -19,6 +25,7 @@ class DirectoryDisk final : public Disk {
   File open(const std::string& name, bool create) override;
   void close(File file) noexcept override;
   void write(File file, std::uint64_t offset, const void* from, std::size_t bytes) override;
+  void write_parts(File file, std::uint64_t offset, std::span<const std::span<const std::byte>> parts) override;
   std::size_t read(File file, std::uint64_t offset, void* to, std::size_t bytes) override;
   std::uint64_t size(File file) override;
   void truncate(File file, std::uint64_t size) override;
@@ -32,8 +39,11 @@ class DirectoryDisk final : public Disk {
   int descriptor(File file) override { return file; }
 
  private:
+  bool write_direct(File file, std::uint64_t offset, std::span<iovec> parts);
+
   std::string path_;
   int directory_;
+  std::atomic<bool> direct_ = true;  // until a direct write is refused
 };
 
 }  // namespace ff::fs3::store

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,13 @@ class Disk {
   virtual File open(const std::string& name, bool create) = 0;
   virtual void close(File file) noexcept = 0;
   virtual void write(File file, std::uint64_t offset, const void* from, std::size_t bytes) = 0;
+  // The parts one behind the other: as so many writes, but perhaps in one.
+  virtual void write_parts(File file, std::uint64_t offset, std::span<const std::span<const std::byte>> parts) {
+    for (const auto& part : parts) {
+      write(file, offset, part.data(), part.size());
+      offset += part.size();
+    }
+  }
   // Bytes read: fewer than asked only at the end of the file. Holes read as zeros.
   virtual std::size_t read(File file, std::uint64_t offset, void* to, std::size_t bytes) = 0;
   virtual std::uint64_t size(File file) = 0;

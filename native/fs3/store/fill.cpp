@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "base/crc32c.hpp"
 #include "fs3/store/core.hpp"
@@ -97,12 +98,14 @@ Status Fill::append() {
 }
 
 Status Fill::rewrite() {
+  if (written_.size() == entry_.length && entry_.length == entry_.extent().capacity()) return write_full();
   if (head_.size() + tail_.size() > 0 && load_base_crcs() != Status::ok) return Status::corrupt;
   std::vector<std::uint32_t> crcs;
   crcs.reserve(blocks_of(entry_.length));
   entry_.crc = 0;
-  for (std::uint32_t begin = 0; begin < entry_.length; begin += kWindow) {
-    const Range window{begin, std::min(begin + kWindow, entry_.length)};
+  const std::uint32_t step = written_.size() == entry_.length ? entry_.length : kWindow;  // nothing of the base
+  for (std::uint32_t begin = 0; begin < entry_.length; begin += step) {
+    const Range window{begin, std::min(begin + step, entry_.length)};
     if (copy_base(window) != Status::ok) return Status::corrupt;
     for (std::uint32_t at = begin; at < window.end; at += kBlock32) {
       const Range block = block_at(at, entry_.length);
@@ -113,6 +116,27 @@ Status Fill::rewrite() {
   }
   entry_.last_crc = crcs.back();
   write_table(0, crcs);
+  return Status::ok;
+}
+
+// All of the extent and nothing of the base: its bytes and its table, which lies behind them, in one write.
+Status Fill::write_full() {
+  const std::uint32_t blocks = blocks_of(entry_.length);
+  const std::size_t bytes = table_bytes(entry_.size_class);
+  buffer_.resize(bytes + kBlock);
+  void* place = buffer_.data();
+  std::size_t room = buffer_.size();
+  auto* const table = static_cast<std::byte*>(std::align(kBlock, bytes, place, room));
+  std::memset(table, 0, bytes);
+  entry_.crc = 0;
+  for (std::uint32_t n = 0; n < blocks; ++n) {
+    const std::uint32_t crc = added(block_at(n * kBlock32, entry_.length)), slot = crc ^ entry_.salt;
+    entry_.crc = crc32c_combine(entry_.crc, crc, kBlock);
+    if (n + 1 == blocks) entry_.last_crc = crc;
+    else std::memcpy(table + 4 * std::size_t{n}, &slot, sizeof slot);
+  }
+  const std::span<const std::byte> parts[] = {filling_.bytes, {table, bytes}};
+  core_.disk_.write_parts(core_.file_of(entry_.extent()), entry_.extent().position(), parts);
   return Status::ok;
 }
 

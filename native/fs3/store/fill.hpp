@@ -42,6 +42,7 @@ class Fill {
   Status shorten();
   Status append();
   Status rewrite();
+  Status write_full();
   Status load_base_crcs();
   Status copy_base(Range window);                 // into buffer_, verified, for the blocks of `window` that need it
   std::uint32_t added(Range part);                // CRC of gap and caller's bytes within one block
@@ -55,7 +56,7 @@ class Fill {
   IndexEntry& entry_;
   const Range head_, gap_, written_, tail_;
   std::vector<std::uint32_t> base_crcs_;  // of all its blocks, where they are needed
-  std::vector<std::byte>& buffer_;        // kWindow bytes: the window's
+  std::vector<std::byte>& buffer_;        // kWindow bytes: the window's, or the table
 };
 
 }  // namespace ff::fs3::store

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -217,6 +218,61 @@ void full_disk() {
   CHECK(put(store, {0, 0}, 0, pattern(50000, 1)) == Status::ok);
 }
 
+// Large writes go past the page cache where they can: same bytes, whatever their place, size and memory.
+void large_writes_of_a_directory() {
+  char name[] = "/tmp/ff-store-test-XXXXXX";
+  CHECK(::mkdtemp(name) != nullptr);
+  {
+    DirectoryDisk disk(name);
+    const File file = disk.open("x", true);
+    Bytes all(4 << 20);
+    const Bytes from = pattern(1 << 20, 5);
+    int seed = 1;
+    for (const std::size_t memory : {0, 1, 512}) {
+      for (const std::size_t offset : {0, 1, 4096, 1 << 20, 12288}) {
+        for (const std::size_t size : {std::size_t{700001}, std::size_t{256 << 10}, from.size() - 512}) {
+          Bytes bytes = pattern(size + memory, seed++);
+          disk.write(file, offset, bytes.data() + memory, size);
+          std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(memory), size, all.begin() + static_cast<std::ptrdiff_t>(offset));
+          const std::span<const std::byte> parts[] = {from, std::span(bytes).first(4096)};
+          disk.write_parts(file, offset + size, parts);
+          std::copy(from.begin(), from.end(), all.begin() + static_cast<std::ptrdiff_t>(offset + size));
+          std::copy_n(bytes.begin(), 4096, all.begin() + static_cast<std::ptrdiff_t>(offset + size + from.size()));
+          Bytes back(disk.size(file));
+          CHECK(disk.read(file, 0, back.data(), back.size()) == back.size());
+          CHECK(std::equal(back.begin(), back.end(), all.begin()));
+        }
+      }
+    }
+    disk.close(file);
+    disk.remove("x");
+    Store store = Store::open(disk, kIdentity, kOptions);
+    for (const std::size_t size : {std::size_t{1} << 20, std::size_t{4} << 20, (std::size_t{1} << 20) - 4096}) {
+      const Bytes bytes = pattern(size, 9);
+      CHECK(put(store, {size, 0}, 0, bytes) == Status::ok && whole(store, {size, 0}) == bytes);
+      CHECK(store.check({size, 0}) == Status::ok);
+      CHECK(put(store, {size, 0}, 1, pattern(5000, 3), 8000) == Status::ok && store.check({size, 0}) == Status::ok);
+    }
+  }
+  std::filesystem::remove_all(name);
+}
+
+// docs/fs3-store.md: at most 128 bytes of index for each chunk, in whatever order chunks come.
+void the_index_is_small() {
+  for (const int order : {0, 1, 2}) {
+    SimDisk disk(1);
+    Store store = Store::open(disk, kIdentity, kOptions);
+    constexpr std::uint32_t kChunks = 20'000;
+    for (std::uint32_t n = 0; n < kChunks; ++n) {
+      const std::uint32_t index = order == 0 ? n : order == 1 ? kChunks - n : n * 7919u % 20'011u;
+      CHECK(store.apply(n, {.chunk = {1, index}, .version = 1, .kind = Kind::replace, .committed = true}) == Status::ok);
+      if (n % 1000 == 999) store.sync();
+    }
+    const Statistics now = store.statistics();
+    CHECK(now.chunks == kChunks && now.index_bytes >= kChunks * 48 && now.index_bytes <= kChunks * 128);
+  }
+}
+
 void real_directory() {
   char name[] = "/tmp/ff-store-test-XXXXXX";
   CHECK(::mkdtemp(name) != nullptr);
@@ -310,6 +366,8 @@ int main() {
   large_chunks();
   truncate_seals();
   full_disk();
+  large_writes_of_a_directory();
+  the_index_is_small();
   real_directory();
   many_threads();
 }
