@@ -101,6 +101,7 @@ REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
 
 
 def _refusal(error: FireflyerError) -> bytes:
+    """What a refused request leaves."""
     if isinstance(error, FileError):
         return REFUSED + encode((error.errno or 0, error.filename))
     raise error
@@ -218,12 +219,15 @@ class MetaService:
         operation, _ = _WRITES[type(call)]
         client, number = request.client, request.number
         context = Context(request.user, client, now, self._fresh)
-        kept = number > 0 and not isinstance(call, messages.EndClient)
+        ends = isinstance(call, messages.EndClient)
+        kept = number > 0 and not ends
         refresh = (
-            client != 0 and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
+            client != 0
+            and not ends
+            and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
         )
         clear_to = request.acknowledged
-        if clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
+        if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
             clear_to = 0
         else:
             self._cleared[client] = clear_to  # should it fail, the next one clears these too
@@ -232,7 +236,7 @@ class MetaService:
             if kept and number <= counter(t.get(record_key(client, 0))):
                 raise Stale(f"request {number} of client {client} was answered and forgotten")
             answer = operation(t, context, call)
-            if refresh and not isinstance(call, messages.EndClient):
+            if refresh:
                 sessions.seen(t, client, now)
             if clear_to:
                 t.clear_range(record_key(client, 1), record_key(client, clear_to + 1))
@@ -245,8 +249,15 @@ class MetaService:
         """Remembers what need not be written again for this client."""
         client = request.client
         if isinstance(request.call, messages.EndClient):
-            self._seen.pop(client, None)
-            self._cleared.pop(client, None)
+            self._forget([client])
             return
+        if isinstance(request.call, messages.Expire):
+            limit = now - request.call.timeout_ns
+            self._forget([known for known, seen in list(self._seen.items()) if seen <= limit])
         if now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns:
             self._seen[client] = now
+
+    def _forget(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            self._seen.pop(client, None)
+            self._cleared.pop(client, None)
