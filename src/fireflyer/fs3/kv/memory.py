@@ -61,6 +61,9 @@ class MemoryEngine:
             self._open[self._version] += 1
             return Transaction(MemorySnapshot(self, self._version))
 
+    def begin_many(self, count: int, keys: Sequence[bytes]) -> list[Transaction]:
+        return [self.begin() for _ in range(count)]
+
     def commit_many(self, transactions: Sequence[Transaction]) -> list[Outcome]:
         with self._lock:
             return [self._commit(transaction) for transaction in transactions]

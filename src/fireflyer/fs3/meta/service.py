@@ -29,16 +29,19 @@ from fireflyer.fs3.meta.inode import (
     ALLOCATOR,
     DIRECTORY,
     FILES,
+    NAME_MAX,
     ROOT,
     Inode,
     Layout,
     encode,
+    entry_key,
     inode_key,
 )
 from fireflyer.fs3.meta.messages import Answer, Request
 
 NUMBERS_AT_ONCE = 1024
 RECORDS_KEPT = 64
+FOLDERS_KNOWN = 1024
 SESSION_NS = 60_000_000_000
 DEFAULT_LAYOUT = Layout(1, 1, 1 << 20, 16)
 
@@ -122,20 +125,56 @@ class Numbers:
         self._lock = threading.Lock()
         self._next = self._end = 0
 
-    def fresh(self) -> int:
+    def take(self, count: int) -> int:
+        """The first of so many numbers in a row. Not for use while a transaction is open."""
         with self._lock:
-            if self._next == self._end:
-                self._next = run(self._engine, self._take)
-                self._end = self._next + NUMBERS_AT_ONCE
-            number = self._next
-            self._next += 1
-            return number
+            if self._end - self._next < count:
+                size = max(count, NUMBERS_AT_ONCE)
+                self._next = run(self._engine, lambda t: self._reserve(t, size))
+                self._end = self._next + size
+            first = self._next
+            self._next += count
+            return first
 
     @staticmethod
-    def _take(t: Transaction) -> int:
+    def _reserve(t: Transaction, size: int) -> int:
         first = counter(t.get(ALLOCATOR))
-        t.set(ALLOCATOR, counter_value(first + NUMBERS_AT_ONCE))
+        t.set(ALLOCATOR, counter_value(first + size))
         return first
+
+
+def _made(call: messages.Call) -> int:
+    """How many inodes a call may make."""
+    if isinstance(call, messages.CreateMany):
+        return len(call.names)
+    return int(isinstance(call, messages.Create | messages.MakeDirectory | messages.Symlink))
+
+
+class Folders:
+    """Numbers of directories by their paths, as they last were: guesses, of use for reading ahead only."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], int] = {}
+
+    def keys(self, call: Any) -> tuple[bytes, ...]:
+        """What a call will read, if it is a call on the last name of a path and the guess is right."""
+        path, start = getattr(call, "path", None), getattr(call, "inode", 0)
+        if not path:
+            return (inode_key(start),) if start else ()
+        above, slash, name = path.rpartition(b"/")
+        if slash:
+            start = ROOT if not above else self._known.get((start, above), 0)
+        if not start or len(name) > NAME_MAX:
+            return ()
+        return inode_key(start), entry_key(start, name)
+
+    def learn(self, call: Any, answer: Answer) -> None:
+        if isinstance(call, messages.Create) and isinstance(answer, Inode):
+            above = call.path.rpartition(b"/")[0]
+            if above:
+                if len(self._known) >= FOLDERS_KNOWN:
+                    self._known.clear()
+                self._known[call.inode, above] = answer.parent
 
 
 class MetaService:
@@ -158,7 +197,8 @@ class MetaService:
         self._engine = engine
         self._now = now
         self._refresh_ns = session_ns // 6
-        self._fresh = Numbers(engine).fresh
+        self._numbers = Numbers(engine)
+        self._folders = Folders()
         self._seen: dict[int, int] = {}
         self._cleared: dict[int, int] = {}
         run(engine, lambda t: initialize(t, now(), layout))
@@ -200,15 +240,14 @@ class MetaService:
                 result = _answer(request, result)
             if not isinstance(result, FireflyerError):
                 self._done(request, now)
+                self._folders.learn(request.call, cast(Answer, result))
             answers[at] = result
         return cast(list[Answer | FireflyerError], answers)
 
     def _read(self, operation: Operation, request: Request, now: int) -> Answer | FireflyerError:
         t = self._engine.begin()
         try:
-            return operation(
-                t, Context(request.user, request.client, now, self._fresh), request.call
-            )
+            return operation(t, Context(request.user, request.client, now), request.call)
         except FireflyerError as error:
             return error
         finally:
@@ -218,7 +257,8 @@ class MetaService:
         call = request.call
         operation, _ = _WRITES[type(call)]
         client, number = request.client, request.number
-        context = Context(request.user, client, now, self._fresh)
+        context = Context(request.user, client, now)
+        made = _made(call)
         ends = isinstance(call, messages.EndClient)
         kept = number > 0 and not ends
         refresh = (
@@ -243,7 +283,17 @@ class MetaService:
                 t.set(record_key(client, 0), counter_value(clear_to))
             return encode(answer) if kept else answer
 
-        return Job(body, (client, number) if kept else None, _refusal if request.again else None)
+        def before() -> None:
+            context.number = self._numbers.take(made)
+
+        keys = self._folders.keys(call)
+        return Job(
+            body,
+            (client, number) if kept else None,
+            _refusal if request.again else None,
+            (record_key(client, 0), *keys) if kept else keys,
+            before if made else None,
+        )
 
     def _done(self, request: Request, now: int) -> None:
         """Remembers what need not be written again for this client."""
