@@ -19,12 +19,13 @@ from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import Routing, Table
 from fireflyer.fs3.manager.service import Manager
 from fireflyer.fs3.meta import Layout, MetaService
-from fireflyer.fs3.meta.messages import Answer, Request
+from fireflyer.fs3.meta.messages import Request
+from fireflyer.fs3.meta.service import is_reading
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
-from fireflyer.rpc.server import Call, Server
+from fireflyer.rpc.server import Server
 
 SECRET = b"the secret of this cluster"
 LIMIT_S = 60.0
@@ -61,11 +62,7 @@ class Cluster:
     def _serve_metadata(self, table: Table) -> None:
         layout = Layout(table.id, table.version, CHUNK, len(table.chains))
         service = MetaService(self._engine, layout=layout)
-
-        def answer(_: Call, request: Request) -> Answer:
-            return service.execute(request)
-
-        self._server.on(METHOD, Request, answer, blocking=True)
+        self._server.on_many(METHOD, Request, service.answer_many, is_reading)
 
     async def _stop(self) -> None:
         self._task.cancel()

@@ -92,8 +92,9 @@ class Job(Generic[T]):
 def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) -> None:
     """Runs every job; those that are ready at once share one group commit. Results are in `Job.result`.
 
+    That of a job that conflicted `retries` times in a row is Unavailable.
+
     Raises:
-        Unavailable: a job conflicted `retries` times in a row.
         StorageError: the store failed.
     """
     waiting = list(jobs)
@@ -122,7 +123,8 @@ def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) 
         ]
         if not waiting:
             return
-    raise Unavailable(f"a transaction conflicted with others {retries} times; try again later")
+    for job in waiting:
+        job.result = Unavailable(f"it conflicted with others {retries} times; try again later")
 
 
 def run(

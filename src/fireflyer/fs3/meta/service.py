@@ -7,7 +7,7 @@ Invariants: nothing is answered before it is durable; an inode number is given o
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -84,7 +84,7 @@ _WRITES: dict[type, tuple[Operation, type]] = {
     messages.Settle: (sessions.settle, Inode),
     messages.Collected: (sessions.collected, messages.Done),
 }
-_DECODERS: dict[type, Callable[[bytes], Answer]] = {
+_DECODERS: dict[type, Callable[[msgspec.Raw], Answer]] = {
     call: msgspec.msgpack.Decoder(kind).decode for call, (_, kind) in _WRITES.items()
 }
 
@@ -100,6 +100,11 @@ def initialize(t: Transaction, now: int, layout: Layout = DEFAULT_LAYOUT) -> Non
         t.set(ALLOCATOR, counter_value(ROOT + 1))
 
 
+def is_reading(request: Request) -> bool:
+    """Whether a request changes nothing, and so need not wait for those that do."""
+    return type(request.call) in _READS
+
+
 REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
 
 
@@ -110,11 +115,15 @@ def _refusal(error: FireflyerError) -> bytes:
     raise error
 
 
-def _answer(request: Request, record: bytes) -> Answer | FireflyerError:
-    """The answer in a record."""
+def _recorded(record: bytes) -> msgspec.Raw | FireflyerError:
+    """The answer in a record, still encoded."""
     if record.startswith(REFUSED):
         return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, str]))
-    return _DECODERS[type(request.call)](record)
+    return msgspec.Raw(record)
+
+
+def _answer(request: Request, raw: msgspec.Raw) -> Answer:
+    return _DECODERS[type(request.call)](raw)
 
 
 class Numbers:
@@ -210,7 +219,7 @@ class MetaService:
             FileError: it cannot be done, and nothing was.
             Unavailable: too many conflicts. StorageError: the store failed; done or not.
         """
-        answer = self.execute_many((request,))[0]
+        (answer,) = self.execute_many((request,))
         if isinstance(answer, FireflyerError):
             raise answer
         return answer
@@ -221,10 +230,19 @@ class MetaService:
         A request's own error stands in its place.
 
         Raises:
-            Unavailable, StorageError: as `execute`, for all of them.
+            StorageError: as `execute`, for all of them.
         """
+        return [
+            _answer(request, answer) if isinstance(answer, msgspec.Raw) else answer
+            for request, answer in zip(requests, self.answer_many(requests), strict=True)
+        ]
+
+    def answer_many(
+        self, requests: Sequence[Request]
+    ) -> list[Answer | msgspec.Raw | FireflyerError]:
+        """Likewise, for who sends the answers on: those that are kept are as they are in the store."""
         now = self._now()
-        answers: list[Answer | FireflyerError | None] = [None] * len(requests)
+        answers: list[Any] = [None] * len(requests)
         writes: list[tuple[int, Request, Job[bytes | Answer]]] = []
         for at, request in enumerate(requests):
             operation = _READS.get(type(request.call))
@@ -235,14 +253,8 @@ class MetaService:
         if writes:
             run_many(self._engine, [job for _, _, job in writes])
         for at, request, job in writes:
-            result = job.result
-            if isinstance(result, bytes):
-                result = _answer(request, result)
-            if not isinstance(result, FireflyerError):
-                self._done(request, now)
-                self._folders.learn(request.call, cast(Answer, result))
-            answers[at] = result
-        return cast(list[Answer | FireflyerError], answers)
+            answers[at] = self._done(request, job.result, now)
+        return answers
 
     def _read(self, operation: Operation, request: Request, now: int) -> Answer | FireflyerError:
         t = self._engine.begin()
@@ -276,6 +288,7 @@ class MetaService:
             if kept and number <= counter(t.get(record_key(client, 0))):
                 raise Stale(f"request {number} of client {client} was answered and forgotten")
             answer = operation(t, context, call)
+            self._folders.learn(call, answer)
             if refresh:
                 sessions.seen(t, client, now)
             if clear_to:
@@ -295,17 +308,22 @@ class MetaService:
             before if made else None,
         )
 
-    def _done(self, request: Request, now: int) -> None:
-        """Remembers what need not be written again for this client."""
-        client = request.client
-        if isinstance(request.call, messages.EndClient):
+    def _done(self, request: Request, result: Any, now: int) -> Any:
+        """The answer for a job's result. Remembers what need not be written again for this client."""
+        if isinstance(result, bytes):
+            result = _recorded(result)
+        if isinstance(result, FireflyerError):
+            return result
+        client, call = request.client, request.call
+        if isinstance(call, messages.EndClient):
             self._forget([client])
-            return
-        if isinstance(request.call, messages.Expire):
-            limit = now - request.call.timeout_ns
+            return result
+        if isinstance(call, messages.Expire):
+            limit = now - call.timeout_ns
             self._forget([known for known, seen in list(self._seen.items()) if seen <= limit])
         if now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns:
             self._seen[client] = now
+        return result
 
     def _forget(self, clients: Sequence[int]) -> None:
         for client in clients:
