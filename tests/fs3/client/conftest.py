@@ -12,7 +12,7 @@ from tests.fs3.manager.store import Store
 
 from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.client.metadata import METHOD
-from fireflyer.fs3.kv import MemoryEngine
+from fireflyer.fs3.kv import Engine, MemoryEngine
 from fireflyer.fs3.manager.chains import Public
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.link import ManagerLink
@@ -35,12 +35,20 @@ CHUNK = 16 << 10
 class Cluster:
     """One process is manager and metadata service; each storage node has two targets."""
 
-    def __init__(self, loop: LoopThread, folder: Path, nodes: int, replicas: int) -> None:
-        self._loop, self._folder, self._replicas = loop, folder, replicas
+    def __init__(
+        self,
+        loop: LoopThread,
+        folder: Path,
+        nodes: int,
+        replicas: int,
+        engine: Engine | None = None,
+        chunk: int = CHUNK,
+    ) -> None:
+        self._loop, self._folder, self._replicas, self._chunk = loop, folder, replicas, chunk
         self.secret_file = folder / "secret"
         self.secret_file.write_bytes(SECRET)
         self.secret_file.chmod(0o600)
-        self._engine = MemoryEngine()
+        self._engine = engine or MemoryEngine()
         self._news = threading.Condition()
         self.address = loop.run(self._start())
         self.link = ManagerLink(
@@ -60,7 +68,7 @@ class Cluster:
         return address
 
     def _serve_metadata(self, table: Table) -> None:
-        layout = Layout(table.id, table.version, CHUNK, len(table.chains))
+        layout = Layout(table.id, table.version, self._chunk, len(table.chains))
         service = MetaService(self._engine, layout=layout)
         self._server.on_many(METHOD, Request, service.answer_many, is_reading)
 
