@@ -306,7 +306,7 @@ def test_contents_and_names_are_those_of_the_model(clients: list[Client]) -> Non
     run_state_machine_as_test(
         cast(Any, lambda: Comparison(clients)),
         settings=settings(
-            max_examples=60,
+            max_examples=120,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

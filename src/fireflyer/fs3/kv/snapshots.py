@@ -11,9 +11,9 @@ from fireflyer.fs3.kv.transaction import Row
 CACHED_READS = 8_192
 CACHED_BYTES = 1_024
 
-_SIZES = (4, 16, 64)
+FEW, MOST = 4, 64  # keys a statement
 _GET = "SELECT v FROM kv WHERE k = ?"
-_GET_MANY = {n: f"SELECT k, v FROM kv WHERE k IN ({','.join('?' * n)})" for n in _SIZES}
+_GET_MANY = {n: f"SELECT k, v FROM kv WHERE k IN ({','.join('?' * n)})" for n in (FEW, MOST)}
 _RANGE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
 _RANGE_DOWN = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT ?"
 
@@ -60,12 +60,14 @@ class View:
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        with translated(self._engine.path):
-            for at in range(0, len(keys), _SIZES[-1]):
-                part = keys[at : at + _SIZES[-1]]
-                size = next(size for size in _SIZES if size >= len(part))
+        try:
+            for at in range(0, len(keys), MOST):
+                part = keys[at : at + MOST]
+                size = FEW if len(part) <= FEW else MOST
                 padded = (*part, *(b"",) * (size - len(part)))  # no key is empty
                 found.update(self.link.execute(_GET_MANY[size], padded))
+        except sqlite3.Error as error:
+            raise typed(error, self._engine.path) from error
         return found
 
     def fetch(self, keys: Sequence[bytes]) -> None:

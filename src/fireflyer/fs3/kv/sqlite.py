@@ -110,11 +110,10 @@ class SqliteEngine:
                 return None
             self._leading = True
         try:
-            with translated(self.path):
-                self._writer.execute("BEGIN IMMEDIATE")
-        except BaseException:
+            self._writer.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
             self._hand_over()
-            raise
+            raise typed(error, self.path) from error
         if len(self._newest) >= CACHED_READS:
             self._newest.clear()
         held = View(self, self._writer, self._version, self._newest, users)
