@@ -222,6 +222,29 @@ def test_paths_go_up_and_through_symlinks(ask: Ask) -> None:
     assert ask(m.Create(1, b"nowhere")).number == ask(m.Stat(1, b"nothing")).number
 
 
+@pytest.mark.parametrize("user", [ROOT, ALICE], ids=["root", "alice"])
+def test_many_are_looked_at_as_each_alone(ask: Ask, user: User) -> None:
+    ask(m.MakeDirectory(1, b"private/sub"))
+    ask(m.Create(1, b"private/f"))
+    ask(m.Symlink(1, b"d/up", b".."))
+    inner = ask(m.Stat(1, b"d")).number
+    names = [b"", b".", b"..", b"f", b"d", b"to-d", b"loop", b"nowhere", b"private", b"sub", b"up"]
+    names += [LONG, b"a\0b", b"none", b"x" * 4096]
+    paths = [*names, *(a + b"/" + b for a in names for b in names)]
+    paths += [b"/" + path for path in paths] + [b"d/up/" + path for path in paths]
+    targets = [(start, path) for start in (1, inner, 10**9) for path in paths]
+
+    def alone(start: int, path: bytes) -> Inode | int:
+        try:
+            found = ask(m.Stat(start, path, False), user)
+            assert isinstance(found, Inode)
+            return found
+        except FileError as error:
+            return error.errno or 0
+
+    assert ask(m.StatMany(targets), user).items == [alone(*target) for target in targets]
+
+
 def test_forty_thousand_levels_by_handles() -> None:
     engine = MemoryEngine()
     service = MetaService(engine)
