@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +345,76 @@ def test_the_secret_is_in_no_error(serve: Serve, connect: Connect) -> None:
         with pytest.raises(ProtocolMismatch, match="another secret") as raised:
             connect(address, secret).call("add", Pair(1, 1), int)
         assert KEY.decode() not in repr(raised.value) + repr(vars(server)) + str(raised.value)
+
+
+def test_what_comes_while_a_handler_works_is_its_next_group(serve: Serve, connect: Connect) -> None:
+    groups: list[list[int]] = []
+    go = threading.Semaphore(0)
+
+    def double(bodies: Sequence[int]) -> list[int | Corrupted]:
+        groups.append([*bodies])
+        if bodies[0] == 0:
+            assert go.acquire(timeout=60)
+        if len(bodies) > 1 and 7 in bodies:
+            raise KeyError("one of them breaks the handler")
+        if bodies == [7]:
+            raise KeyError("this one")
+        return [Corrupted("no threes") if body == 3 else 2 * body for body in bodies]
+
+    server = Server(SECRET, 1, Limits(lane_threads=1))
+    server.on_many("double", int, double, lambda body: body < 100)
+    client = connect(serve(server), policy=ONCE)
+    said: dict[int, object] = {}
+
+    def ask(number: int) -> None:
+        try:
+            said[number] = client.call("double", number, int)
+        except FireflyerError as error:
+            said[number] = type(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in (0, *range(1, 9))]
+    threads[0].start()
+    while not groups:
+        assert client.call("double", 100, int) == 200  # another lane does not wait
+    for thread in threads[1:]:
+        thread.start()
+    (connection,) = server.connections
+    while len(connection._running) < len(threads):
+        assert client.call("double", 100, int) == 200
+    go.release()
+    for thread in threads:
+        thread.join()
+    assert said == {n: 2 * n for n in (0, 1, 2, 4, 5, 6, 8)} | {3: Corrupted, 7: WireError}
+    mine = [sorted(group) for group in groups if group != [100]]
+    assert mine == [[0], [1, 2, 3, 4, 5, 6, 7, 8], *([n] for n in mine_order(groups))]
+
+
+def mine_order(groups: list[list[int]]) -> list[int]:
+    """The order in which a group came, whose bodies were then handled alone."""
+    return next(group for group in groups if len(group) == 8)
+
+
+def test_who_leaves_a_group_gets_nothing_and_others_their_answers(
+    serve: Serve, connect: Connect
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def wait(bodies: Sequence[int]) -> Sequence[int]:
+        entered.set()
+        assert go.wait(60)
+        return bodies
+
+    server = Server(SECRET, 1)
+    server.on_many("wait", int, wait, lambda body: 0)
+    address = serve(server)
+    gone, stays = connect(address, policy=ONCE), connect(address, policy=ONCE)
+    with pytest.raises(DeadlineExceeded):
+        gone.call("wait", 1, int, deadline_s=0.05)
+    assert entered.wait(60)
+    gone.close()
+    answers: list[int] = []
+    thread = threading.Thread(target=lambda: answers.append(stays.call("wait", 2, int)))
+    thread.start()
+    go.set()
+    thread.join()
+    assert answers == [2]

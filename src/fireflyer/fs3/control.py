@@ -7,7 +7,7 @@ Invariant: the store is closed only when nobody uses it any more.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,16 +21,15 @@ from fireflyer.fs3.manager.routing import Node, Routing, Table
 from fireflyer.fs3.manager.service import Manager, Transaction
 from fireflyer.fs3.meta import Layout, MetaService
 from fireflyer.fs3.meta.messages import Answer, Request
+from fireflyer.fs3.meta.service import is_reading
 from fireflyer.fs3.roles import Role
 from fireflyer.log import get_logger
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
-from fireflyer.rpc.server import Call, Limits, Server
+from fireflyer.rpc.server import Server
 
 TABLE = 1
 """The chain table of new files."""
-THREADS = 64
-"""Metadata requests under way; those that wait for the disk at the same time share a commit."""
 STORE = "meta.sqlite"
 T = TypeVar("T")
 log = get_logger("fs3")
@@ -91,7 +90,7 @@ class Control:
             started.callback(self._store.close)
             self._loop = LoopThread("fs3-control")
             started.callback(self._loop.close)
-            self._server = Server(secret, Role.MANAGER, Limits(threads=THREADS))
+            self._server = Server(secret, Role.MANAGER)
             self.address = self._loop.run(self._start())
             started.callback(lambda: self._loop.run(self._stop()))
             self._link = ManagerLink(self.address, secret, Role.META, on_routing=self._told)
@@ -121,9 +120,7 @@ class Control:
 
     def execute(self, request: Request) -> Answer:
         """What a client asks of the metadata; raises Unavailable before `set_up` and while it closes."""
-        service = self._service
-        if service is None:
-            raise Unavailable("the file system is being set up")
+        service = self._ready()
         with self._store.use():
             return service.execute(request)
 
@@ -133,7 +130,7 @@ class Control:
     async def _start(self) -> str:
         address = str(await self._server.listen(self._config.manager))
         manager = Manager(self._server, self._transact, address, self._config.times, alone=True)
-        self._server.on(METHOD, Request, self._answer, blocking=True)
+        self._server.on_many(METHOD, Request, self._answer, is_reading)
         self._task = asyncio.ensure_future(manager.run())
         return address
 
@@ -147,8 +144,16 @@ class Control:
         with self._store.use() as engine:
             return run(engine, body)
 
-    def _answer(self, call: Call, request: Request) -> Answer:
-        return self.execute(request)
+    def _answer(self, requests: Sequence[Request]) -> Sequence[object]:
+        service = self._ready()
+        with self._store.use():
+            return service.answer_many(requests)
+
+    def _ready(self) -> MetaService:
+        service = self._service
+        if service is None:
+            raise Unavailable("the file system is being set up")
+        return service
 
     # The routing
 

@@ -4,10 +4,11 @@ Everything here runs on that loop's thread but the handlers registered as `block
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from fireflyer.errors import ProtocolMismatch as Mismatch
 from fireflyer.log import get_logger
 from fireflyer.rpc.address import Address, tune
 from fireflyer.rpc.frames import FrameBuffer
+from fireflyer.rpc.gather import Gatherer
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.messages import Request, failure, framed, parse_body, parse_request
 from fireflyer.rpc.proof import Secret
@@ -39,6 +41,8 @@ class Limits:
     """That a subscriber may leave unread before its connection is closed."""
     threads: int = 8
     """For blocking handlers."""
+    lane_threads: int = 2
+    """For each lane of a handler of many: one waits, for a disk say, while the other works."""
 
 
 @dataclass(slots=True)
@@ -55,7 +59,21 @@ class Call:
 class _Method:
     handler: Callable[..., Any]
     body: type
-    mode: str  # "plain", "async" or "blocking"
+    mode: str  # "plain", "async", "blocking" or "many"
+    lane: Callable[[Any], Hashable] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """A request that waits for a handler of many."""
+
+    call: Call
+    method: _Method
+    number: int
+    body: Any
+
+    def cancel(self) -> None:
+        """Its client is gone; what it asked for is done all the same."""
 
 
 class Server:
@@ -69,6 +87,7 @@ class Server:
         self._unproved: dict[Connection, None] = {}  # in the order of their coming
         self._proved: set[Connection] = set()
         self._pool: ThreadPoolExecutor | None = None
+        self._gatherers: dict[tuple[str, Hashable], Gatherer[_Gathered]] = {}
         self._paths: list[str] = []
         self.on_close: Callable[[Connection], None] | None = None
 
@@ -88,6 +107,20 @@ class Server:
         plain = "blocking" if blocking else "plain"
         mode = "async" if inspect.iscoroutinefunction(handler) else plain
         self._methods[method] = _Method(handler, body, mode)
+
+    def on_many(
+        self,
+        method: str,
+        body: type[T],
+        handler: Callable[[Sequence[T]], Sequence[Any]],
+        lane: Callable[[T], Hashable],
+    ) -> None:
+        """Answers `method` with what `handler(bodies)` returns, one outcome or FireflyerError for each body.
+
+        It gets all requests of a lane that came while others of the lane were handled, in a thread. Where it
+        raises what is no FireflyerError it is called again with each body alone.
+        """
+        self._methods[method] = _Method(handler, body, "many", lane)
 
     async def listen(self, address: str) -> Address:
         """Starts to listen and returns the address, with its port where 0 was asked for.
@@ -129,6 +162,8 @@ class Server:
         for path in self._paths:
             if os.path.exists(path):
                 os.unlink(path)
+        for gatherer in self._gatherers.values():
+            gatherer.close()
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -158,6 +193,18 @@ class Server:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.limits.threads, "rpc")
         return self._pool
+
+    def gather(self, item: _Gathered) -> None:
+        """Leaves a request to a lane of its method."""
+        assert item.method.lane is not None
+        key = (item.call.method, item.method.lane(item.body))
+        gatherer = self._gatherers.get(key)
+        if gatherer is None:
+            loop = asyncio.get_running_loop()
+            gatherer = self._gatherers[key] = Gatherer(
+                lambda items: _handle_many(loop, items), self.limits.lane_threads, f"rpc {key[0]}"
+            )
+        gatherer.add(item)
 
     def opened(self, connection: "Connection") -> None:
         self._unproved[connection] = None
@@ -190,7 +237,7 @@ class Connection(asyncio.Protocol):
         self._handshake: Handshake | None = server.handshake()
         self._timer: asyncio.TimerHandle | None = None
         self._frames = FrameBuffer()
-        self._running: dict[int, asyncio.Future[Any]] = {}
+        self._running: dict[int, asyncio.Future[Any] | _Gathered] = {}
         self._out: list[bytes | bytearray] = []
         self._full = False  # the transport holds more than it wants
         self.role = 0
@@ -299,6 +346,11 @@ class Connection(asyncio.Protocol):
         if method.mode == "plain":
             self._answer(request.id, _outcome(call, method, body))
             return
+        if method.mode == "many":
+            item = self._running[request.id] = _Gathered(call, method, request.id, body)
+            self._server.gather(item)
+            self._pace()
+            return
         if method.mode == "async":
             work: asyncio.Future[Any] = loop.create_task(_bounded(call, method, body, limit_s))
         else:
@@ -313,17 +365,14 @@ class Connection(asyncio.Protocol):
             self._answer(number, work.result())
         self._pace()
 
+    def gathered(self, number: int, frame: bytes | bytearray) -> None:
+        """The answer to a request of a handler of many is ready."""
+        if self._running.pop(number, None) is not None:
+            self.send(frame)
+        self._pace()
+
     def _answer(self, number: int, outcome: Any) -> None:
-        try:
-            if not isinstance(outcome, FireflyerError):
-                self.send(framed((number, True, outcome)))
-                return
-        except FireflyerError as error:
-            outcome = error
-        except TypeError:
-            log.exception("an answer cannot be encoded")
-            outcome = WireError("the server failed: its answer cannot be encoded")
-        self.send(framed((number, False, failure(outcome))))
+        self.send(_reply(number, outcome))
 
     def _pace(self) -> None:
         """Reads no more from a client that has too much under way, or does not read itself."""
@@ -333,6 +382,55 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+
+def _reply(number: int, outcome: Any) -> bytearray:
+    """The frame of an answer, or of an error."""
+    try:
+        if not isinstance(outcome, FireflyerError):
+            return framed((number, True, outcome))
+    except FireflyerError as error:
+        outcome = error
+    except TypeError:
+        log.exception("an answer cannot be encoded")
+        outcome = WireError("the server failed: its answer cannot be encoded")
+    return framed((number, False, failure(outcome)))
+
+
+def _handle_many(loop: asyncio.AbstractEventLoop, items: Sequence[_Gathered]) -> None:
+    """In a thread of a gatherer; what waited for one too long is not begun."""
+    now = loop.time()
+    late = [item for item in items if now >= item.call.deadline]
+    timely = [item for item in items if now < item.call.deadline] if late else items
+    error = DeadlineExceeded("the server had no time for it")
+    frames = [(item, _reply(item.number, error)) for item in late]
+    frames += [
+        (item, _reply(item.number, outcome))
+        for item, outcome in zip(timely, _outcomes(timely), strict=True)
+    ]
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all connections
+        loop.call_soon_threadsafe(_send_all, frames)
+
+
+def _send_all(frames: Sequence[tuple[_Gathered, bytearray]]) -> None:
+    for item, frame in frames:
+        item.call.connection.gathered(item.number, frame)
+
+
+def _outcomes(items: Sequence[_Gathered]) -> Sequence[Any]:
+    """What the handler returns for each, or the errors to answer with."""
+    if not items:
+        return []
+    first = items[0]
+    try:
+        outcomes: Sequence[Any] = first.method.handler([item.body for item in items])
+        return outcomes
+    except FireflyerError as error:
+        return [error] * len(items)
+    except Exception as error:  # noqa: BLE001  # the caller gets an answer whatever the handler does
+        if len(items) == 1:
+            return [_fault(first.call, error)]
+    return [outcome for item in items for outcome in _outcomes([item])]
 
 
 def _outcome(call: Call, method: _Method, body: Any) -> Any:

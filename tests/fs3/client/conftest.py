@@ -12,19 +12,20 @@ from tests.fs3.manager.store import Store
 
 from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.client.metadata import METHOD
-from fireflyer.fs3.kv import MemoryEngine
+from fireflyer.fs3.kv import Engine, MemoryEngine
 from fireflyer.fs3.manager.chains import Public
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import Routing, Table
 from fireflyer.fs3.manager.service import Manager
 from fireflyer.fs3.meta import Layout, MetaService
-from fireflyer.fs3.meta.messages import Answer, Request
+from fireflyer.fs3.meta.messages import Request
+from fireflyer.fs3.meta.service import is_reading
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
-from fireflyer.rpc.server import Call, Server
+from fireflyer.rpc.server import Server
 
 SECRET = b"the secret of this cluster"
 LIMIT_S = 60.0
@@ -34,12 +35,20 @@ CHUNK = 16 << 10
 class Cluster:
     """One process is manager and metadata service; each storage node has two targets."""
 
-    def __init__(self, loop: LoopThread, folder: Path, nodes: int, replicas: int) -> None:
-        self._loop, self._folder, self._replicas = loop, folder, replicas
+    def __init__(
+        self,
+        loop: LoopThread,
+        folder: Path,
+        nodes: int,
+        replicas: int,
+        engine: Engine | None = None,
+        chunk: int = CHUNK,
+    ) -> None:
+        self._loop, self._folder, self._replicas, self._chunk = loop, folder, replicas, chunk
         self.secret_file = folder / "secret"
         self.secret_file.write_bytes(SECRET)
         self.secret_file.chmod(0o600)
-        self._engine = MemoryEngine()
+        self._engine = engine or MemoryEngine()
         self._news = threading.Condition()
         self.address = loop.run(self._start())
         self.link = ManagerLink(
@@ -59,13 +68,9 @@ class Cluster:
         return address
 
     def _serve_metadata(self, table: Table) -> None:
-        layout = Layout(table.id, table.version, CHUNK, len(table.chains))
+        layout = Layout(table.id, table.version, self._chunk, len(table.chains))
         service = MetaService(self._engine, layout=layout)
-
-        def answer(_: Call, request: Request) -> Answer:
-            return service.execute(request)
-
-        self._server.on(METHOD, Request, answer, blocking=True)
+        self._server.on_many(METHOD, Request, service.answer_many, is_reading)
 
     async def _stop(self) -> None:
         self._task.cancel()

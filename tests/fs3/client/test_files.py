@@ -198,3 +198,23 @@ def test_a_directory_is_no_file(fs: Client, mode: str) -> None:
     fs.mkdir("/a")
     with pytest.raises(IsADirectoryError):
         fs.open("/a", mode)
+
+
+@pytest.mark.parametrize("length", [0, 100, CHUNK])
+def test_a_file_that_grew_elsewhere_is_cut_as_long_as_it_is(
+    fs: Client, calm: Cluster, length: int
+) -> None:
+    with fs.open("/a", "w+") as file:
+        with calm.connect() as other, other.open("/a", "r+") as grown:
+            grown.write(b"x" * (2 * CHUNK))
+        file.truncate(length)
+        file.truncate(2 * CHUNK)
+        assert file.pread(2 * CHUNK, 0) == b"x" * length + bytes(2 * CHUNK - length)
+
+
+def test_a_write_of_nothing_changes_nothing(fs: Client) -> None:
+    with fs.open("/a", "w+") as file:
+        assert file.pwrite(b"", 5000) == 0
+        assert fs.write_many([(file, 100, b""), (file, 3, b"ab")]) == 2
+        assert file.size == 5
+    assert fs.stat("/a").st_size == 5

@@ -330,3 +330,29 @@ def test_endless_conflicts_are_unavailable() -> None:
     engine = MemoryEngine(conflicts=1.0)
     with pytest.raises(Unavailable, match="conflicted with others 5 times"):
         run(engine, lambda t: t.set(b"a", b""), retries=5)
+
+
+def test_transactions_begun_together_share_a_snapshot_and_a_commit(engine: Engine) -> None:
+    put(engine, a=b"1", b=b"2")
+    keys = [b"a", b"b", b"none"] + [b"k%d" % i for i in range(100)]
+    first, second, third = engine.begin_many(3, keys)
+    assert [first.get(key) for key in keys[:3]] == [b"1", b"2", None]
+    first.set(b"a", b"first")
+    assert second.get(b"a") == b"1"
+    second.set(b"c", b"from what is old by then")
+    third.add(b"n", 1)
+    third.end()
+    outcomes = engine.commit_many([first, second])
+    assert outcomes == [Outcome.COMMITTED, Outcome.CONFLICT]
+    assert everything(engine) == [(b"a", b"first"), (b"b", b"2")]
+
+
+def test_who_began_together_and_commits_nothing_keeps_nobody_from_it(engine: Engine) -> None:
+    for t in engine.begin_many(3, [b"a"]):
+        t.set(b"a", b"lost")
+        t.end()
+    assert engine.commit_many(engine.begin_many(2, [])) == [Outcome.COMMITTED] * 2
+    with pytest.raises(ZeroDivisionError):
+        run(engine, lambda t: 1 // 0)
+    put(engine, b=b"1")
+    assert everything(engine) == [(b"b", b"1")]

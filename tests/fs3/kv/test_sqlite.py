@@ -214,3 +214,50 @@ def test_the_log_starts_over_though_somebody_always_reads(
         reader.join()
     assert (tmp_path / "kv.sqlite-wal").stat().st_size < 8 << 20
     engine.close()
+
+
+def test_who_commits_while_another_has_begun_alone_waits_for_it(tmp_path: Path) -> None:
+    engine = SqliteEngine(tmp_path / "kv.sqlite")
+    order: list[str] = []
+
+    def other() -> None:
+        run(engine, lambda t: t.set(b"a", (t.get(b"a") or b"") + b" other"))
+        order.append("other")
+
+    (mine,) = engine.begin_many(1, [b"a"])
+    thread = threading.Thread(target=other)
+    thread.start()
+    while not engine._queue:
+        assert thread.is_alive()
+    mine.set(b"a", (mine.get(b"a") or b"") + b"mine")
+    order.append("mine")
+    engine.commit_many([mine])
+    thread.join()
+    assert order == ["mine", "other"]
+    assert run(engine, lambda t: t.get(b"a")) == b"mine other"  # it conflicted, and was run again
+    engine.close()
+
+
+def test_rows_that_a_leader_knows_follow_what_is_committed(tmp_path: Path) -> None:
+    engine = SqliteEngine(tmp_path / "kv.sqlite")
+    rng = random.Random(3)
+    model: dict[bytes, bytes] = {}
+    for turn in range(400):
+        key = b"%02d" % rng.randrange(40)
+        low, high = sorted(b"%02d" % rng.randrange(40) for _ in range(2))
+
+        def body(t: Transaction, key: bytes = key, turn: int = turn) -> bytes | None:
+            found = t.get(key)
+            t.set(key, b"%d" % turn + bytes(turn % 3 * 1000))  # some are too long to be kept
+            return found
+
+        assert run(engine, body) == model.get(key)
+        model[key] = b"%d" % turn + bytes(turn % 3 * 1000)
+        if turn % 7 == 0:
+            run(engine, lambda t, low=low, high=high: t.clear_range(low, high))  # type: ignore[misc]
+            model = {key: value for key, value in model.items() if not low <= key < high}
+        elif turn % 7 == 3:
+            run(engine, lambda t, key=low: t.clear(key))  # type: ignore[misc]
+            model.pop(low, None)
+    assert run(engine, lambda t: t.get_range(b"0", b"9")) == sorted(model.items())
+    engine.close()

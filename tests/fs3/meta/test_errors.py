@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from fireflyer.errors import FileError, FireflyerError
-from fireflyer.fs3.kv import Engine, MemoryEngine, SqliteEngine
+from fireflyer.fs3.kv import Engine, MemoryEngine, SqliteEngine, Transaction, run
 from fireflyer.fs3.meta import Inode, Layout, MetaService, Request, User
 from fireflyer.fs3.meta import messages as m
+from fireflyer.fs3.meta.context import Context
+from fireflyer.fs3.meta.directories import make_directory
 
 ROOT, ALICE, BOB = User(0, 0), User(1, 10), User(2, 10, (20,))
 Ask = Callable[..., Any]
@@ -89,6 +91,9 @@ CASES: list[tuple[str, m.Call, User, int]] = [
     ("an empty target", m.Symlink(1, b"s", b""), ROOT, e.ENOENT),
     ("NUL in a name", m.Create(1, b"a\0b"), ROOT, e.EINVAL),
     ("an empty name", m.Create(1, b""), ROOT, e.ENOENT),
+    ("a way out of the root", m.Stat(1, b"../../../none"), ROOT, e.ENOENT),
+    ("a name of 256 bytes behind dots", m.Create(1, b"../d/../" + LONG), ROOT, e.ENAMETOOLONG),
+    ("a way up through a file", m.Create(1, b"f/../x"), ROOT, e.ENOTDIR),
     ("create of dot", m.Create(1, b"."), ROOT, e.EISDIR),
     ("create of a directory", m.Create(1, b"d", handle=1), ROOT, e.EISDIR),
     ("create with a slash", m.Create(1, b"new/"), ROOT, e.EISDIR),
@@ -217,28 +222,66 @@ def test_paths_go_up_and_through_symlinks(ask: Ask) -> None:
     assert ask(m.Create(1, b"nowhere")).number == ask(m.Stat(1, b"nothing")).number
 
 
+@pytest.mark.parametrize("user", [ROOT, ALICE], ids=["root", "alice"])
+def test_many_are_looked_at_as_each_alone(ask: Ask, user: User) -> None:
+    ask(m.MakeDirectory(1, b"private/sub"))
+    ask(m.Create(1, b"private/f"))
+    ask(m.Symlink(1, b"d/up", b".."))
+    inner = ask(m.Stat(1, b"d")).number
+    names = [b"", b".", b"..", b"f", b"d", b"to-d", b"loop", b"nowhere", b"private", b"sub", b"up"]
+    names += [LONG, b"a\0b", b"none", b"x" * 4096]
+    paths = [*names, *(a + b"/" + b for a in names for b in names)]
+    paths += [b"/" + path for path in paths] + [b"d/up/" + path for path in paths]
+    targets = [(start, path) for start in (1, inner, 10**9) for path in paths]
+
+    def alone(start: int, path: bytes) -> Inode | int:
+        try:
+            found = ask(m.Stat(start, path, False), user)
+            assert isinstance(found, Inode)
+            return found
+        except FileError as error:
+            return error.errno or 0
+
+    assert ask(m.StatMany(targets), user).items == [alone(*target) for target in targets]
+
+
 def test_forty_thousand_levels_by_handles() -> None:
     engine = MemoryEngine()
     service = MetaService(engine)
-    levels = 40_000
+    levels, at_once, first = 40_000, 4_000, 1 << 40
 
     def ask(call: Any) -> Any:
         return service.execute(Request(ROOT, 1, call))
 
+    def deeper(t: Transaction) -> None:
+        """`at_once` levels below the last one, each made as the service makes it."""
+        context = Context(ROOT, 1, 10**18)
+        context.number = first + len(numbers) - 1
+        below = numbers[-1]
+        for _ in range(at_once):
+            below = make_directory(t, context, m.MakeDirectory(below, b"d")).number
+            numbers.append(below)
+
     numbers = [1]
-    for _ in range(levels):
-        numbers.append(ask(m.MakeDirectory(numbers[-1], b"d")).number)
-    ask(m.Create(numbers[-1], b"leaf"))
-    assert ask(m.Stat(numbers[-1], b"..")).number == numbers[-2]
-    top = numbers[1]
+    for _ in range(levels // at_once):
+        run(engine, deeper)
+    bottom = numbers[-1]
+    ask(m.Create(bottom, b"leaf"))
+    assert ask(m.Stat(bottom, b"..")).number == numbers[-2]
+    for below in (bottom, numbers[levels // 2]):
+        with pytest.raises(FileError) as caught:
+            ask(m.Rename(1, b"d", below, b"loop"))
+        assert caught.value.errno == e.EINVAL
+    leaf = ask(m.Stat(bottom, b"leaf")).number
+    assert ask(m.Names(leaf)).items == [b"/d" * levels + b"/leaf"]
+    ask(m.Rename(numbers[2], b"d", 1, b"moved"))
+    assert ask(m.Names(leaf)).items == [b"/moved" + b"/d" * (levels - 3) + b"/leaf"]
     with pytest.raises(FileError) as caught:
-        ask(m.Rename(1, b"d", numbers[-1], b"loop"))
+        ask(m.Rename(1, b"moved", bottom, b"loop"))
     assert caught.value.errno == e.EINVAL
-    (leaf,) = ask(m.Names(ask(m.Stat(numbers[-1], b"leaf")).number)).items
-    assert leaf == b"/d" * levels + b"/leaf"
-    ask(m.Rename(numbers[-1], b"leaf", 1, b"leaf"))
-    for number in reversed(numbers[:-1]):
+    ask(m.Rename(bottom, b"leaf", 1, b"leaf"))
+    for number in reversed(numbers[-200:-1]):
         ask(m.RemoveDirectory(number, b"d"))
     with pytest.raises(FileNotFoundError):
-        ask(m.Stat(top))
-    assert ask(m.Statfs()).files == 2
+        ask(m.Stat(bottom))
+    assert ask(m.Statfs()).files == levels + 2 - 199

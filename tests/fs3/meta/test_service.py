@@ -36,6 +36,13 @@ class Cluster:
         t.end()
         return found
 
+    def everything(self) -> set[bytes]:
+        """All keys."""
+        t = self.engine.begin()
+        found = {key for key, _ in t.snapshot_range(b"", b"\xff")}
+        t.end()
+        return found
+
 
 @pytest.fixture(params=["memory", "injured", "sqlite"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
@@ -121,6 +128,27 @@ def test_a_client_that_ends_leaves_nothing(cluster: Cluster) -> None:
     cluster.ask(m.Settle(inode.number, 7, lost.length_version, 0, 60 * S), client=0)
     cluster.ask(m.Expire(60 * S), client=0)
     assert (cluster.rows(b"S"), cluster.rows(b"C"), cluster.rows(b"R")) == (0, 0, 0)
+
+
+def test_no_row_names_a_client_that_has_ended_or_expired(cluster: Cluster) -> None:
+    client = 1 << 60
+    cluster.ask(m.Create(1, b"f"))
+    before = cluster.everything()
+    for ends in (True, False):
+        for number in range(1, 201):
+            call = m.Create(1, b"g", handle=1) if number % 2 else m.Unlink(1, b"g")
+            cluster.ask(call, client, number, number - 1)
+            if number % 2:
+                cluster.ask(m.Close(cluster.ask(m.Stat(1, b"g")).number, 1), client)
+        assert b"R" + client.to_bytes(8, "big") + bytes(8) in cluster.everything() - before
+        if ends:
+            cluster.ask(m.EndClient(), client, 301, 300)
+        else:
+            cluster.now += 61 * S
+            cluster.ask(m.Expire(60 * S), client=0)
+        left = cluster.everything() - before
+        assert not [key for key in left if client.to_bytes(8, "big") in key]
+        assert {key[:1] for key in left} <= {b"M", b"O", b"I", b"N"}
 
 
 def test_stripes_grow_by_doubling_to_the_layouts(cluster: Cluster) -> None:

@@ -51,6 +51,10 @@ class SlowEngine:
         self._server.sleep()
         return self._engine.begin()
 
+    def begin_many(self, count: int, keys: Sequence[bytes]) -> list[Transaction]:
+        self._server.sleep()
+        return self._engine.begin_many(count, keys)
+
     def commit_many(self, transactions: Sequence[Transaction]) -> list[Outcome]:
         try:
             self._server.sleep()
@@ -76,7 +80,9 @@ class MetaServer(Process):
         self.service = service.MetaService(
             SlowEngine(engine, self), now=lambda: int(self.clock() * 1e9)
         )
-        self.service._fresh()  # takes inode numbers now: later it would hold a lock while others run
+        self.service._numbers.take(
+            1
+        )  # takes inode numbers now: later it would hold a lock while others run
 
     def sleep(self) -> None:
         fiber = self.current

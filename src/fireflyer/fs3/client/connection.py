@@ -165,13 +165,14 @@ class Client(Names):
         ends: dict[File, int] = {}
         for file, offset, data in requests:
             memory = memory_of(data)
-            end = offset + memoryview(memory).nbytes
-            ends[file] = max(end, ends.get(file, 0))
+            size = memoryview(memory).nbytes
+            ends[file] = max(offset + size if size else 0, ends.get(file, 0))
             rows.append((places.setdefault(file, len(places)), offset, memory))
         maps = [file.target(0, ends[file]) for file in places]
         count = self._data.write(maps, rows, _names(places), deadline_s)
         for file, end in ends.items():
-            file.wrote(end)
+            if end:
+                file.wrote(end)
         return count
 
     def read_rows(self, files: Sequence[File], rows: "NDArray[np.int64]") -> None:

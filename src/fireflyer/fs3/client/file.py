@@ -10,7 +10,7 @@ from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.data import Buffer, Data, Source, layout_of, memory_of
 from fireflyer.fs3.client.metadata import Metadata, Pulse
 from fireflyer.fs3.meta.inode import Inode
-from fireflyer.fs3.meta.messages import OMIT, Close, ExtendStripe, ReportLength, Truncate
+from fireflyer.fs3.meta.messages import OMIT, Close, ExtendStripe, ReportLength, Stat, Truncate
 from fireflyer.log import get_logger
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class File(io.RawIOBase):
         memory = memory_of(data)
         target = self.target(offset, memoryview(memory).nbytes)
         count = self._data.write([target], [(0, offset, memory)], self.name)
-        self.wrote(offset + count)
+        if count:
+            self.wrote(offset + count)
         return count
 
     def target(self, offset: int, size: int) -> FileMap:
@@ -171,6 +172,8 @@ class File(io.RawIOBase):
             raise ValueError(f"a file of {length} bytes")
         if self._written != OMIT:
             self._report()
+        else:  # others may have made it longer, on more chains
+            self._told(self._metadata.ask(Stat(self._inode.number), Inode))
         if length <= self._end:
             self._data.cut(self._inode, length, self.name)
         call = Truncate(self._inode.number, b"", length, self._handle)

@@ -19,7 +19,7 @@ class History:
         self.floor = 0
         self._last: dict[bytes, int] = {}
         self._commits: deque[tuple[int, tuple[bytes, ...], tuple[Range, ...]]] = deque()
-        self._ranges = 0
+        self._cleared: deque[tuple[int, tuple[Range, ...]]] = deque()  # of commits that cleared any
         self._kept = 0
 
     def conflicts(self, transaction: Transaction) -> bool:
@@ -30,9 +30,12 @@ class History:
         for key in transaction.reads:
             if last.get(key, 0) > version:
                 return True
-        if transaction.ranges or self._ranges:
-            return self._range_conflicts(transaction)
-        return False
+        for cleared_at, cleared in reversed(self._cleared):
+            if cleared_at <= version:
+                break
+            if any(within(key, cleared) for key in transaction.reads):
+                return True
+        return bool(transaction.ranges) and self._range_conflicts(transaction)
 
     def _range_conflicts(self, transaction: Transaction) -> bool:
         for version, keys, cleared in reversed(self._commits):
@@ -43,8 +46,6 @@ class History:
                     return True
                 if any(low < end and begin < high for low, high in cleared):
                     return True
-            if cleared and any(within(key, cleared) for key in transaction.reads):
-                return True
         return False
 
     def record(self, transaction: Transaction, version: int) -> None:
@@ -54,7 +55,8 @@ class History:
         for key in keys:
             self._last[key] = version
         self._commits.append((version, keys, ranges))
-        self._ranges += len(ranges)
+        if ranges:
+            self._cleared.append((version, ranges))
         self._kept += len(keys) + len(ranges)
         while self._kept > KEPT_KEYS and self._commits[0][0] < version:
             self._forget()
@@ -64,7 +66,8 @@ class History:
         for key in keys:
             if self._last.get(key) == version:
                 del self._last[key]
-        self._ranges -= len(ranges)
+        if ranges:
+            self._cleared.popleft()
         self._kept -= len(keys) + len(ranges)
         self.floor = version
 

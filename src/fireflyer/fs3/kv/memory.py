@@ -1,13 +1,13 @@
 """The engine `memory`: a multi-version dictionary that can injure its users' commits from a seed.
 
 Thread contract: one lock around everything.
-Invariant: `_rows[key]` lists (version, value) upwards; versions that no open snapshot can see are dropped
-when the key is written next.
+Invariants: `_rows[key]` lists (version, value) upwards; versions that no open snapshot can see are dropped
+when the key is written next. `_keys` has the keys of `_rows`, in order once `_ordered` has been called.
 """
 
 import random
 import threading
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -52,6 +52,7 @@ class MemoryEngine:
         self._lock = threading.RLock()
         self._rows: dict[bytes, list[tuple[int, bytes | None]]] = {}
         self._keys: list[bytes] = []
+        self._in_order = True
         self._open: Counter[int] = Counter()
         self._version = 0
         self._history = History()
@@ -60,6 +61,9 @@ class MemoryEngine:
         with self._lock:
             self._open[self._version] += 1
             return Transaction(MemorySnapshot(self, self._version))
+
+    def begin_many(self, count: int, keys: Sequence[bytes]) -> list[Transaction]:
+        return [self.begin() for _ in range(count)]
 
     def commit_many(self, transactions: Sequence[Transaction]) -> list[Outcome]:
         with self._lock:
@@ -86,7 +90,7 @@ class MemoryEngine:
         self._history.record(transaction, self._version)
         oldest = min(self._open, default=self._version)
         for begin, end in changes.cleared:
-            for key in list(between(self._keys, begin, end)):
+            for key in list(between(self._ordered(), begin, end)):
                 self._put(key, None, oldest)
         for key, value in changes.rows.items():
             self._put(key, value, oldest)
@@ -97,7 +101,8 @@ class MemoryEngine:
             if value is None:
                 return
             versions = self._rows[key] = []
-            insort(self._keys, key)
+            self._keys.append(key)
+            self._in_order = False
         if versions and versions[-1][0] == self._version:
             versions.pop()
         versions.append((self._version, value))
@@ -105,7 +110,14 @@ class MemoryEngine:
             del versions[0]
         if len(versions) == 1 and value is None:
             del self._rows[key]
-            del self._keys[bisect_left(self._keys, key)]
+            keys = self._ordered()
+            del keys[bisect_left(keys, key)]
+
+    def _ordered(self) -> list[bytes]:
+        if not self._in_order:
+            self._keys.sort()
+            self._in_order = True
+        return self._keys
 
     # For snapshots.
 
@@ -121,7 +133,7 @@ class MemoryEngine:
         self, begin: bytes, end: bytes, limit: int, reverse: bool, version: int
     ) -> list[Row]:
         with self._lock:
-            keys = between(self._keys, begin, end)
+            keys = between(self._ordered(), begin, end)
             rows: list[Row] = []
             for key in reversed(keys) if reverse else keys:
                 value = self.at(key, version)

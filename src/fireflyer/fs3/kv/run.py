@@ -28,26 +28,34 @@ class Job(Generic[T]):
             raises of FireflyerError is the job's result, and nothing is written.
         request: (client, number) that names this job for ever; the body's answers must then be bytes.
             Without one the body must be harmless when it takes effect twice.
+        keys: what the body reads, as far as that is known; read at once, for all jobs that run together.
+        before: called before each attempt, while no transaction is open.
         refusal: of a request that was sent before: what to record where the body raises. Without it a copy of
             the request that comes late would be done, though its client was told that it was refused.
     """
 
-    __slots__ = ("_record", "_refusal", "body", "result")
+    __slots__ = ("_record", "_refusal", "before", "body", "keys", "result")
 
     def __init__(
         self,
         body: Callable[[Transaction], T],
         request: tuple[int, int] | None = None,
         refusal: Callable[[FireflyerError], bytes] | None = None,
+        keys: Sequence[bytes] = (),
+        before: Callable[[], None] | None = None,
     ) -> None:
         self.body = body
+        self.before = before
         self._refusal = refusal
         self.result: T | FireflyerError | None = None
         self._record = record_key(*request) if request is not None else None
+        self.keys = keys if self._record is None else (self._record, *keys)
 
-    def attempt(self, engine: Engine) -> Transaction | None:
-        """Runs the body; the transaction to commit, or None if there is nothing to commit."""
-        transaction = engine.begin()
+    def attempt(self, engine: Engine, transaction: Transaction) -> Transaction | None:
+        """Runs the body; the transaction to commit, or None if there is nothing to commit.
+
+        It ends the one that it was given if it is not that; the caller does if another error is raised.
+        """
         try:
             if self._record is not None:
                 done = transaction.get(self._record)
@@ -60,9 +68,6 @@ class Job(Generic[T]):
             transaction.end()
             self.result = error
             return self._refused(engine, error)
-        except BaseException:
-            transaction.end()
-            raise
         if not transaction.changes:
             transaction.end()
             return None
@@ -87,20 +92,25 @@ class Job(Generic[T]):
 def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) -> None:
     """Runs every job; those that are ready at once share one group commit. Results are in `Job.result`.
 
+    That of a job that conflicted `retries` times in a row is Unavailable.
+
     Raises:
-        Unavailable: a job conflicted `retries` times in a row.
         StorageError: the store failed.
     """
     waiting = list(jobs)
     for _ in range(retries):
+        for job in waiting:
+            if job.before is not None:
+                job.before()
         ready: list[tuple[Job[T], Transaction]] = []
+        begun = engine.begin_many(len(waiting), [key for job in waiting for key in job.keys])
         try:
-            for job in waiting:
-                transaction = job.attempt(engine)
+            for job, own in zip(waiting, begun, strict=True):
+                transaction = job.attempt(engine, own)
                 if transaction is not None:
                     ready.append((job, transaction))  # ended below if a later one raises
         except BaseException:
-            for _, transaction in ready:
+            for transaction in (*begun, *(refused for _, refused in ready)):
                 transaction.end()
             raise
         if not ready:
@@ -113,7 +123,8 @@ def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) 
         ]
         if not waiting:
             return
-    raise Unavailable(f"a transaction conflicted with others {retries} times; try again later")
+    for job in waiting:
+        job.result = Unavailable(f"it conflicted with others {retries} times; try again later")
 
 
 def run(

@@ -1,12 +1,14 @@
 """The engine `sqlite`: one durable SQLite transaction for all commits that wait.
 
 Thread contract: `begin` and `commit_many` from any thread. `_lock` guards snapshots and the version, `_gate`
-(taken before it) lets nobody begin while the log is cut; the queue has its own lock;
- `_writer` and `_history` belong to the one caller that leads.
+(taken before it) lets nobody begin while the log is cut; the queue has its own lock; `_writer`, `_history`,
+`_newest` and `_held` belong to the one caller that leads.
 Invariants:
 - who finds nobody leading leads: it takes what waits, checks each against the history, writes the group as
   one SQLite transaction (synchronous=FULL), answers, and hands the lead to one that came meanwhile;
-- `_counters` holds the newest committed values of some counter rows;
+- who begins several transactions at once while nobody leads, leads from then on (`_held`) and reads on the
+  writer's connection, whose cache no commit empties;
+- `_newest` holds committed values of rows read by leaders, none older than the last commit;
 - `_version` grows after a group is durable; a snapshot's label is read before the snapshot is taken, so it is
   never newer than the rows: what was acknowledged is seen, and a conflict is never missed;
 - transactions that begin between two groups share one snapshot, and with it what was read of it;
@@ -29,58 +31,10 @@ from fireflyer.fs3.kv.database import (
     write,
 )
 from fireflyer.fs3.kv.history import Changes, History
-from fireflyer.fs3.kv.transaction import Outcome, Row, Transaction
+from fireflyer.fs3.kv.snapshots import CACHED_READS, View
+from fireflyer.fs3.kv.transaction import Outcome, Transaction
 
-CACHED_READS = 8_192
-CACHED_COUNTERS = 256
-LOOKUPS = 64
 LOG_PAGES = 8_192
-
-_GET = "SELECT v FROM kv WHERE k = ?"
-_GET_MANY = f"SELECT k, v FROM kv WHERE k IN ({','.join('?' * LOOKUPS)})"
-_RANGE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
-_RANGE_DOWN = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT ?"
-
-
-class SqliteSnapshot:
-    """A read transaction that all transactions begun at `version` share."""
-
-    def __init__(self, engine: "SqliteEngine", link: sqlite3.Connection, version: int) -> None:
-        self.version = version
-        self.users = 0
-        self.link = link
-        self._engine = engine
-        self._read: dict[bytes, bytes | None] = {}
-
-    def get(self, key: bytes) -> bytes | None:
-        read = self._read
-        if key in read:
-            return read[key]
-        try:
-            row = self.link.execute(_GET, (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise typed(error, self._engine.path) from error
-        value: bytes | None = row[0] if row is not None else None
-        if len(read) < CACHED_READS:
-            read[key] = value
-        return value
-
-    def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
-        with translated(self._engine.path):
-            for at in range(0, len(keys), LOOKUPS):
-                part = tuple(keys[at : at + LOOKUPS])
-                part += (b"",) * (LOOKUPS - len(part))  # no key is empty
-                found.update(self.link.execute(_GET_MANY, part))
-        return found
-
-    def rows(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Row]:
-        with translated(self._engine.path):
-            statement = _RANGE_DOWN if reverse else _RANGE
-            return self.link.execute(statement, (begin, end, limit)).fetchall()
-
-    def release(self) -> None:
-        self._engine.release(self)
 
 
 class _Waiting:
@@ -114,10 +68,11 @@ class SqliteEngine:
         self._gate = threading.Lock()
         self._lock = threading.Lock()
         self._version = 1
-        self._current: SqliteSnapshot | None = None
+        self._current: View | None = None
         self._readers: list[sqlite3.Connection] = []
         self._history = History()
-        self._counters: dict[bytes, bytes | None] = {}
+        self._newest: dict[bytes, bytes | None] = {}
+        self._held: View | None = None
         self._queue_lock = threading.Lock()
         self._queue: list[_Waiting] = []
         self._leading = False
@@ -128,14 +83,45 @@ class SqliteEngine:
     # Snapshots.
 
     def begin(self) -> Transaction:
+        return Transaction(self._shared(1))
+
+    def begin_many(self, count: int, keys: Sequence[bytes]) -> list[Transaction]:
+        view = self._hold(count) or self._shared(count)
+        try:
+            view.fetch(keys)
+        except BaseException:
+            for _ in range(count):
+                view.release()
+            raise
+        return [Transaction(view) for _ in range(count)]
+
+    def _shared(self, users: int) -> View:
         with self._gate, self._lock:
             snapshot = self._current
             if snapshot is None:
                 snapshot = self._current = self._snapshot()
-            snapshot.users += 1
-        return Transaction(snapshot)
+            snapshot.users += users
+            return snapshot
 
-    def _snapshot(self) -> SqliteSnapshot:
+    def _hold(self, users: int) -> View | None:
+        """The lead from now on, and its view; None if somebody leads."""
+        with self._queue_lock:
+            if self._leading or self._broken is not None:
+                return None
+            self._leading = True
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            self._hand_over()
+            raise typed(error, self.path) from error
+        if len(self._newest) >= CACHED_READS:
+            self._newest.clear()
+        held = View(self, self._writer, self._version, self._newest, users)
+        held.thread = threading.get_ident()
+        self._held = held
+        return held
+
+    def _snapshot(self) -> View:
         if self._closed:
             raise StorageError(f"{self.path}: closed")
         version = self._version
@@ -146,16 +132,29 @@ class SqliteEngine:
                 link = connect(self.path, READER_CACHE_KIB)
                 link.execute("PRAGMA query_only = 1")
             link.execute("BEGIN")  # its first read takes the snapshot
-        return SqliteSnapshot(self, link, version)
+        return View(self, link, version, {})
 
-    def release(self, snapshot: SqliteSnapshot) -> None:
-        """One user of a snapshot has ended."""
+    def release(self, view: View) -> None:
+        """One user of a view has ended."""
+        if view.link is self._writer:
+            view.users -= 1
+            if view.users == 0:
+                self._leave()
+            return
         with self._lock:
-            snapshot.users -= 1
-            if snapshot.users == 0 and snapshot is not self._current:
-                self._retire(snapshot)
+            view.users -= 1
+            if view.users == 0 and view is not self._current:
+                self._retire(view)
 
-    def _retire(self, snapshot: SqliteSnapshot) -> None:
+    def _leave(self) -> None:
+        """The lead was held, and there is nothing to commit."""
+        self._held = None
+        try:
+            self._roll_back()
+        finally:
+            self._hand_over()
+
+    def _retire(self, snapshot: View) -> None:
         if self._closed:
             snapshot.link.close()
             return
@@ -180,11 +179,29 @@ class SqliteEngine:
     # Commits.
 
     def commit_many(self, transactions: Sequence[Transaction]) -> list[Outcome]:
-        mine = _Waiting(transactions)
+        changed = any(transaction.changes for transaction in transactions)
+        held = self._held
+        if held is not None and (held.thread != threading.get_ident() or not changed):
+            held = None
+        if held is not None:
+            held.users += 1  # so that the lead is not left with the last of them
         for transaction in transactions:
             transaction.end()
-        if not any(transaction.changes for transaction in transactions):
+        if not changed:
             return [Outcome.COMMITTED] * len(transactions)
+        mine = _Waiting(transactions)
+        if held is not None:
+            assert held.users == 1, "a commit while others of those begun together are open"
+            self._held = None
+            self._lead(mine, [mine])
+        else:
+            self._line_up(mine)
+        if mine.error is not None:
+            raise mine.error
+        assert mine.outcomes is not None
+        return mine.outcomes
+
+    def _line_up(self, mine: _Waiting) -> None:
         with self._queue_lock:
             self._queue.append(mine)
             lead = not self._leading
@@ -192,15 +209,12 @@ class SqliteEngine:
         if not lead:
             mine.wake.acquire()
         if mine.outcomes is None and mine.error is None:
-            self._lead(mine)
-        if mine.error is not None:
-            raise mine.error
-        assert mine.outcomes is not None
-        return mine.outcomes
+            self._lead(mine, [])
 
-    def _lead(self, mine: _Waiting) -> None:
+    def _lead(self, mine: _Waiting, group: list[_Waiting]) -> None:
         with self._queue_lock:
-            group, self._queue = self._queue, []
+            group += self._queue
+            self._queue = []
         try:
             self._commit_group(group)
         except BaseException as error:
@@ -211,14 +225,17 @@ class SqliteEngine:
                 waiting.outcomes, waiting.error = None, self._broken
             raise
         finally:
-            with self._queue_lock:
-                following = self._queue[0] if self._queue else None
-                self._leading = following is not None
-            if following is not None:
-                following.wake.release()
+            self._hand_over()
             for waiting in group:
                 if waiting is not mine:
                     waiting.wake.release()
+
+    def _hand_over(self) -> None:
+        with self._queue_lock:
+            following = self._queue[0] if self._queue else None
+            self._leading = following is not None
+        if following is not None:
+            following.wake.release()
 
     def _commit_group(self, group: Sequence[_Waiting]) -> None:
         """Sets each one's outcomes, or one error for all."""
@@ -236,6 +253,8 @@ class SqliteEngine:
                     for waiting in group:
                         waiting.outcomes, waiting.error = None, typed(error, self.path)
                 self._advance()
+            else:
+                self._roll_back()
             if self._log_pages > LOG_PAGES and self._broken is None:
                 self._cut_log()
         else:
@@ -252,33 +271,31 @@ class SqliteEngine:
         return Outcome.COMMITTED
 
     def _stored(self, key: bytes) -> bytes | None:
-        if key in self._counters:
-            return self._counters[key]
-        with translated(self.path):
-            row = self._writer.execute(_GET, (key,)).fetchone()
-        value: bytes | None = row[0] if row is not None else None
-        if len(self._counters) >= CACHED_COUNTERS:
-            self._counters.clear()
-        self._counters[key] = value
-        return value
+        return View(self, self._writer, self._version, self._newest).get(key)
 
     def _write(self, changes: Changes) -> None:
-        counters, self._counters = self._counters, {}
-        self._writer.execute("BEGIN IMMEDIATE")
+        if not self._writer.in_transaction:
+            self._writer.execute("BEGIN IMMEDIATE")
         self._log_pages += write(self._writer, changes)
         self._writer.execute("COMMIT")
-        if not changes.cleared:
-            for key in counters.keys() & changes.rows.keys():
-                counters[key] = changes.rows[key]
-            self._counters = counters
+        newest = self._newest
+        if changes.cleared:
+            newest.clear()
+        for key, value in changes.rows.items():
+            if key in newest:
+                newest[key] = value
 
-    def _fail(self, error: sqlite3.Error) -> None:
-        """Undoes a group; where the disk itself failed, or that cannot be done, commits end here."""
+    def _roll_back(self) -> None:
+        """Ends what the writer began, if anything; where that fails, commits end here."""
         try:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-        except sqlite3.Error as second:
-            self._broken = typed(second, self.path)
+        except sqlite3.Error as error:
+            self._broken = typed(error, self.path)
+
+    def _fail(self, error: sqlite3.Error) -> None:
+        """Undoes a group; where the disk itself failed, commits end here."""
+        self._roll_back()
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (
             sqlite3.SQLITE_IOERR,
             sqlite3.SQLITE_CORRUPT,

@@ -57,6 +57,14 @@ class Engine(Protocol):
         """
         ...
 
+    def begin_many(self, count: int, keys: Sequence[bytes]) -> list["Transaction"]:
+        """So many transactions of one snapshot, of which these keys are read at once.
+
+        They are ended, or committed together, by the thread that asked, before it waits for any other: until
+        then the others' commits may have to wait.
+        """
+        ...
+
     def commit_many(self, transactions: Sequence["Transaction"]) -> list[Outcome]:
         """Commits each of them, in this order, and ends it; durable when it returns.
 

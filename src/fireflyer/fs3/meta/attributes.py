@@ -45,6 +45,7 @@ from fireflyer.fs3.meta.messages import (
     Statfs,
     StatMany,
 )
+from fireflyer.fs3.meta.naming import DOTS
 from fireflyer.fs3.meta.walk import find
 
 CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
@@ -57,25 +58,28 @@ def stat(t: Transaction, ctx: Context, call: Stat) -> Inode:
 
 
 def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
-    """As `stat` of each, symlinks not followed; plain names are looked up together."""
-    user = ctx.user
-    plain: dict[int, bool] = {}
+    """As `stat` of each, symlinks not followed; a directory is found once, names are looked up together."""
+    folders: dict[tuple[int, bytes], int] = {}
     keys: list[bytes | None] = []
     for number, path in call.targets:
         if not path:
             keys.append(None)
             continue
-        if number not in plain:
-            plain[number] = _searchable(t, ctx, number)
-        keys.append(entry_key(number, path) if plain[number] else None)
+        above, slash, name = path.rpartition(b"/")
+        above += slash
+        folder = folders.get((number, above))
+        if folder is None:
+            folder = folders[number, above] = _searchable(t, ctx, number, above)
+        simple = folder and name and name not in DOTS and len(path) <= PATH_MAX
+        keys.append(entry_key(folder, name) if simple else None)
     entries = t.get_many([key for key in keys if key is not None], conflict=False)
     wanted: list[bytes | None] = []
     for (number, path), key in zip(call.targets, keys, strict=True):
-        if not path:
-            wanted.append(inode_key(number))
+        value = entries.get(key) if key is not None else None
+        if value is not None:
+            wanted.append(b"I" + value[:8])
         else:
-            value = entries.get(key) if key is not None else None
-            wanted.append(b"I" + value[:8] if value is not None else None)
+            wanted.append(None if path else inode_key(number))
     inodes = t.get_many([key for key in wanted if key is not None], conflict=False)
     items: list[Inode | int] = []
     for (number, path), key in zip(call.targets, wanted, strict=True):
@@ -85,18 +89,20 @@ def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
             items.append(shown(t, inode) if inode.kind == DIRECTORY else inode)
             continue
         try:
-            items.append(shown(t, find(t, user, number, path, follow=False)))
+            items.append(shown(t, find(t, ctx.user, number, path, follow=False)))
         except FileError as error:
             items.append(error.errno or errno.EIO)
     return Inodes(items)
 
 
-def _searchable(t: Transaction, ctx: Context, number: int) -> bool:
-    data = t.get(inode_key(number))
-    if data is None:
-        return False
-    directory = decode(data)
-    return directory.kind == DIRECTORY and allowed(ctx.user, directory, SEARCH)
+def _searchable(t: Transaction, ctx: Context, number: int, path: bytes) -> int:
+    """The number of the directory there; 0 if there is none that the user may search."""
+    try:
+        directory = find(t, ctx.user, number, path)
+    except FileError:
+        return 0
+    found = directory.kind == DIRECTORY and allowed(ctx.user, directory, SEARCH)
+    return directory.number if found else 0
 
 
 def change_mode(t: Transaction, ctx: Context, call: ChangeMode) -> Inode:

@@ -1,7 +1,6 @@
 """What every operation gets beside its transaction and arguments; permissions; inodes loaded and shown."""
 
 import errno
-from collections.abc import Callable
 
 from fireflyer.errors import FileError
 from fireflyer.fs3.kv.transaction import Transaction, counter
@@ -24,18 +23,25 @@ SETUID, SETGID, STICKY = 0o4000, 0o2000, 0o1000
 
 
 class Context:
-    """Who asks, when, and where numbers of new inodes come from.
+    """Who asks, when, and the number of the next inode that the operation makes.
 
-    `fresh` gives a number that was never given before; numbers may be wasted.
+    Whoever runs the operation sets `number` to the first of as many as it may make, new for each attempt;
+    numbers may be wasted.
     """
 
-    __slots__ = ("client", "fresh", "now", "user")
+    __slots__ = ("client", "now", "number", "user")
 
-    def __init__(self, user: User, client: int, now: int, fresh: Callable[[], int]) -> None:
+    def __init__(self, user: User, client: int, now: int) -> None:
         self.user = user
         self.client = client
         self.now = now
-        self.fresh = fresh
+        self.number = 0
+
+    def fresh(self) -> int:
+        """A number that was never given before."""
+        assert self.number, "this call was given no numbers of inodes"
+        self.number += 1
+        return self.number - 1
 
 
 def member(user: User, gid: int) -> bool:

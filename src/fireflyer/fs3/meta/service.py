@@ -7,7 +7,7 @@ Invariants: nothing is answered before it is durable; an inode number is given o
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -29,16 +29,19 @@ from fireflyer.fs3.meta.inode import (
     ALLOCATOR,
     DIRECTORY,
     FILES,
+    NAME_MAX,
     ROOT,
     Inode,
     Layout,
     encode,
+    entry_key,
     inode_key,
 )
 from fireflyer.fs3.meta.messages import Answer, Request
 
 NUMBERS_AT_ONCE = 1024
 RECORDS_KEPT = 64
+FOLDERS_KNOWN = 1024
 SESSION_NS = 60_000_000_000
 DEFAULT_LAYOUT = Layout(1, 1, 1 << 20, 16)
 
@@ -81,7 +84,7 @@ _WRITES: dict[type, tuple[Operation, type]] = {
     messages.Settle: (sessions.settle, Inode),
     messages.Collected: (sessions.collected, messages.Done),
 }
-_DECODERS: dict[type, Callable[[bytes], Answer]] = {
+_DECODERS: dict[type, Callable[[msgspec.Raw], Answer]] = {
     call: msgspec.msgpack.Decoder(kind).decode for call, (_, kind) in _WRITES.items()
 }
 
@@ -97,20 +100,30 @@ def initialize(t: Transaction, now: int, layout: Layout = DEFAULT_LAYOUT) -> Non
         t.set(ALLOCATOR, counter_value(ROOT + 1))
 
 
+def is_reading(request: Request) -> bool:
+    """Whether a request changes nothing, and so need not wait for those that do."""
+    return type(request.call) in _READS
+
+
 REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
 
 
 def _refusal(error: FireflyerError) -> bytes:
+    """What a refused request leaves."""
     if isinstance(error, FileError):
         return REFUSED + encode((error.errno or 0, error.filename))
     raise error
 
 
-def _answer(request: Request, record: bytes) -> Answer | FireflyerError:
-    """The answer in a record."""
+def _recorded(record: bytes) -> msgspec.Raw | FireflyerError:
+    """The answer in a record, still encoded."""
     if record.startswith(REFUSED):
         return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, str]))
-    return _DECODERS[type(request.call)](record)
+    return msgspec.Raw(record)
+
+
+def _answer(request: Request, raw: msgspec.Raw) -> Answer:
+    return _DECODERS[type(request.call)](raw)
 
 
 class Numbers:
@@ -121,20 +134,56 @@ class Numbers:
         self._lock = threading.Lock()
         self._next = self._end = 0
 
-    def fresh(self) -> int:
+    def take(self, count: int) -> int:
+        """The first of so many numbers in a row. Not for use while a transaction is open."""
         with self._lock:
-            if self._next == self._end:
-                self._next = run(self._engine, self._take)
-                self._end = self._next + NUMBERS_AT_ONCE
-            number = self._next
-            self._next += 1
-            return number
+            if self._end - self._next < count:
+                size = max(count, NUMBERS_AT_ONCE)
+                self._next = run(self._engine, lambda t: self._reserve(t, size))
+                self._end = self._next + size
+            first = self._next
+            self._next += count
+            return first
 
     @staticmethod
-    def _take(t: Transaction) -> int:
+    def _reserve(t: Transaction, size: int) -> int:
         first = counter(t.get(ALLOCATOR))
-        t.set(ALLOCATOR, counter_value(first + NUMBERS_AT_ONCE))
+        t.set(ALLOCATOR, counter_value(first + size))
         return first
+
+
+def _made(call: messages.Call) -> int:
+    """How many inodes a call may make."""
+    if isinstance(call, messages.CreateMany):
+        return len(call.names)
+    return int(isinstance(call, messages.Create | messages.MakeDirectory | messages.Symlink))
+
+
+class Folders:
+    """Numbers of directories by their paths, as they last were: guesses, of use for reading ahead only."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], int] = {}
+
+    def keys(self, call: Any) -> tuple[bytes, ...]:
+        """What a call will read, if it is a call on the last name of a path and the guess is right."""
+        path, start = getattr(call, "path", None), getattr(call, "inode", 0)
+        if not path:
+            return (inode_key(start),) if start else ()
+        above, slash, name = path.rpartition(b"/")
+        if slash:
+            start = ROOT if not above else self._known.get((start, above), 0)
+        if not start or len(name) > NAME_MAX:
+            return ()
+        return inode_key(start), entry_key(start, name)
+
+    def learn(self, call: Any, answer: Answer) -> None:
+        if isinstance(call, messages.Create) and isinstance(answer, Inode):
+            above = call.path.rpartition(b"/")[0]
+            if above:
+                if len(self._known) >= FOLDERS_KNOWN:
+                    self._known.clear()
+                self._known[call.inode, above] = answer.parent
 
 
 class MetaService:
@@ -157,7 +206,8 @@ class MetaService:
         self._engine = engine
         self._now = now
         self._refresh_ns = session_ns // 6
-        self._fresh = Numbers(engine).fresh
+        self._numbers = Numbers(engine)
+        self._folders = Folders()
         self._seen: dict[int, int] = {}
         self._cleared: dict[int, int] = {}
         run(engine, lambda t: initialize(t, now(), layout))
@@ -169,7 +219,7 @@ class MetaService:
             FileError: it cannot be done, and nothing was.
             Unavailable: too many conflicts. StorageError: the store failed; done or not.
         """
-        answer = self.execute_many((request,))[0]
+        (answer,) = self.execute_many((request,))
         if isinstance(answer, FireflyerError):
             raise answer
         return answer
@@ -180,10 +230,19 @@ class MetaService:
         A request's own error stands in its place.
 
         Raises:
-            Unavailable, StorageError: as `execute`, for all of them.
+            StorageError: as `execute`, for all of them.
         """
+        return [
+            _answer(request, answer) if isinstance(answer, msgspec.Raw) else answer
+            for request, answer in zip(requests, self.answer_many(requests), strict=True)
+        ]
+
+    def answer_many(
+        self, requests: Sequence[Request]
+    ) -> list[Answer | msgspec.Raw | FireflyerError]:
+        """Likewise, for who sends the answers on: those that are kept are as they are in the store."""
         now = self._now()
-        answers: list[Answer | FireflyerError | None] = [None] * len(requests)
+        answers: list[Any] = [None] * len(requests)
         writes: list[tuple[int, Request, Job[bytes | Answer]]] = []
         for at, request in enumerate(requests):
             operation = _READS.get(type(request.call))
@@ -194,20 +253,13 @@ class MetaService:
         if writes:
             run_many(self._engine, [job for _, _, job in writes])
         for at, request, job in writes:
-            result = job.result
-            if isinstance(result, bytes):
-                result = _answer(request, result)
-            if not isinstance(result, FireflyerError):
-                self._done(request, now)
-            answers[at] = result
-        return cast(list[Answer | FireflyerError], answers)
+            answers[at] = self._done(request, job.result, now)
+        return answers
 
     def _read(self, operation: Operation, request: Request, now: int) -> Answer | FireflyerError:
         t = self._engine.begin()
         try:
-            return operation(
-                t, Context(request.user, request.client, now, self._fresh), request.call
-            )
+            return operation(t, Context(request.user, request.client, now), request.call)
         except FireflyerError as error:
             return error
         finally:
@@ -217,13 +269,17 @@ class MetaService:
         call = request.call
         operation, _ = _WRITES[type(call)]
         client, number = request.client, request.number
-        context = Context(request.user, client, now, self._fresh)
-        kept = number > 0 and not isinstance(call, messages.EndClient)
+        context = Context(request.user, client, now)
+        made = _made(call)
+        ends = isinstance(call, messages.EndClient)
+        kept = number > 0 and not ends
         refresh = (
-            client != 0 and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
+            client != 0
+            and not ends
+            and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
         )
         clear_to = request.acknowledged
-        if clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
+        if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
             clear_to = 0
         else:
             self._cleared[client] = clear_to  # should it fail, the next one clears these too
@@ -232,21 +288,44 @@ class MetaService:
             if kept and number <= counter(t.get(record_key(client, 0))):
                 raise Stale(f"request {number} of client {client} was answered and forgotten")
             answer = operation(t, context, call)
-            if refresh and not isinstance(call, messages.EndClient):
+            self._folders.learn(call, answer)
+            if refresh:
                 sessions.seen(t, client, now)
             if clear_to:
                 t.clear_range(record_key(client, 1), record_key(client, clear_to + 1))
                 t.set(record_key(client, 0), counter_value(clear_to))
             return encode(answer) if kept else answer
 
-        return Job(body, (client, number) if kept else None, _refusal if request.again else None)
+        def before() -> None:
+            context.number = self._numbers.take(made)
 
-    def _done(self, request: Request, now: int) -> None:
-        """Remembers what need not be written again for this client."""
-        client = request.client
-        if isinstance(request.call, messages.EndClient):
-            self._seen.pop(client, None)
-            self._cleared.pop(client, None)
-            return
+        keys = self._folders.keys(call)
+        return Job(
+            body,
+            (client, number) if kept else None,
+            _refusal if request.again else None,
+            (record_key(client, 0), *keys) if kept else keys,
+            before if made else None,
+        )
+
+    def _done(self, request: Request, result: Any, now: int) -> Any:
+        """The answer for a job's result. Remembers what need not be written again for this client."""
+        if isinstance(result, bytes):
+            result = _recorded(result)
+        if isinstance(result, FireflyerError):
+            return result
+        client, call = request.client, request.call
+        if isinstance(call, messages.EndClient):
+            self._forget([client])
+            return result
+        if isinstance(call, messages.Expire):
+            limit = now - call.timeout_ns
+            self._forget([known for known, seen in list(self._seen.items()) if seen <= limit])
         if now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns:
             self._seen[client] = now
+        return result
+
+    def _forget(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            self._seen.pop(client, None)
+            self._cleared.pop(client, None)
