@@ -42,6 +42,7 @@ struct Service::ReadJob {
   std::vector<store::Reading> readings;
   std::vector<std::shared_ptr<Target>> targets;  // whose extents they hold
   std::atomic<std::size_t> left;
+  const Target::Clock::time_point begun = Target::Clock::now();
 };
 
 struct Service::WriteJob {
@@ -49,6 +50,7 @@ struct Service::WriteJob {
   Head head;
   std::vector<WriteAnswer> answers;
   std::atomic<std::size_t> left;
+  const Target::Clock::time_point begun = Target::Clock::now();
 };
 
 bool Service::handle(const Shared& connection, Frame& frame) {
@@ -148,6 +150,7 @@ void Service::finish(ReadJob& job) {
   job.readings.clear();
   outgoing.holds.push_back(std::move(held));
   read_bytes_ += bytes;
+  reading_.add(Target::Clock::now() - job.begun);
   answer(job.connection, std::move(outgoing));
 }
 
@@ -168,6 +171,7 @@ bool Service::write(const Shared& connection, Frame& frame) {
       job->answers[n].version = version;
       job->answers[n].length = length;
       if (job->left.fetch_sub(1) != 1) return;
+      writing_.add(Target::Clock::now() - job->begun);
       Outgoing outgoing;
       Head head;
       head.kind = FrameKind::write_answer;
@@ -182,7 +186,10 @@ bool Service::write(const Shared& connection, Frame& frame) {
     };
     Content content;
     if (entry.kind == Kind::write) {
-      if (!holds(payload->data() + from, entry.offset, entry.length, frame.table.data() + crc_at)) return false;
+      if (!holds(payload->data() + from, entry.offset, entry.length, frame.table.data() + crc_at)) {
+        ++mismatched_;
+        return false;
+      }
       content.bytes = {payload->data() + from, entry.length};
       content.crcs.resize(entry.crcs);
       if (entry.crcs != 0) std::memcpy(content.crcs.data(), frame.table.data() + crc_at, entry.crcs * sizeof(std::uint32_t));
@@ -224,6 +231,7 @@ bool Service::message(const Shared& connection, Frame& frame) {
   if (!tags && !as_is &&
       !holds(content.bytes.data(), offset, static_cast<std::uint32_t>(content.bytes.size()),
              reinterpret_cast<const std::byte*>(content.crcs.data()))) {
+    ++mismatched_;
     return false;
   }
   if (answers != 0 && !peers_->answered(posted->to, answers)) return true;  // too late
@@ -256,6 +264,7 @@ void Service::query(const Shared& connection, const Frame& frame) {
 }
 
 void Service::report(const Frame& frame) {
+  reported_ += frame.head.count;
   for (std::size_t n = 0; n < frame.head.count; ++n) {
     const auto entry = at<ReadEntry>(frame.table, n);
     if (const auto target = of_chain(entry.chain)) target->suspect({entry.inode, entry.index});

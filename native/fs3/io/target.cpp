@@ -247,8 +247,13 @@ void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
 }
 
 void Target::suspect(ChunkId chunk) {
-  if (store_.check(chunk) == Status::corrupt) step(replica::Damaged{chunk});
+  ++checked_;
+  if (store_.check(chunk) != Status::corrupt) return;
+  ++damaged_;
+  step(replica::Damaged{chunk});
 }
+
+Target::Counts Target::counts() const { return {groups_, made_durable_, checked_, damaged_, syncing_.read()}; }
 
 // ---- Actions -----------------------------------------------------------------------------------------------------
 
@@ -445,7 +450,11 @@ bool Target::sync_once() {
     applied_ = 0;
     dirty_ = false;
   }
+  const auto begun = Clock::now();
   const auto done = store_.sync();
+  syncing_.add(Clock::now() - begun);
+  ++groups_;
+  made_durable_ += done.size();
   const bool failed = store_.failed();
   Work work;
   if (failed && changed_) work.calls.push_back(changed_);

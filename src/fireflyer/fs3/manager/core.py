@@ -24,6 +24,41 @@ from fireflyer.fs3.manager.placement import place
 from fireflyer.fs3.manager.routing import SLOTS, Entry, Node, Records, Routing, Table, key_of
 
 
+class TargetVitals(msgspec.Struct, array_like=True):
+    """Of a target: what it holds and what became of it since it was opened.
+
+    Attributes:
+        busy_chunks: with something under way.
+        checked, damaged: chunks read for their CRCs, and those of them that did not fit.
+        scrubbed: when all of it was last read for that, in s since 1970; 0: never.
+    """
+
+    chunks: int
+    bytes: int
+    busy_chunks: int
+    checked: int
+    damaged: int
+    scrubbed: int
+
+
+class Vitals(msgspec.Struct, array_like=True):
+    """How a node is, for people; no chain depends on it.
+
+    Attributes:
+        version: of its software.
+        disk_bytes, free_bytes: of the disk of its targets.
+        metrics: URL.
+        faults: targets that cannot be opened, and why.
+    """
+
+    version: str
+    disk_bytes: int
+    free_bytes: int
+    metrics: str
+    targets: dict[int, TargetVitals]
+    faults: dict[int, str]
+
+
 class Beat(msgspec.Struct, array_like=True):
     """A node's heartbeat.
 
@@ -32,6 +67,7 @@ class Beat(msgspec.Struct, array_like=True):
         number: grows within the session.
         locals: what each of its targets says of itself.
         routing: the version that it knows.
+        vitals: now and then.
     """
 
     node: int
@@ -39,6 +75,7 @@ class Beat(msgspec.Struct, array_like=True):
     number: int
     locals: dict[int, Local]
     routing: int = 0
+    vitals: Vitals | None = None
 
 
 class Registered(msgspec.Struct, array_like=True):
@@ -81,6 +118,8 @@ class Core:
         self._epoch = epoch
         self._begun = 0  # incarnations of this term
         self._processes: dict[int, _Process] = {}
+        self.vitals: dict[int, Vitals] = {}
+        """The newest ones of each node."""
         self._started = now
         self._ticked = now
         self._blind_until = now
@@ -138,9 +177,16 @@ class Core:
             )
         if known is None or (beat.session, beat.number) > (known.session, known.number):
             locals_ = {t: local for t, local in beat.locals.items() if t in node.targets()}
+            if beat.vitals is not None:
+                self.vitals[beat.node] = beat.vitals
             self._processes[beat.node] = _Process(beat.session, beat.number, now, locals_)
             self.news |= known is None or known.locals != locals_ or bool(self._missed)
         return self.records.after(beat.routing)
+
+    def heard(self, node: int) -> tuple[float, dict[int, Local]] | None:
+        """When its newest heartbeat came, and what its targets said in it; None: in this term none came."""
+        process = self._processes.get(node)
+        return (process.heard, process.locals) if process else None
 
     def alive(self, now: float) -> list[int]:
         """The nodes whose leases may still run."""
@@ -223,15 +269,27 @@ class Core:
 
     # Operators
 
-    def lay_out(self, table: int, replicas: int, *, one_node: bool = False, seed: int = 0) -> Table:
+    def lay_out(
+        self, table: int, replicas: int, *, one_node: bool = False, seed: int = 0, version: int = 0
+    ) -> Table:
         """Makes chains of all targets that are in none, and a new version of the table with them added.
 
         Args:
             one_node: replicas may be on one node, on different targets.
+            version: of the table to make, if not just the next: one that is there is returned as it is.
 
         Raises:
             ConfigError: if there are too few nodes, or no target is free.
         """
+        versions = [known for known in self._all_tables() if known.id == table]
+        last = max(versions, key=lambda known: known.version, default=Table(table, 0, ()))
+        if version:
+            if last.version == version:
+                return last
+            if last.version != version - 1:
+                raise ConfigError(
+                    f"table {table} has version {last.version}; {version} is not next"
+                )
         taken = {t for chain in self._all_chains() for t in chain.targets()}
         free = [[t for t in node.targets() if t not in taken] for node in self._all_nodes()]
         if one_node:
@@ -246,8 +304,6 @@ class Core:
             Chain.new(first + at, [free[node][slot] for node, slot in slots])
             for at, slots in enumerate(placed.slots())
         ]
-        versions = [known for known in self._all_tables() if known.id == table]
-        last = max(versions, key=lambda known: known.version, default=Table(table, 0, ()))
         made = Table(table, last.version + 1, last.chains + tuple(chain.id for chain in chains))
         for chain in chains:
             self._want(chain)

@@ -1,7 +1,7 @@
 """What every operation gets beside its transaction and arguments; permissions; inodes loaded and shown."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fireflyer.errors import FileError
 from fireflyer.fs3.kv.transaction import Transaction, counter
@@ -27,15 +27,24 @@ class Context:
     """Who asks, when, and where numbers of new inodes come from.
 
     `fresh` gives a number that was never given before; numbers may be wasted.
+    `tables` has the newest version of each chain table, and how many chains it has.
     """
 
-    __slots__ = ("client", "fresh", "now", "user")
+    __slots__ = ("client", "fresh", "now", "tables", "user")
 
-    def __init__(self, user: User, client: int, now: int, fresh: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        user: User,
+        client: int,
+        now: int,
+        fresh: Callable[[], int],
+        tables: Mapping[int, tuple[int, int]],
+    ) -> None:
         self.user = user
         self.client = client
         self.now = now
         self.fresh = fresh
+        self.tables = tables
 
 
 def member(user: User, gid: int) -> bool:

@@ -158,9 +158,17 @@ class MetaService:
         self._now = now
         self._refresh_ns = session_ns // 6
         self._fresh = Numbers(engine).fresh
+        self._tables: dict[int, tuple[int, int]] = {}
         self._seen: dict[int, int] = {}
         self._cleared: dict[int, int] = {}
         run(engine, lambda t: initialize(t, now(), layout))
+
+    def use_table(self, table: int, version: int, chains: int) -> None:
+        """From now on new files use this version of the table, and no more chains than it has.
+
+        Without one they use the version and the stripe that their directory names. Any thread.
+        """
+        self._tables = {**self._tables, table: (version, chains)}
 
     def execute(self, request: Request) -> Answer:
         """Does what a request asks; durable when it returns.
@@ -205,19 +213,20 @@ class MetaService:
     def _read(self, operation: Operation, request: Request, now: int) -> Answer | FireflyerError:
         t = self._engine.begin()
         try:
-            return operation(
-                t, Context(request.user, request.client, now, self._fresh), request.call
-            )
+            return operation(t, self._context(request, now), request.call)
         except FireflyerError as error:
             return error
         finally:
             t.end()
 
+    def _context(self, request: Request, now: int) -> Context:
+        return Context(request.user, request.client, now, self._fresh, self._tables)
+
     def _job(self, request: Request, now: int) -> Job[bytes | Answer]:
         call = request.call
         operation, _ = _WRITES[type(call)]
         client, number = request.client, request.number
-        context = Context(request.user, client, now, self._fresh)
+        context = self._context(request, now)
         kept = number > 0 and not isinstance(call, messages.EndClient)
         refresh = (
             client != 0 and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
