@@ -194,7 +194,10 @@ class Control:
         return None
 
     def _adopt(self, service: MetaService) -> None:
-        """New files use the newest version of the table, once all its chains have served. REQUIRES: the lock."""
+        """New files use the newest version of the table, once all its chains have served.
+
+        REQUIRES: the lock.
+        """
         table = self._usable() if self._adopted != max(self._tables) else None
         if table is not None and table.version > self._adopted:
             self._adopted = table.version

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fireflyer.errors import ConfigError, Stale
+from fireflyer.errors import ConfigError, NotPrimary, Stale
 from fireflyer.fs3.manager.chains import (
     Chain,
     Local,
@@ -22,6 +22,7 @@ from fireflyer.fs3.manager.chains import (
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.placement import place
 from fireflyer.fs3.manager.routing import SLOTS, Entry, Node, Records, Routing, Table, key_of
+from fireflyer.rpc.address import Address
 
 
 class TargetVitals(msgspec.Struct, array_like=True):
@@ -151,6 +152,7 @@ class Core:
         """
         if not 1 <= slots <= SLOTS:
             raise ConfigError(f"node {name}: {slots} targets; it can have 1 to {SLOTS}")
+        Address.parse(address)
         known = {node.name: node for node in self._all_nodes()}
         old = known.get(name)
         number = old.id if old else 1 + max((node.id for node in known.values()), default=0)
@@ -166,7 +168,12 @@ class Core:
 
         Raises:
             Stale: if a later process of the node has registered: this one must stop.
+            NotPrimary: if the session was given by a later primary, or by none.
         """
+        if beat.session > (self._epoch << 32 | self._begun):
+            raise NotPrimary(
+                f"session {beat.session} is none that this primary or one before it gave"
+            )
         node = self.records.nodes.get(beat.node)
         if node is None:
             raise Stale(f"node {beat.node} is not known here: register it again")

@@ -6,9 +6,14 @@ starts at the root. Modes are the twelve permission bits, already masked by the 
 its client.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from fireflyer.fs3.meta.inode import Inode, Layout
+
+Number = Annotated[int, msgspec.Meta(ge=0)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 OMIT = -1
 """A time, an owner or a length that stays as it is."""
@@ -34,7 +39,7 @@ class Call(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
 class Stat(Call, frozen=True):
     """Attributes: of a name (lookup), of a path (resolve), of an inode. Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes = b""
     follow: bool = True
 
@@ -42,36 +47,36 @@ class Stat(Call, frozen=True):
 class StatMany(Call, frozen=True):
     """Answer: Inodes, one for each (inode, path); symlinks at the end are not followed."""
 
-    targets: list[tuple[int, bytes]]
+    targets: list[tuple[Number, bytes]]
 
 
 class ReadDirectory(Call, frozen=True):
     """Names behind `after` in order of their bytes, with attributes if `plus`. Answer: Listing."""
 
-    inode: int
+    inode: Number
     path: bytes = b""
     after: bytes = b""
-    limit: int = 1024
+    limit: Limit = 1024
     plus: bool = False
 
 
 class ReadLink(Call, frozen=True):
     """Answer: Blob."""
 
-    inode: int
+    inode: Number
     path: bytes = b""
 
 
 class Names(Call, frozen=True):
     """All names of an inode, as paths from the root; for root only. Answer: Blobs."""
 
-    inode: int
+    inode: Number
 
 
 class GetXattr(Call, frozen=True):
     """Answer: Blob."""
 
-    inode: int
+    inode: Number
     path: bytes
     name: bytes
     follow: bool = True
@@ -80,7 +85,7 @@ class GetXattr(Call, frozen=True):
 class ListXattrs(Call, frozen=True):
     """Answer: Blobs."""
 
-    inode: int
+    inode: Number
     path: bytes = b""
     follow: bool = True
 
@@ -92,17 +97,17 @@ class Statfs(Call, frozen=True):
 class Create(Call, frozen=True):
     """Makes a file, or finds it if not `exclusive`; a handle opens it for writing. Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     mode: int = 0o644
     exclusive: bool = False
-    handle: int = 0
+    handle: Number = 0
 
 
 class CreateMany(Call, frozen=True):
     """Makes files in one directory, exclusively, in one transaction. Answer: Inodes."""
 
-    inode: int
+    inode: Number
     names: list[bytes]
     mode: int = 0o644
 
@@ -110,18 +115,18 @@ class CreateMany(Call, frozen=True):
 class Open(Call, frozen=True):
     """Checks permissions; with a handle it is open for writing until Close. Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes = b""
     read: bool = True
-    handle: int = 0
+    handle: Number = 0
     follow: bool = True
 
 
 class Close(Call, frozen=True):
     """Ends a session; with a length also ReportLength. Answer: Inode."""
 
-    inode: int
-    handle: int
+    inode: Number
+    handle: Number
     length: int = OMIT
     length_version: int = 0
 
@@ -129,8 +134,8 @@ class Close(Call, frozen=True):
 class ReportLength(Call, frozen=True):
     """The largest end written; ignored if the file was truncated since. Answer: Inode."""
 
-    inode: int
-    handle: int
+    inode: Number
+    handle: Number
     length: int
     length_version: int
 
@@ -138,24 +143,24 @@ class ReportLength(Call, frozen=True):
 class ExtendStripe(Call, frozen=True):
     """Before the first chunk at index `dyn_stripe` or beyond is written: `index` is its. Answer: Inode."""
 
-    inode: int
-    handle: int
-    index: int
+    inode: Number
+    handle: Number
+    index: Number
 
 
 class Truncate(Call, frozen=True):
     """Sets the length; the chunks beyond it were cut before this call. Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     length: int
-    handle: int = 0
+    handle: Number = 0
 
 
 class MakeDirectory(Call, frozen=True):
     """Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     mode: int = 0o755
 
@@ -163,23 +168,23 @@ class MakeDirectory(Call, frozen=True):
 class RemoveDirectory(Call, frozen=True):
     """Answer: Done."""
 
-    inode: int
+    inode: Number
     path: bytes
 
 
 class Unlink(Call, frozen=True):
     """Answer: Done."""
 
-    inode: int
+    inode: Number
     path: bytes
 
 
 class Rename(Call, frozen=True):
     """`flags`: NOREPLACE or EXCHANGE. Answer: Done."""
 
-    inode: int
+    inode: Number
     path: bytes
-    new_inode: int
+    new_inode: Number
     new_path: bytes
     flags: int = 0
 
@@ -187,9 +192,9 @@ class Rename(Call, frozen=True):
 class Link(Call, frozen=True):
     """A further name of a file. Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
-    new_inode: int
+    new_inode: Number
     new_path: bytes
     follow: bool = False
 
@@ -197,7 +202,7 @@ class Link(Call, frozen=True):
 class Symlink(Call, frozen=True):
     """Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     target: bytes
 
@@ -205,7 +210,7 @@ class Symlink(Call, frozen=True):
 class ChangeMode(Call, frozen=True):
     """Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     mode: int
     follow: bool = True
@@ -214,7 +219,7 @@ class ChangeMode(Call, frozen=True):
 class ChangeOwner(Call, frozen=True):
     """Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     uid: int = OMIT
     gid: int = OMIT
@@ -224,7 +229,7 @@ class ChangeOwner(Call, frozen=True):
 class SetTimes(Call, frozen=True):
     """Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     atime: int = NOW
     mtime: int = NOW
@@ -234,7 +239,7 @@ class SetTimes(Call, frozen=True):
 class SetXattr(Call, frozen=True):
     """`flags`: XATTR_CREATE or XATTR_REPLACE. Answer: Done."""
 
-    inode: int
+    inode: Number
     path: bytes
     name: bytes
     value: bytes
@@ -245,7 +250,7 @@ class SetXattr(Call, frozen=True):
 class RemoveXattr(Call, frozen=True):
     """Answer: Done."""
 
-    inode: int
+    inode: Number
     path: bytes
     name: bytes
     follow: bool = True
@@ -254,7 +259,7 @@ class RemoveXattr(Call, frozen=True):
 class SetLayout(Call, frozen=True):
     """Of a directory (for files made later) or of an empty file that nobody writes. Answer: Inode."""
 
-    inode: int
+    inode: Number
     path: bytes
     layout: Layout
 
@@ -278,8 +283,8 @@ class Settle(Call, frozen=True):
     """Ends the sessions of a vanished client on a file, with the length that its chains know. For root only.
     Answer: Inode."""
 
-    inode: int
-    client: int
+    inode: Number
+    client: Number
     length: int
     length_version: int
     timeout_ns: int
@@ -289,14 +294,14 @@ class Collect(Call, frozen=True):
     """Files without names and sessions, behind inode `after`: their chunks are to be removed. For root only.
     Answer: Removals."""
 
-    after: int = 0
-    limit: int = 256
+    after: Number = 0
+    limit: Limit = 256
 
 
 class Collected(Call, frozen=True):
     """The chunks of these files are removed. For root only. Answer: Done."""
 
-    inodes: list[int]
+    inodes: list[Number]
 
 
 class Done(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -336,11 +341,11 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Removal(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A file whose first `chains` chains must be asked (Expire) or emptied of it (Collect)."""
 
-    inode: int
+    inode: Number
     layout: Layout
     chains: int
     length_version: int
-    client: int = 0
+    client: Number = 0
     """Of Expire: whose sessions."""
 
 
@@ -389,8 +394,8 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     user: User
-    client: int
+    client: Number
     call: Reading | Writing
-    number: int = 0
-    acknowledged: int = 0
+    number: Number = 0
+    acknowledged: Number = 0
     again: bool = False

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from fireflyer.errors import FileError, FireflyerError, Stale
+from fireflyer.errors import FileError, FireflyerError, ProtocolMismatch, Stale
 from fireflyer.fs3.kv.run import Job, record_key, run, run_many
 from fireflyer.fs3.kv.transaction import Engine, Transaction, counter, counter_value
 from fireflyer.fs3.meta import (
@@ -110,7 +110,12 @@ def _answer(request: Request, record: bytes) -> Answer | FireflyerError:
     """The answer in a record."""
     if record.startswith(REFUSED):
         return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, str]))
-    return _DECODERS[type(request.call)](record)
+    try:
+        return _DECODERS[type(request.call)](record)
+    except (msgspec.DecodeError, ValueError):
+        return ProtocolMismatch(
+            f"request {request.number} of client {request.client} was another one before"
+        )
 
 
 class Numbers:

@@ -130,8 +130,11 @@ class StorageNode:
         return self._service.timings()
 
     def targets(self) -> dict[int, dict[str, float]]:
-        """Of each open target: see `io.Node.targets`; also its `chain`, `role` in it (a Public), what it says of
-        itself (`local`, a LocalState), and when it was last scrubbed, in s since 1970 (`scrubbed`, 0: never)."""
+        """Of each open target what `io.Node.targets` says, and more.
+
+        That is its `chain`, its `role` in it (a Public), what it says of itself (`local`, a LocalState),
+        and when it was last scrubbed (`scrubbed`, s since 1970; 0: never).
+        """
         found: dict[int, dict[str, float]] = {}
         counts = self._service.targets()
         for target, _, local, _, _, _, role, _ in self._service.reports():
