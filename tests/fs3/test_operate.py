@@ -188,6 +188,13 @@ def test_metrics_beyond_this_machine_need_a_token(tmp_path: Path) -> None:
         assert token.read_text() not in get(url, token.read_text())[1]
 
 
+def answers(url: str) -> bool:
+    try:
+        return get(url)[0] == 200
+    except OSError:
+        return False
+
+
 def test_bad_requests_get_an_answer_or_the_end() -> None:
     exporter = Exporter("127.0.0.1:0", Secret())
     host, port = exporter.address.split(":")
@@ -212,7 +219,7 @@ def test_bad_requests_get_an_answer_or_the_end() -> None:
         idle = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]
         for line in idle:
             line.close()
-        until(lambda: get(exporter.url)[0] == 200)
+        until(lambda: answers(exporter.url))  # as soon as one of them has left
     finally:
         exporter.close()
 
@@ -282,7 +289,7 @@ def test_a_cluster_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             assert len(file.readall() or b"") == 5 << 20
 
 
-def test_a_dead_manager_is_named_soon() -> None:
+def test_a_dead_manager_is_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         socket.create_server(("127.0.0.1", 0)) as gone,
@@ -294,7 +301,8 @@ def test_a_dead_manager_is_named_soon() -> None:
     assert all(address in str(raised.value) for address in addresses)
     assert "0.3 s" in str(raised.value)
     assert isinstance(raised.value, WireError)
-    with pytest.raises(DeadlineExceeded, match="no manager answered"):
+    monkeypatch.setattr(survey, "TIMEOUT_S", 0.2)
+    with pytest.raises(DeadlineExceeded, match=r"no manager answered within 0\.2 s"):
         survey.health(Place([addresses[1]], None))
 
 
