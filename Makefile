@@ -31,7 +31,7 @@ soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for le
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)
 
-fuzz: setup  ## ten minutes of damaged bytes for the native parsers, ten for those in Python (SECONDS=60 for less)
+fuzz: setup  ## ten minutes of damaged bytes for the native parsers, ten for those in Python, 10^6 frames a port of fs3 (SECONDS=60 for less)
 	@scripts/fuzz.sh $(or $(SECONDS),1200)
 
 sim: setup  ## fs3 under a deterministic simulator: N=1000 histories, or the one of SEED=x with its transcript

@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Fuzzes what reads bytes from outside: fuzz.sh [SECONDS [native|python]], half of the time each. native: record files,
-# under address and undefined, by libFuzzer, or by the fuzzer's own driver where clang cannot be had. python: folders,
-# rows, frames, remote indices, manifests, by atheris in an environment of its own. The corpora in build/fuzz stay.
+# Fuzzes what reads bytes from outside: fuzz.sh [SECONDS [native|python|ports]], half of the time each for the first two.
+# native: record files, and frames of fs3's data connections, under address and undefined, by libFuzzer, or by the
+# fuzzers' own driver where clang cannot be had. python: folders, rows, frames, remote indices, manifests, by atheris in
+# an environment of its own. ports: FRAMES damaged frames (default 10^6, fewer for less than 20 minutes) on each port of a
+# running file system. The corpora in build/fuzz stay.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 dir=build/fuzz
-mkdir -p "$dir/native-corpus" "$dir/python-corpus"
+mkdir -p "$dir/native-corpus" "$dir/wire-corpus" "$dir/python-corpus"
 seconds=${1:-1200}
-parts=${2:-native python}
-[ "$parts" = "native python" ] && seconds=$((seconds / 2))
+parts=${2:-native python ports}
+frames=${FRAMES:-$((seconds < 1200 ? seconds * 800 : 1000000))}
+[ -z "${2:-}" ] && seconds=$((seconds / 2))
 
 clang() {  # the newest compiler that links libFuzzer; none: nothing
   local name entry='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
@@ -22,7 +25,7 @@ clang() {  # the newest compiler that links libFuzzer; none: nothing
 
 build() {  # build FOLDER OPTION...
   cmake -S . -B "$1" -G Ninja -DFF_TESTS=ON -DFF_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=RelWithDebInfo "${@:2}" >/dev/null
-  cmake --build "$1" --target index_fuzz >"$1.log" || { tail -n 40 "$1.log" >&2; exit 1; }
+  cmake --build "$1" --target index_fuzz wire_fuzz >"$1.log" || { tail -n 40 "$1.log" >&2; exit 1; }
 }
 
 fuzz() {  # fuzz NAME COMMAND...: runs libFuzzer; its figures, or what it found
@@ -39,20 +42,22 @@ fuzz() {  # fuzz NAME COMMAND...: runs libFuzzer; its figures, or what it found
 }
 
 native() {
-  local compiler; compiler=$(clang)
+  local half=$((seconds / 2)) compiler; compiler=$(clang)
   if [ -z "$compiler" ]; then
     scripts/setup.sh --fuzz-packages
     compiler=$(clang)
   fi
   export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
   if [ -z "$compiler" ]; then
-    echo "fuzz: no clang with libFuzzer (apt-get install clang libclang-rt-dev llvm): native by its own driver for $seconds s"
+    echo "fuzz: no clang with libFuzzer (apt-get install clang libclang-rt-dev llvm): native by its own driver for $((2 * half)) s"
     build "$dir/gcc"
-    "$dir/gcc/index_fuzz" "$seconds"
+    "$dir/gcc/index_fuzz" "$half"
+    "$dir/gcc/wire_fuzz" "$half"
     return
   fi
   build "$dir/clang" -DCMAKE_CXX_COMPILER="$compiler" -DFF_LIBFUZZER=ON
-  LLVM_PROFILE_FILE=$dir/native.profraw fuzz native "$dir/clang/index_fuzz" -max_len=65536
+  LLVM_PROFILE_FILE=$dir/native.profraw seconds=$half fuzz native "$dir/clang/index_fuzz" -max_len=65536
+  LLVM_PROFILE_FILE=$dir/wire.profraw seconds=$half fuzz wire "$dir/clang/wire_fuzz" -max_len=16384
   local version=${compiler#clang++}
   command -v "llvm-cov$version" >/dev/null || return 0
   "llvm-profdata$version" merge -o "$dir/native.profdata" "$dir/native.profraw"
@@ -76,6 +81,11 @@ there.write_text(f"import site; site.addsitedir({ours!r})\n")
 E2
   fi
   OMP_NUM_THREADS=1 fuzz python "$venv/bin/python" -m tests.fuzz -max_len=4096
+}
+
+ports() {
+  echo "fuzz: $frames damaged frames on each port of a file system"
+  FIREFLYER_FUZZ_FRAMES=$frames OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -o timeout=3600 tests/fs3/test_fuzz.py
 }
 
 for part in $parts; do "$part"; done

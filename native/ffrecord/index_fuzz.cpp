@@ -4,18 +4,15 @@
 // 0, 1, ..: index_fuzz [SECONDS] (default 10); index_fuzz seed N does one of them again.
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <random>
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/fuzz_driver.hpp"
 #include "ffrecord/reader.hpp"
 #include "ffrecord/v2_encode.hpp"
 
@@ -178,31 +175,5 @@ void run_seed(std::uint64_t seed) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc > 2) return run_seed(std::strtoull(argv[2], nullptr, 10)), 0;
-  const double seconds = argc > 1 ? std::strtod(argv[1], nullptr) : 10;
-  // In a child, so that whatever ends it the seed is known.
-  auto* const seed = static_cast<volatile std::uint64_t*>(
-      ::mmap(nullptr, sizeof(std::uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  CHECK(seed != MAP_FAILED);
-  const auto stop = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  const pid_t child = ::fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    for (std::uint64_t next = 0; std::chrono::steady_clock::now() < stop; ++next) {
-      *seed = next;
-      run_seed(next);
-    }
-    ::_exit(0);
-  }
-  int status = 0;
-  CHECK(::waitpid(child, &status, 0) == child);
-  const auto last = static_cast<unsigned long long>(*seed);
-  if (status != 0) {
-    std::fprintf(stderr, "seed %llu is a finding: %s seed %llu\n", last, argv[0], last);
-    return 1;
-  }
-  std::printf("seeds up to %llu without a finding\n", last);
-  return 0;
-}
+int main(int argc, char** argv) { return ff::fuzz_main(argc, argv, run_seed); }
 #endif

@@ -1,8 +1,15 @@
 """Logging: `get_logger("hai")` is the logger `fireflyer.hai`. Only programs
-configure handlers."""
+configure handlers.
 
+A record may carry `role` and `node`: who of a process speaks (`speaker`).
+"""
+
+import json
 import logging
 import sys
+import time
+from collections.abc import Mapping
+from typing import Literal
 
 
 def get_logger(part: str) -> logging.Logger:
@@ -10,10 +17,60 @@ def get_logger(part: str) -> logging.Logger:
     return logging.getLogger(f"fireflyer.{part}")
 
 
-def configure(level: int = logging.INFO) -> None:
-    """Sends Fireflyer's log records to standard error; for programs of ours, not for importers."""
+def speaker(part: str, role: str, node: str = "") -> "logging.LoggerAdapter[logging.Logger]":
+    """The logger of one part, for a role of a process."""
+    return logging.LoggerAdapter(get_logger(part), {"role": role, "node": node})
+
+
+def configure(
+    level: int = logging.INFO,
+    style: Literal["text", "json"] = "text",
+    context: Mapping[str, str] | None = None,
+) -> None:
+    """Sends Fireflyer's log records to standard error; for programs of ours, not for importers.
+
+    Args:
+        style: json: an object a line: time (UTC, ISO 8601), level, logger, message, pid, error (a traceback),
+            and what `context` and the record say.
+        context: role and node of the process, for records that say none.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
+    handler.setFormatter(_Json(context or {}) if style == "json" else _Text())
     root = logging.getLogger("fireflyer")
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+class _Text(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(name)s%(who)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = _said(record)
+        record.who = f" {' '.join(said.values())}" if said else ""
+        return super().format(record)
+
+
+class _Json(logging.Formatter):
+    def __init__(self, context: Mapping[str, str]) -> None:
+        super().__init__()
+        self._context = dict(context)
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **self._context,
+            **_said(record),
+            "message": record.getMessage(),
+            "pid": record.process,
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _said(record: logging.LogRecord) -> dict[str, str]:
+    return {key: value for key in ("role", "node") if (value := getattr(record, key, ""))}

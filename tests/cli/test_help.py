@@ -11,7 +11,7 @@ VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
-GROUPS = ["record", "ckpt", "fs"]
+GROUPS = ["record", "ckpt", "fs", "config"]
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """

@@ -138,6 +138,10 @@ class Node {
     found["buffer_bytes"] = now.buffer_bytes;
     found["local_bytes"] = now.local_bytes;
     found["held"] = now.held;
+    found["buffer_limit"] = now.buffer_limit;
+    found["jobs"] = now.jobs;
+    found["mismatched"] = now.mismatched;
+    found["reported"] = now.reported;
     store::Statistics sum;
     for (const auto& target : all()) {
       const auto one = target->store().statistics();
@@ -152,6 +156,56 @@ class Node {
     found["extent_bytes"] = sum.extent_bytes;
     found["index_bytes"] = sum.index_bytes;
     found["log_bytes"] = sum.log_bytes;
+    return found;
+  }
+
+  // What each target's store holds and has done.
+  nb::dict targets() {
+    nb::dict found;
+    for (const auto& target : all()) {
+      store::Statistics held;
+      Target::Counts counts;
+      Target::Report report;
+      {
+        nb::gil_scoped_release free;
+        held = target->store().statistics();
+        counts = target->counts();
+        report = target->report();
+      }
+      nb::dict one;
+      one["chunks"] = held.chunks;
+      one["bytes"] = held.bytes;
+      one["extent_bytes"] = held.extent_bytes;
+      one["log_bytes"] = held.log_bytes;
+      one["groups"] = counts.groups;
+      one["applied"] = counts.applied;
+      one["checked"] = counts.checked;
+      one["damaged"] = counts.damaged;
+      one["busy_chunks"] = report.busy_chunks;
+      found[nb::int_(target->id())] = one;
+    }
+    return found;
+  }
+
+  // By what was done: how many took less than 2^(kFirst + n) ns and not less than half of that, and ns in all.
+  nb::dict timings() {
+    ServiceStatistics now;
+    Meter::Reading syncing;
+    const auto targets = all();
+    {
+      nb::gil_scoped_release free;
+      now = service_.statistics();
+      for (const auto& target : targets) syncing += target->counts().syncing;
+    }
+    nb::dict found;
+    const auto put = [&found](const char* what, const Meter::Reading& reading) {
+      nb::list counts;
+      for (const auto count : reading.counts) counts.append(count);
+      found[what] = nb::make_tuple(counts, reading.total_ns);
+    };
+    put("read", now.reading);
+    put("write", now.writing);
+    put("sync", syncing);
     return found;
   }
 
@@ -224,6 +278,11 @@ void bind(nb::module_ m) {
       .def("wanted", &Node::wanted, Free(), "Nodes to which a connection is missing.")
       .def("statistics", &Node::statistics, nb::sig("def statistics(self) -> dict[str, int]"),
            "Counters since the start, and what the chunk stores hold.")
+      .def("targets", &Node::targets, nb::sig("def targets(self) -> dict[int, dict[str, int]]"),
+           "By target: what its store holds, and counters since it was opened.")
+      .def("timings", &Node::timings, nb::sig("def timings(self) -> dict[str, tuple[list[int], int]]"),
+           "Of `read` and `write` frames and of `sync`s: how many took less than 2^(13 + n) ns, not less than half of that "
+           "(the last: all above), and ns in all.")
       .def("stop", &Node::stop, Free(), "Ends all threads and closes all targets; nothing may be called afterwards.");
 }
 

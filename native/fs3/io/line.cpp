@@ -65,7 +65,7 @@ bool Line::fill() {
 // Moves bytes of the inbox until `have_` of `bytes` are at `to`.
 std::size_t Line::take(std::byte* to, std::size_t bytes) {
   const std::size_t step = std::min(bytes - have_, end_ - begin_);
-  std::memcpy(to + have_, inbox_.data() + begin_, step);
+  if (step != 0) std::memcpy(to + have_, inbox_.data() + begin_, step);  // an empty table is nowhere
   begin_ += step;
   have_ += step;
   return bytes - have_;

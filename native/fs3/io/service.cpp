@@ -30,6 +30,7 @@ int made(int fd, const char* what) {
 Service::Service(ServiceOptions options)
     : epoll_(made(::epoll_create1(EPOLL_CLOEXEC), "epoll")),
       jobs_ready_(made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE), "an eventfd")),
+      buffers_(options.buffers),
       pools_{Pool(options.buffers / 2), Pool(options.buffers / 4), Pool(options.buffers / 8), Pool(options.buffers / 8)},
       peers_(std::make_shared<Peers>(*this)) {
   epoll_event event{EPOLLIN, {.u64 = kJobs}};
@@ -130,7 +131,14 @@ ServiceStatistics Service::statistics() const {
   now.refused = refused_;
   now.local_bytes = local_bytes_;
   for (const Shared& connection : sharing()) now.held += connection->sharing->held();
+  now.mismatched = mismatched_;
+  now.reported = reported_;
+  now.reading = reading_.read();
+  now.writing = writing_.read();
+  now.buffer_limit = buffers_;
   for (const auto& pool : pools_) now.buffer_bytes += pool.out();
+  std::lock_guard lock(jobs_mutex_);
+  now.jobs = jobs_.size();
   return now;
 }
 

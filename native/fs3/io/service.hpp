@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "fs3/io/line.hpp"
+#include "fs3/io/meter.hpp"
 #include "fs3/io/sharing.hpp"
 #include "fs3/io/target.hpp"
 
@@ -42,9 +43,13 @@ struct ServiceOptions {
 
 struct ServiceStatistics {
   std::uint64_t connections = 0, reads = 0, writes = 0, messages = 0, read_bytes = 0, written_bytes = 0, refused = 0;
-  std::uint64_t buffer_bytes = 0;
+  std::uint64_t buffer_bytes = 0, buffer_limit = 0;
   std::uint64_t local_bytes = 0;  // of read_bytes: clients read them by themselves
   std::uint64_t held = 0;         // answers to such clients that hold extents
+  std::uint64_t jobs = 0;        // that wait for a worker
+  std::uint64_t mismatched = 0;  // frames whose bytes did not fit their CRCs when they came
+  std::uint64_t reported = 0;    // chunks that readers found damaged
+  Meter::Reading reading, writing;  // frames, from their arrival to their answer
 };
 
 class Service {
@@ -114,6 +119,7 @@ class Service {
 
   const int epoll_;
   const int jobs_ready_;  // an eventfd that counts jobs_
+  const std::size_t buffers_;
   std::array<Pool, kHops> pools_;
 
   mutable std::shared_mutex mutex_;  // guards the maps
@@ -123,12 +129,14 @@ class Service {
   std::uint64_t next_id_ = 1;
   std::atomic<std::size_t> turn_ = 0;
 
-  std::mutex jobs_mutex_;
+  mutable std::mutex jobs_mutex_;
   std::deque<std::function<void()>> jobs_;
 
   std::atomic<bool> stopping_ = false;
   std::atomic<std::uint64_t> reads_ = 0, writes_ = 0, messages_ = 0, read_bytes_ = 0, written_bytes_ = 0, refused_ = 0;
   std::atomic<std::uint64_t> local_bytes_ = 0;
+  std::atomic<std::uint64_t> mismatched_ = 0, reported_ = 0;
+  Meter reading_, writing_;
   std::shared_ptr<Peers> peers_;
   std::vector<std::thread> workers_;
 };

@@ -38,6 +38,7 @@ struct Service::ReadJob {
   std::vector<std::shared_ptr<Target>> targets;  // whose extents the readings hold: they go after those
   std::vector<store::Reading> readings;
   std::atomic<std::size_t> left;
+  const Target::Clock::time_point begun = Target::Clock::now();
 };
 
 struct Service::WriteJob {
@@ -45,6 +46,7 @@ struct Service::WriteJob {
   Head head;
   std::vector<WriteAnswer> answers;
   std::atomic<std::size_t> left;
+  const Target::Clock::time_point begun = Target::Clock::now();
 };
 
 bool Service::handle(const Shared& connection, Frame& frame) {
@@ -149,6 +151,7 @@ void Service::finish(ReadJob& job) {
   job.readings.clear();
   outgoing.holds.push_back(std::move(held));
   read_bytes_ += bytes;
+  reading_.add(Target::Clock::now() - job.begun);
   answer(job.connection, std::move(outgoing));
 }
 
@@ -180,6 +183,7 @@ bool Service::write(const Shared& connection, Frame& frame) {
       job->answers[n].version = version;
       job->answers[n].length = length;
       if (job->left.fetch_sub(1) != 1) return;
+      writing_.add(Target::Clock::now() - job->begun);
       Outgoing outgoing;
       Head head;
       head.kind = FrameKind::write_answer;
@@ -196,7 +200,10 @@ bool Service::write(const Shared& connection, Frame& frame) {
     if (entry.kind == Kind::write) {
       content.bytes = {payload->data() + from, entry.length};
       const auto crcs = std::span<const std::byte>(frame.table).subspan(crc_at, entry.crcs * sizeof(std::uint32_t));
-      if (!holds(content.bytes, entry.offset, crcs)) return false;
+      if (!holds(content.bytes, entry.offset, crcs)) {
+        ++mismatched_;
+        return false;
+      }
       content.crcs.resize(entry.crcs);
       if (entry.crcs != 0) std::memcpy(content.crcs.data(), frame.table.data() + crc_at, entry.crcs * sizeof(std::uint32_t));
       content.holder = payload;
@@ -235,7 +242,10 @@ bool Service::message(const Shared& connection, Frame& frame) {
     return false;
   }
   // Whole contents were compared by who read them from its disk, and are by who reads them here.
-  if (written && !holds(content.bytes, offset, std::as_bytes(std::span(content.crcs)))) return false;
+  if (written && !holds(content.bytes, offset, std::as_bytes(std::span(content.crcs)))) {
+    ++mismatched_;
+    return false;
+  }
   if (answers != 0 && !peers_->answered(posted->to, answers)) return true;  // too late
   const bool carries = tags || update != nullptr || std::holds_alternative<replica::Fetched>(posted->message);
   if (carries) content.holder = std::make_shared<Buffer>(std::move(frame.payload));
@@ -265,6 +275,7 @@ void Service::query(const Shared& connection, const Frame& frame) {
 }
 
 void Service::report(const Frame& frame) {
+  reported_ += frame.head.count;
   for (std::size_t n = 0; n < frame.head.count; ++n) {
     const auto entry = at<ReadEntry>(frame.table, n);
     for (const auto& target : of_chain(entry.chain)) target->suspect({entry.inode, entry.index});

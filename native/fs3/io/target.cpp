@@ -254,9 +254,14 @@ void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
 }
 
 void Target::suspect(ChunkId chunk) {
+  ++checked_;
   const Status status = store_.check(chunk);  // what cannot be read is as good as damaged
-  if (status == Status::corrupt || status == Status::io_error) step(replica::Damaged{chunk});
+  if (status != Status::corrupt && status != Status::io_error) return;
+  ++damaged_;
+  step(replica::Damaged{chunk});
 }
+
+Target::Counts Target::counts() const { return {groups_, made_durable_, checked_, damaged_, syncing_.read()}; }
 
 // ---- Actions -----------------------------------------------------------------------------------------------------
 
@@ -461,7 +466,11 @@ bool Target::sync_once() {
     applied_ = 0;
     dirty_ = false;
   }
+  const auto begun = Clock::now();
   const auto done = store_.sync();
+  syncing_.add(Clock::now() - begun);
+  ++groups_;
+  made_durable_ += done.size();
   const bool failed = store_.failed(), full = !store_.synced() && !failed;
   Work work;
   if (failed && changed_) work.calls.push_back(changed_);

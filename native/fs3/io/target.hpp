@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "fs3/io/messages.hpp"
+#include "fs3/io/meter.hpp"
 #include "fs3/io/wire.hpp"
 #include "fs3/replica/replica.hpp"
 #include "fs3/replica/store_lookup.hpp"
@@ -87,6 +88,13 @@ class Target : public std::enable_shared_from_this<Target> {
   int descriptor(store::File file) const { return disk_->descriptor(file); }
   // A reader says that the bytes of this chunk failed their CRCs; it is read here before anything is done about it.
   void suspect(ChunkId chunk);
+
+  struct Counts {
+    std::uint64_t groups = 0, applied = 0;    // syncs of the log, and writes that they made durable
+    std::uint64_t checked = 0, damaged = 0;  // chunks read because of a suspicion, and those that were damaged
+    Meter::Reading syncing;
+  };
+  Counts counts() const;
 
   struct Report {
     replica::LocalState local;
@@ -166,6 +174,9 @@ class Target : public std::enable_shared_from_this<Target> {
   std::size_t applied_ = 0;  // Applies given to the store since the last sync
   bool dirty_ = false;       // something else was
   std::thread syncer_;
+
+  std::atomic<std::uint64_t> groups_ = 0, made_durable_ = 0, checked_ = 0, damaged_ = 0;
+  Meter syncing_;
 };
 
 }  // namespace ff::fs3::io

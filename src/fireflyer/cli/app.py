@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fireflyer.cli.ckpt import ckpt
+from fireflyer.cli.config import config
 from fireflyer.cli.fs import fs
 from fireflyer.cli.record import record
 from fireflyer.program import in_one_line
@@ -30,6 +31,7 @@ app = typer.Typer(
   fireflyer record pack photos/ -o p.ffr  a folder as one record file
   fireflyer ckpt ls runs/gpt            the checkpoints of a run
   fireflyer fs up --dir fs              a file system of its own
+  fireflyer config show                 its settings, and where they come from
 
 `fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage.
 """,
@@ -270,6 +272,7 @@ def _become(command: list[str]) -> None:
 app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)
+app.add_typer(config)
 
 _hand_over("demo", "Train a model, lose a worker, carry on.")
 _hand_over("bench", "Measure against peers: fireflyer bench NAME --help.")

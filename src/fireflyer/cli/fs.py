@@ -237,10 +237,25 @@ def find(
 
 @fs.command()
 def status(json: Json = False, where: Where = None) -> None:
-    """Show the nodes, and the chains with the states of their targets."""
+    """Show what is wrong, the nodes, and the chains with the states of their targets."""
     from fireflyer.cli import fs_looking
 
     fs_looking.status(where, json=json)
+
+
+@fs.command()
+def grow(json: Json = False, where: Where = None) -> None:
+    """Make chains of targets that are in none: of nodes that came later, or got more targets.
+
+    \b
+      1. add [nodes.n4] to cluster.toml, start it: fireflyer fs up --role storage --name n4 ...
+      2. fireflyer fs grow
+    New files use the new chains, too; files that are there stay where they are. There must be free
+    targets on as many nodes as a byte has replicas.
+    """
+    from fireflyer.cli import fs_looking
+
+    fs_looking.grow(where, json=json)
 
 
 @fs.command()

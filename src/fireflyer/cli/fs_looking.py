@@ -11,15 +11,20 @@ from typing import Any
 import msgspec
 import typer
 
-from fireflyer.cli.printing import as_json, plain, progress, table
+from fireflyer.cli.printing import age, as_json, plain, progress, table
 from fireflyer.ffrecord.convert.listing import size_text
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Settings
 from fireflyer.fs3.find import attach
 from fireflyer.fs3.find import find as find_place
+from fireflyer.fs3.manager.routing import SLOTS
 
 KINDS = {"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK}
 NAMES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+NODE_COLUMNS = (
+    *("NODE", "NAME", "LEASE", "HEARD", "SOFTWARE", "TARGETS", "FREE", "DISK", "SCRUBBED"),
+    *("ADDRESS", "METRICS"),
+)
 CHECK_S = 20.0
 """How long `check` tries to read a piece."""
 
@@ -167,29 +172,61 @@ def status(where: str | None, *, json: bool) -> None:
     with attach(where) as fs:
         files = fs.statfs().files
     if json:
-        as_json({**msgspec.structs.asdict(found), "files": files})
+        more = {"files": files, "problems": survey.problems(found)}
+        as_json({**msgspec.structs.asdict(found), **more})
         return
+    _show(found, files)
+
+
+def _show(found: survey.Health, files: int) -> None:
+    wrong = survey.problems(found)
     states = [chain.state for chain in found.chains]
     counted = ", ".join(f"{states.count(one)} {one}" for one in sorted(set(states)))
     sys.stdout.write(
-        f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}\n"
-        f"{files:,} files; {len(states)} chains: {counted or 'none'}\n"
+        f"{f'{len(wrong)} things to look at' if wrong else 'all well'}: "
+        f"{files:,} files; {len(states)} chains, {counted or 'none'} (table version {found.table})\n"
+        f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}, "
+        f"software {plain(found.software)}\n"
     )
+    for line in wrong:
+        sys.stdout.write(f"  {plain(line)}\n")
+    table(NODE_COLUMNS, [_node_row(node, found) for node in found.nodes])
     table(
-        ("NODE", "NAME", "LEASE", "TARGETS", "ADDRESS"),
+        ("CHAIN", "VERSION", "STATE", "CHUNKS", "BYTES", "TARGETS"),
         [
-            (str(n.node), n.name, "runs" if n.alive else "over", str(n.targets), n.address)
-            for n in found.nodes
+            (
+                *(str(c.chain), str(c.version), c.state, f"{max(t.chunks for t in c.targets):,}"),
+                *(size_text(max(t.bytes for t in c.targets)), survey.members(c)),
+            )
+            for c in found.chains
         ],
     )
-    table(
-        ("CHAIN", "VERSION", "STATE", "TARGETS"),
-        [(str(c.chain), str(c.version), c.state, _members(c.targets)) for c in found.chains],
+
+
+def _node_row(node: survey.NodeState, found: survey.Health) -> tuple[str, ...]:
+    known = node.disk_bytes > 0
+    own = [t for c in found.chains for t in c.targets if t.target // SLOTS == node.node]
+    scrubbed = min((t.scrubbed for t in own), default=0)
+    return (
+        *(str(node.node), node.name, "runs" if node.alive else "over"),
+        f"{age(node.heard_s)} ago" if node.heard_s is not None else "-",
+        *(node.version or "-", str(node.targets)),
+        size_text(node.free_bytes) if known else "-",
+        size_text(node.disk_bytes) if known else "-",
+        f"{age(time.time() - scrubbed)} ago" if scrubbed else "never",
+        *(node.address, node.metrics or "-"),
     )
 
 
-def _members(targets: list[survey.TargetState]) -> str:
-    return ", ".join(f"{one.node}/{one.target % 256} {one.state}" for one in targets)
+def grow(where: str | None, *, json: bool) -> None:
+    made = survey.grow(find_place(where))
+    if json:
+        as_json(made)
+        return
+    sys.stdout.write(
+        f"{len(made.added)} chains of {made.replicas} targets made; new files use {made.chains} chains "
+        f"(table version {made.version})\n"
+    )
 
 
 def check(where: str | None, path: str, *, json: bool) -> int:
@@ -200,16 +237,16 @@ def check(where: str | None, path: str, *, json: bool) -> int:
             checked = survey.check(fs, path, advance)
     stopped = [chain.chain for chain in found.chains if chain.state == "stopped"]
     degraded = [chain.chain for chain in found.chains if chain.state == "degraded"]
+    wrong = survey.problems(found)
     bad = bool(checked.damages or stopped)
     if json:
-        as_json({**msgspec.structs.asdict(checked), "stopped": stopped, "degraded": degraded})
+        more = {"stopped": stopped, "degraded": degraded, "problems": wrong}
+        as_json({**msgspec.structs.asdict(checked), **more})
         return int(bad)
     for damage in checked.damages:
         sys.stdout.write(plain(f"{damage.path}: {damage.reason}") + "\n")
-    for chains, what in ((stopped, "serve nobody"), (degraded, "have too few replicas")):
-        if chains:
-            numbers = ", ".join(map(str, chains))
-            sys.stdout.write(f"chains that {what}: {numbers}\n")
+    for line in wrong:
+        sys.stdout.write(plain(line) + "\n")
     result = f"{len(checked.damages)} damaged" if checked.damages else "all whole"
     sys.stdout.write(f"{checked.files:,} files, {size_text(checked.bytes)} read: {result}\n")
     return int(bad)

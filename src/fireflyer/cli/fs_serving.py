@@ -27,10 +27,12 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
     """All roles, in a folder. Returns when a signal ends it."""
     with _until_signal():
         settings = config.embed(folder, replicas, targets)
+        _log_as(settings, ALL)
         with Process(settings, ALL, settings.nodes) as process:
             process.set_up()
             find.announce(folder, process.manager)
-            _say(f"the file system in {folder} is ready at {process.manager}; Ctrl-C ends it")
+            ready = f"the file system in {folder} is ready at {process.manager}"
+            _say(f"{ready}{_metrics(process)}; Ctrl-C ends it")
             process.wait()
 
 
@@ -43,11 +45,18 @@ def part(file: Path, role: str | None, name: str | None) -> None:
             raise typer.BadParameter(f"--name: which of {', '.join(sorted(settings.nodes))}?")
         name = next(iter(settings.nodes))
     what = ", ".join(role.name.lower() for role in sorted(roles))
-    with _until_signal(), Process(settings, roles, [name]) as process:
+    with _until_signal():
+        _log_as(settings, roles, name if Role.STORAGE in roles else "")
+        _serve(settings, roles, name, what)
+
+
+def _serve(settings: config.ClusterConfig, roles: frozenset[Role], name: str, what: str) -> None:
+    with Process(settings, roles, [name]) as process:
         process.set_up()
         nodes = process.nodes.items()
         node = "".join(f" of node {its} at {node.address}" for its, node in nodes)
-        _say(f"{what}{node}: ready, manager at {process.manager}; Ctrl-C ends it")
+        ready = f"{what}{node}: ready, manager at {process.manager}"
+        _say(f"{ready}{_metrics(process)}; Ctrl-C ends it")
         process.wait()
 
 
@@ -59,6 +68,16 @@ def _roles(text: str | None) -> frozenset[Role]:
     except KeyError as error:
         known = ", ".join(_ROLES)
         raise typer.BadParameter(f"--role: {error.args[0]!r} is none of {known}") from None
+
+
+def _log_as(settings: config.ClusterConfig, roles: frozenset[Role], node: str = "") -> None:
+    context = {"role": ",".join(role.name.lower() for role in sorted(roles))}
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    log.configure(level, settings.log, context | ({"node": node} if node else {}))
+
+
+def _metrics(process: Process) -> str:
+    return f", {process.metrics}" if process.metrics else ""
 
 
 def _say(line: str) -> None:

@@ -4,7 +4,7 @@ import os
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ SECRET = "secret"
 SOCKET_PATH_BYTES = 107
 ANY_PORT = "127.0.0.1:0"
 
+Level = Literal["debug", "info", "warning", "error"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -39,6 +40,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256
     scrub_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
     """Within which each chunk is read and checked once; 0: never."""
+    metrics: str = ""
+    """Where a process with this node serves them, if not where the cluster's `metrics` says."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +65,15 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     recovery_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     session_s: Seconds = 60.0
     """How long a client that is not heard of keeps files open for writing."""
+    metrics: str = ANY_PORT
+    """Where each process serves `GET /metrics` (Prometheus) and `/healthz`; port 0: any; "": nowhere."""
+    metrics_token_file: str = ""
+    """Mode 0600, at least 16 bytes: what readers of metrics must bring as `Authorization: Bearer`."""
+    metrics_open: bool = False
+    """Other machines may read metrics without a token."""
+    log: Literal["text", "json"] = "text"
+    """How processes write their log to standard error; json: an object a line."""
+    log_level: Level = "info"
     nodes: dict[str, NodeConfig] = msgspec.field(default_factory=lambda: {"n1": NodeConfig()})
 
     @property
@@ -73,6 +85,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def secret(self) -> Secret:
         """Raises ConfigError if its file cannot be used."""
         return Secret.from_file(self.secret_file) if self.secret_file else Secret()
+
+    @property
+    def metrics_token(self) -> Secret:
+        """Raises ConfigError if its file cannot be used."""
+        return Secret.from_file(self.metrics_token_file) if self.metrics_token_file else Secret()
 
     def node(self, name: str) -> NodeConfig:
         """Raises ConfigError for a name that is not there."""
@@ -89,23 +106,32 @@ def load(path: Path) -> ClusterConfig:
     Raises:
         ConfigError: it cannot be read, or something in it cannot be; names the file and the field.
     """
+    table = said(path)
+    try:
+        config = msgspec.convert(table, ClusterConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    try:
+        return settled(config, path.resolve().parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def said(path: Path) -> dict[str, Any]:
+    """The table in a file, as it is. Raises ConfigError as `load`."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path} cannot be read: {reason}") from None
     try:
-        config = msgspec.convert(tomllib.loads(text), ClusterConfig)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    try:
-        return _settled(config, path.resolve().parent)
-    except ConfigError as error:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _settled(config: ClusterConfig, base: Path) -> ClusterConfig:
-    """Checked as a whole, with absolute paths."""
+def settled(config: ClusterConfig, base: Path) -> ClusterConfig:
+    """Checked as a whole, with absolute paths, which start at `base`. Raises ConfigError."""
     if not config.nodes or any(not name.strip() or "/" in name for name in config.nodes):
         raise ConfigError("nodes need names, without slashes, and there must be one")
     if config.chunk_kib & (config.chunk_kib - 1):
@@ -120,16 +146,29 @@ def _settled(config: ClusterConfig, base: Path) -> ClusterConfig:
         manager=_address(config.manager, base),
         metadata=str(base / config.metadata),
         secret_file=str(base / config.secret_file) if config.secret_file else "",
+        metrics=_port(config.metrics),
+        metrics_token_file=str(base / config.metrics_token_file)
+        if config.metrics_token_file
+        else "",
         nodes={
             name: msgspec.structs.replace(
                 node,
                 address=_address(node.address, base),
                 advertise=str(Address.parse(node.advertise)) if node.advertise else "",
                 directory=str(base / (node.directory or name)),
+                metrics=_port(node.metrics),
             )
             for name, node in config.nodes.items()
         },
     )
+
+
+def _port(text: str) -> str:
+    """Of metrics."""
+    address = Address.parse(text) if text else Address()
+    if address.path:
+        raise ConfigError(f"metrics are served at host:port, not at {address}")
+    return str(address) if text else ""
 
 
 def _address(text: str, base: Path) -> str:

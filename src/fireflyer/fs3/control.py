@@ -7,38 +7,38 @@ Invariant: the store is closed only when nobody uses it any more.
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fireflyer.errors import ConfigError, Unavailable
+from fireflyer.errors import ConfigError, FireflyerError, Unavailable
 from fireflyer.fs3.client.metadata import METHOD
 from fireflyer.fs3.config import ClusterConfig
 from fireflyer.fs3.kv import Engine, SqliteEngine, run
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.link import ManagerLink
-from fireflyer.fs3.manager.routing import Node, Routing, Table
+from fireflyer.fs3.manager.routing import TABLE, Node, Routing, Table
 from fireflyer.fs3.manager.service import Manager, Transaction
 from fireflyer.fs3.meta import Layout, MetaService
 from fireflyer.fs3.meta.messages import Answer, Request
+from fireflyer.fs3.meta.metrics import Operations, name_of
 from fireflyer.fs3.meta.service import is_reading
 from fireflyer.fs3.roles import Role
-from fireflyer.log import get_logger
+from fireflyer.log import speaker
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
 
-TABLE = 1
-"""The chain table of new files."""
 STORE = "meta.sqlite"
 T = TypeVar("T")
-log = get_logger("fs3")
+log = speaker("fs3", "meta")
 
 
 class SharedEngine:
     """A store and its users, who are waited for before it is closed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SqliteEngine) -> None:
         self._engine = engine
         self._free = threading.Condition()
         self._users = 0
@@ -58,6 +58,9 @@ class SharedEngine:
                 self._users -= 1
                 self._free.notify_all()
 
+    def statistics(self) -> dict[str, int]:
+        return self._engine.statistics()
+
     def close(self) -> None:
         with self._free:
             self._closing = True
@@ -71,23 +74,30 @@ class Control:
     Attributes:
         address: under which it is reached.
         session_ns: see `ClusterConfig.session_s`.
+        manager: for its metrics.
+        operations: metrics of the metadata service.
     """
 
-    def __init__(self, config: ClusterConfig, secret: Secret) -> None:
+    def __init__(self, config: ClusterConfig, secret: Secret, url: str = "") -> None:
         """
+        Args:
+            url: of the metrics of this process.
+
         Raises:
             ConfigError: an address or folder that cannot be had. Unavailable: another process has the store.
         """
-        self._config = config
+        self._config, self._url = config, url
         self.session_ns = int(config.session_s * 1e9)
-        self._news = threading.Condition()  # guards the three below
+        self._news = threading.Condition()  # guards the five below
         self._nodes: dict[int, Node] = {}
         self._chains: dict[int, Chain] = {}
         self._tables: dict[int, Table] = {}  # of TABLE, by version
+        self._adopted = 0  # version that new files use
         self._service: MetaService | None = None
         with contextlib.ExitStack() as started:
             self._store = SharedEngine(_open_store(Path(config.metadata)))
             started.callback(self._store.close)
+            self.operations = Operations(self._store.statistics)
             self._loop = LoopThread("fs3-control")
             started.callback(self._loop.close)
             self._server = Server(secret, Role.MANAGER)
@@ -108,28 +118,44 @@ class Control:
             self._wait(lambda: wanted <= {node.name for node in self._nodes.values()})
             config = self._config
             one_node = config.one_node and len(wanted) < config.replicas
-            table = self._link.lay_out(TABLE, config.replicas, one_node=one_node)
-            log.info("%d chains of %d targets", len(table.chains), config.replicas)
+            made = self._link.lay_out(TABLE, config.replicas, one_node=one_node)
+            log.info("%d chains of %d targets", len(made.chains), config.replicas)
         self._wait(lambda: bool(self._tables))
-        table = self._tables[max(self._tables)]
-        self._wait(lambda: all(map(self._serves, table.chains)))
-        stripe = min(self._config.stripe, len(table.chains))
-        layout = Layout(table.id, table.version, self._config.chunk_kib << 10, stripe)
+        table = self._wait(self._usable)
+        assert table is not None
+        layout = Layout(table.id, table.version, self._config.chunk_kib << 10, self._config.stripe)
         with self._store.use() as engine:
-            self._service = MetaService(engine, layout=layout, session_ns=self.session_ns)
+            service = MetaService(engine, layout=layout, session_ns=self.session_ns)
+        with self._news:
+            self._adopt(service)  # before anybody can ask it
+            self._service = service
 
     def execute(self, request: Request) -> Answer:
         """What a client asks of the metadata; raises Unavailable before `set_up` and while it closes."""
-        service = self._ready()
-        with self._store.use():
-            return service.execute(request)
+        begun, error = time.perf_counter(), ""
+        try:
+            service = self._ready()
+            with self._store.use():
+                return service.execute(request)
+        except FireflyerError as raised:
+            error = name_of(raised)
+            raise
+        finally:
+            self._count(request, begun, error)
+
+    def trouble(self) -> str:
+        """What is wrong with the metadata service; "" if nothing is. Any thread."""
+        return "" if self._service else "it waits for its chains"
 
     def close(self) -> None:
         self._end.close()
 
     async def _start(self) -> str:
         address = str(await self._server.listen(self._config.manager))
-        manager = Manager(self._server, self._transact, address, self._config.times, alone=True)
+        self.manager = manager = Manager(
+            self._server, self._transact, address, self._config.times, alone=True
+        )
+        manager.url = self._url
         self._server.on_many(METHOD, Request, self._answer, is_reading)
         self._task = asyncio.ensure_future(manager.run())
         return address
@@ -145,9 +171,17 @@ class Control:
             return run(engine, body)
 
     def _answer(self, requests: Sequence[Request]) -> Sequence[object]:
+        begun = time.perf_counter()
         service = self._ready()
         with self._store.use():
-            return service.answer_many(requests)
+            answers = service.answer_many(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            error = name_of(answer) if isinstance(answer, FireflyerError) else ""
+            self._count(request, begun, error)
+        return answers
+
+    def _count(self, request: Request, begun: float, error: str) -> None:
+        self.operations.done(type(request.call).__name__, time.perf_counter() - begun, error)
 
     def _ready(self) -> MetaService:
         service = self._service
@@ -162,15 +196,38 @@ class Control:
             self._nodes.update((node.id, node) for node in part.nodes)
             self._chains.update((chain.id, chain) for chain in part.chains)
             self._tables.update((t.version, t) for t in part.tables if t.id == TABLE)
+            if self._service is not None:
+                self._adopt(self._service)
             self._news.notify_all()
+
+    def _usable(self) -> Table | None:
+        """The newest version of which all chains serve. A later one may wait for nodes that never came."""
+        for version in sorted(self._tables, reverse=True):
+            if all(map(self._serves, self._tables[version].chains)):
+                return self._tables[version]
+        return None
+
+    def _adopt(self, service: MetaService) -> None:
+        """New files use the newest version of the table, once all its chains have served.
+
+        REQUIRES: the lock.
+        """
+        table = self._usable() if self._adopted != max(self._tables) else None
+        if table is not None and table.version > self._adopted:
+            self._adopted = table.version
+            service.use_table(table.id, table.version, len(table.chains))
+            log.info(
+                "new files use %d chains: version %d of the table", len(table.chains), table.version
+            )
 
     def _serves(self, chain: int) -> bool:
         known = self._chains.get(chain)
         return known is not None and bool(known.targets(Public.SERVING))
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
+    def _wait(self, ready: Callable[[], T]) -> T:
+        """What it returns once that is true."""
         with self._news:
-            self._news.wait_for(ready)
+            return self._news.wait_for(ready)
 
 
 def _open_store(folder: Path) -> SqliteEngine:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from fireflyer.errors import ConfigError, Unavailable
 from fireflyer.fs3.client import Client, Settings, connect
+from fireflyer.fs3.client.connection import TIMEOUT_S
 from fireflyer.fs3.config import FILE, load, replace
 from fireflyer.rpc.address import Address
 
@@ -66,7 +67,11 @@ def announce(folder: Path, address: str) -> None:
     replace(folder / ADDRESS_FILE, address + "\n")
 
 
-def attach(where: str | None = None, *, settings: Settings | None = None) -> Client:
+def attach(
+    where: str | None = None, *, settings: Settings | None = None, timeout: float = TIMEOUT_S
+) -> Client:
     """`connect` to what `find` finds; raises what they do."""
     place = find(where)
-    return connect(place.addresses, secret_file=place.secret_file, settings=settings)
+    return connect(
+        place.addresses, secret_file=place.secret_file, settings=settings, timeout=timeout
+    )

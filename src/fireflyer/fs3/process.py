@@ -7,13 +7,17 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from fireflyer.errors import ConfigError, Stale, WireError
 from fireflyer.fs3.config import ClusterConfig, NodeConfig
 from fireflyer.fs3.control import Control
+from fireflyer.fs3.exporter import Check, Exporter
 from fireflyer.fs3.roles import Role
+from fireflyer.fs3.storage.metrics import StorageCollector
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode
 from fireflyer.fs3.sweep import Sweep
-from fireflyer.log import get_logger
+from fireflyer.log import speaker
 from fireflyer.rpc.address import Address
 from fireflyer.rpc.proof import Secret
 
@@ -27,6 +31,7 @@ class Process:
     Attributes:
         manager: address of the manager.
         nodes: the storage nodes by name, if that is among the roles.
+        metrics: URL of the metrics of this process; "": there is none.
     """
 
     def __init__(
@@ -47,16 +52,31 @@ class Process:
         self.nodes: dict[str, StorageNode] = {}
         self._ended = threading.Event()
         with contextlib.ExitStack() as started:
+            exporter = _start_exporter(config, names if Role.STORAGE in roles else ())
+            self.metrics = exporter.url if exporter else ""
+            if exporter:
+                started.callback(exporter.close)
+
+            def show(role: str, registry: CollectorRegistry, check: Check) -> None:
+                if exporter:
+                    exporter.add(role, registry, check)
+                    started.callback(exporter.remove, role, registry)  # before the role ends
+
             self.manager = config.manager
             if Role.MANAGER in roles:
-                self._control = Control(config, secret)
-                started.callback(self._control.close)
+                self._control = control = Control(config, secret, self.metrics)
+                started.callback(control.close)
+                show("manager", control.manager.metrics.registry, control.manager.trouble)
+                show("meta", control.operations.registry, control.trouble)
                 self.manager = self._control.address
             if Role.STORAGE in roles:
                 for name in names:
                     settings = config.node(name)
-                    node = _start_node(settings, name, self.manager, secret, self._ended)
+                    node = _start_node(
+                        settings, name, self.manager, secret, self._ended, self.metrics
+                    )
                     started.callback(node.close)
+                    show(f"storage {name}", StorageCollector(node).registry, node.trouble)
                     self.nodes[name] = node
             self._end = started.pop_all()
 
@@ -94,8 +114,22 @@ def _check(roles: Collection[Role]) -> None:
         raise ConfigError("manager and meta share one store: run both in one process")
 
 
+def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter | None:
+    """Where a node of this process says, else where the cluster does."""
+    said = (config.node(name).metrics for name in names)
+    address = next(filter(None, said), config.metrics)
+    if not address:
+        return None
+    return Exporter(address, config.metrics_token, unguarded=config.metrics_open)
+
+
 def _start_node(
-    config: NodeConfig, name: str, manager: str, secret: Secret, ended: threading.Event
+    config: NodeConfig,
+    name: str,
+    manager: str,
+    secret: Secret,
+    ended: threading.Event,
+    metrics: str,
 ) -> StorageNode:
     settings = NodeSettings(
         directory=Path(config.directory),
@@ -106,6 +140,7 @@ def _start_node(
         workers=config.workers,
         buffers=config.buffer_mib << 20,
         scrub_s=config.scrub_days * DAY_S,
+        metrics=metrics,
     )
     try:
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,7 +154,7 @@ def _start_node(
         except WireError as error:
             if not error.retryable:
                 raise
-            get_logger("fs3").warning("node %s waits for the manager: %s", name, error)
+            speaker("fs3", "storage", name).warning("waits for the manager: %s", error)
 
 
 def _clear_socket(address: str) -> None:

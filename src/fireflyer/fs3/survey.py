@@ -2,19 +2,22 @@
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
 
-from fireflyer.errors import FileError, FireflyerError
+from fireflyer.errors import ConfigError, DeadlineExceeded, FileError, FireflyerError
 from fireflyer.fs3.client import Client
+from fireflyer.fs3.client.connection import TIMEOUT_S
 from fireflyer.fs3.client.settings import find_secret
 from fireflyer.fs3.find import Place
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.link import ManagerLink
-from fireflyer.fs3.manager.routing import SLOTS, Node, Routing
+from fireflyer.fs3.manager.metrics import state_of
+from fireflyer.fs3.manager.routing import SLOTS, TABLE, Node, Routing, Table
 from fireflyer.fs3.manager.service import Status
 from fireflyer.fs3.roles import Role
 
@@ -22,6 +25,7 @@ AT_ONCE = 256
 """Names whose attributes are asked for in one call."""
 PIECE = 4 << 20
 THREADS = 6
+GROW_WAIT_S = 60.0
 
 
 class Found(NamedTuple):
@@ -108,13 +112,24 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
 
 
 class NodeState(msgspec.Struct):
-    """A storage node."""
+    """A storage node. What it says of itself is missing (zero, empty) until the manager heard it."""
 
     node: int
     name: str
     address: str
     alive: bool
     targets: int
+    free_targets: int
+    """In no chain."""
+    heard_s: float | None
+    """Since its last heartbeat; None: this primary has heard none."""
+    version: str = ""
+    """Of its software."""
+    metrics: str = ""
+    disk_bytes: int = 0
+    free_bytes: int = 0
+    faults: dict[int, str] = msgspec.field(default_factory=dict)
+    """Targets that cannot be opened, and why."""
 
 
 class TargetState(msgspec.Struct):
@@ -123,6 +138,19 @@ class TargetState(msgspec.Struct):
     target: int
     node: str
     state: str
+    local: str = ""
+    """What it says of itself."""
+    chunks: int = 0
+    bytes: int = 0
+    busy_chunks: int = 0
+    damaged: int = 0
+    """Chunks whose bytes did not fit their CRCs, since it was opened."""
+    scrubbed: int = 0
+    """When all of it was last read, in s since 1970; 0: never."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}/{self.target % SLOTS}"
 
 
 class ChainState(msgspec.Struct):
@@ -140,42 +168,192 @@ class Health(msgspec.Struct):
     manager: str
     epoch: int
     version: int
+    software: str
+    metrics: str
     nodes: list[NodeState]
     chains: list[ChainState]
+    table: int
+    """Newest version of the chain table."""
+
+
+class _Watch:
+    """A connection to the manager, with all that it tells."""
+
+    def __init__(self, place: Place) -> None:
+        self.nodes: dict[int, Node] = {}
+        self.chains: dict[int, Chain] = {}
+        self.table = Table(TABLE, 0, ())
+        self._news = threading.Condition()
+        secret = find_secret(place.secret_file)
+        self.link = ManagerLink(place.addresses, secret, Role.CLIENT, on_routing=self._told)
+
+    def _told(self, part: Routing) -> None:
+        with self._news:
+            self.nodes.update((node.id, node) for node in part.nodes)
+            self.chains.update((chain.id, chain) for chain in part.chains)
+            for table in part.tables:
+                if table.id == TABLE and table.version > self.table.version:
+                    self.table = table
+            self._news.notify_all()
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
+        with self._news:
+            return self._news.wait_for(ready, seconds)
+
+    def __enter__(self) -> "_Watch":
+        try:
+            self.link.reach(TIMEOUT_S)
+        except BaseException:
+            self.link.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.link.close()
 
 
 def health(place: Place) -> Health:
     """How a file system is; raises WireError if no manager answers."""
-    nodes: dict[int, Node] = {}
-    chains: dict[int, Chain] = {}
-
-    def told(part: Routing) -> None:
-        nodes.update((node.id, node) for node in part.nodes)
-        chains.update((chain.id, chain) for chain in part.chains)
-
-    secret = find_secret(place.secret_file)
-    link = ManagerLink(place.addresses, secret, Role.CLIENT, on_routing=told)
-    try:
-        link.refresh()
-        status: Status = link.status()
-    finally:
-        link.close()
-    alive = set(status.alive)
+    with _Watch(place) as watch:
+        status = watch.link.status()
+        nodes, chains = dict(watch.nodes), dict(watch.chains)
+        table = watch.table.version
+    taken = {target for chain in chains.values() for target in chain.targets()}
     return Health(
-        *(status.primary, status.epoch, status.version),
-        [
-            NodeState(node.id, node.name, node.address, node.id in alive, node.slots)
-            for _, node in sorted(nodes.items())
-        ],
-        [_chain_state(chain, nodes) for _, chain in sorted(chains.items())],
+        *(status.primary, status.epoch, status.version, status.software, status.metrics),
+        [_node_state(node, status, taken) for _, node in sorted(nodes.items())],
+        [_chain_state(chain, nodes, status) for _, chain in sorted(chains.items())],
+        table,
     )
 
 
-def _chain_state(chain: Chain, nodes: dict[int, Node]) -> ChainState:
-    serving = len(chain.targets(Public.SERVING))
-    state = "whole" if serving == len(chain.members) else "degraded" if serving else "stopped"
-    members = [
-        TargetState(m.target, nodes[m.target // SLOTS].name, m.state.name.lower())
-        for m in chain.members
+def _node_state(node: Node, status: Status, taken: set[int]) -> NodeState:
+    state = NodeState(
+        *(node.id, node.name, node.address, node.id in status.alive, node.slots),
+        free_targets=len(set(node.targets()) - taken),
+        heard_s=None,
+    )
+    if heard := status.heard.get(node.id):
+        state.heard_s = heard.heard_s
+        if its := heard.vitals:
+            state.version, state.metrics, state.faults = its.version, its.metrics, its.faults
+            state.disk_bytes, state.free_bytes = its.disk_bytes, its.free_bytes
+    return state
+
+
+def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainState:
+    members = []
+    for member in chain.members:
+        node = member.target // SLOTS
+        state = TargetState(member.target, nodes[node].name, member.state.name.lower())
+        if heard := status.heard.get(node):
+            if local := heard.locals.get(member.target):
+                state.local = local.state.name.lower()
+            its = heard.vitals.targets.get(member.target) if heard.vitals else None
+            if its:
+                state.chunks, state.bytes, state.busy_chunks = (
+                    its.chunks,
+                    its.bytes,
+                    its.busy_chunks,
+                )
+                state.damaged, state.scrubbed = its.damaged, its.scrubbed
+        members.append(state)
+    return ChainState(chain.id, chain.version, state_of(chain), members)
+
+
+LITTLE_SPACE = 0.05
+"""Of a disk: less free space than that is worth a word."""
+
+
+def problems(found: Health) -> list[str]:
+    """What an operator should know, the worst first, a line each."""
+    lines = [
+        f"chain {chain.chain} {chain.state}: {members(chain)}"
+        for state in ("stopped", "degraded")
+        for chain in found.chains
+        if chain.state == state
     ]
-    return ChainState(chain.id, chain.version, state, members)
+    for node in found.nodes:
+        if node.alive:
+            lines += _problems_of(node, found)
+        elif node.heard_s is None:
+            lines.append(f"node {node.name} does not answer: the manager has not heard of it yet")
+        else:
+            lines.append(f"node {node.name} does not answer: last heard {node.heard_s:.1f} s ago")
+    for chain in found.chains:
+        lines += [
+            f"{its.name} found {its.damaged} damaged chunks since it was opened; see its log"
+            for its in chain.targets
+            if its.damaged
+        ]
+    return lines
+
+
+def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
+    for target, why in node.faults.items():
+        yield f"{node.name}/{target % SLOTS} cannot be opened: {why}"
+    if node.disk_bytes and node.free_bytes < LITTLE_SPACE * node.disk_bytes:
+        yield f"node {node.name} has {node.free_bytes / node.disk_bytes:.1%} of its disk left"
+    if node.version and node.version != found.software:
+        yield f"node {node.name} runs {node.version}, the manager {found.software}"
+    if node.free_targets and found.chains:
+        what = f"{node.free_targets} targets of node {node.name} are in no chain"
+        yield f"{what}: `fireflyer fs grow` makes chains of them"
+
+
+def members(chain: ChainState) -> str:
+    """The targets of a chain with their states; of one that is brought up to date, how much it holds."""
+    full = max((its.bytes for its in chain.targets if its.state == "serving"), default=0)
+    words = []
+    for its in chain.targets:
+        word = f"{its.name} {its.state}"
+        if its.state == "syncing" and full:
+            word += f" (holds {min(its.bytes / full, 1):.0%} of the bytes)"
+        words.append(word + (", faulty" if its.local == "faulty" else ""))
+    return ", ".join(words)
+
+
+class Grown(msgspec.Struct):
+    """What `grow` made."""
+
+    version: int
+    """Of the chain table."""
+    chains: int
+    """In it, with the new ones."""
+    added: list[int]
+    replicas: int
+
+
+def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
+    """Makes chains of all targets that are in none, with as many replicas as those that are there.
+
+    New files use them, too, from the moment that all serve; files that are there stay where they are.
+
+    Raises:
+        ConfigError: too few nodes have free targets, or one that has does not answer.
+        DeadlineExceeded: the chains are made, but not all of them serve in time.
+    """
+    with _Watch(place) as watch:
+        if not watch.table.chains:
+            raise ConfigError("this file system has no chains yet: it waits for its first nodes")
+        before = watch.table
+        alive = watch.link.status().alive
+        taken = {target for chain in watch.chains.values() for target in chain.targets()}
+        for node in watch.nodes.values():
+            if node.id not in alive and set(node.targets()) - taken:
+                raise ConfigError(
+                    f"node {node.name} has free targets and does not answer: start it"
+                )
+        replicas = len(watch.chains[before.chains[-1]].members)
+        table = watch.link.lay_out(TABLE, replicas, version=before.version + 1)
+        added = [chain for chain in table.chains if chain not in before.chains]
+
+        def serve() -> bool:
+            known = [watch.chains.get(chain) for chain in added]
+            return all(chain and chain.targets(Public.SERVING) for chain in known)
+
+        if not watch.wait(serve, wait_s):
+            raise DeadlineExceeded(
+                f"chains {', '.join(map(str, added))} are made and do not all serve after {wait_s:g} s"
+            )
+    return Grown(table.version, len(table.chains), added, replicas)

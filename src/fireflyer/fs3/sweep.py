@@ -24,14 +24,14 @@ from fireflyer.fs3.meta.messages import (
     Settle,
     User,
 )
-from fireflyer.log import get_logger
+from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
 
 EVERY_S = 1.0
 DEADLINE_S = 5.0
 """For one step; what takes longer is tried again in the next round."""
 ROOT_USER = User(0, 0, ())
-log = get_logger("fs3")
+log = speaker("fs3", "meta")
 
 
 class Sweep:

@@ -73,6 +73,10 @@ class Secret:
     def __reduce__(self) -> str:
         raise TypeError("a secret is not pickled: give the path of its file")
 
+    def is_same(self, given: bytes) -> bool:
+        """Is `given` the secret itself? Takes the same time either way."""
+        return hmac.compare_digest(given, self._key)
+
     def prove(self, *parts: bytes) -> bytes:
         return prove(self._key, *parts)
 

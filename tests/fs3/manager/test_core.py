@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fireflyer.errors import ConfigError, Stale
+from fireflyer.errors import ConfigError, NotPrimary, Stale
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState, Public
 from fireflyer.fs3.manager.core import Beat, Core
 from fireflyer.fs3.manager.leases import NodeLease, Times
@@ -305,6 +305,17 @@ def test_what_operators_cannot_have() -> None:
             made.core.register("b", "b:9", slots)
     with pytest.raises(ConfigError, match="had 4 targets and comes with 3"):
         made.core.register("a", "a:9", 3)
+    with pytest.raises(ConfigError, match="'nowhere' is not an address"):
+        made.core.register("b", "nowhere", 1)
+
+
+def test_a_session_that_nobody_gave_takes_nobodys_place() -> None:
+    made = cluster(2)
+    real = made.nodes[0]
+    with pytest.raises(NotPrimary, match="none that this primary"):
+        made.core.heartbeat(Beat(real.id, 99 << 32, 1, {}), made.now)
+    made.run(5)
+    assert sorted(made.states()) == [(1, "SERVING"), (2, "SERVING")]
 
 
 def test_one_node_may_hold_all_replicas_where_that_is_asked_for() -> None:
@@ -328,6 +339,9 @@ def test_a_cluster_grows_by_a_new_version_of_its_table() -> None:
     assert made.core.records.tables[1, 1].chains == table.chains[:2]
     for chain in made.core.records.chains.values():
         assert len(chain.targets(S)) == 3
+    assert made.core.lay_out(1, 3, version=2) == table  # asked again: it is done once
+    with pytest.raises(ConfigError, match="has version 2; 4 is not next"):
+        made.core.lay_out(1, 3, version=4)
     with pytest.raises(ConfigError, match="there are 0"):
         made.core.lay_out(1, 3)
 

@@ -155,7 +155,7 @@ def test_a_cluster_comes_up_and_a_dead_node_is_replaced(start: Start, link: Link
     until(failed_over)  # told by a push: nobody asks
     assert len(parts) >= 2
     Node(link(running.address), "a").stop()
-    text = operator.metrics()
+    text = running.manager.metrics.text()
     assert "fireflyer_fs3_manager_primary 1.0" in text
     assert 'fireflyer_fs3_manager_members{state="serving"}' in text
     for node in nodes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.conftest import fork_child
 
-from fireflyer.errors import FileError, FireflyerError
+from fireflyer.errors import FileError, FireflyerError, ProtocolMismatch
 from fireflyer.fs3.kv import Engine, MemoryEngine, SqliteEngine
 from fireflyer.fs3.meta import Inode, Layout, MetaService, Request, User
 from fireflyer.fs3.meta import messages as m
@@ -307,3 +307,25 @@ def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
         first += 1
         assert cluster.ask(m.Statfs()).files == first + 1
         engine.close()
+
+
+def test_a_number_of_another_request_is_refused(cluster: Cluster) -> None:
+    cluster.ask(m.MakeDirectory(1, b"d"), number=1)
+    with pytest.raises(ProtocolMismatch, match="request 1 of client 1 was another one before"):
+        cluster.ask(m.SetXattr(1, b"d", b"user.a", b"v"), number=1)
+    with pytest.raises(ProtocolMismatch, match="another one"):
+        cluster.ask(m.Expire(5), number=1)
+
+
+def test_new_files_use_the_newest_table_and_no_more_chains_than_it_has(cluster: Cluster) -> None:
+    def layout(name: bytes) -> tuple[int, int]:
+        made = cluster.ask(m.Create(1, name)).layout
+        return made.table_version, made.stripe
+
+    assert layout(b"before") == (1, 16)
+    cluster.service.use_table(1, 2, 5)
+    assert layout(b"narrow") == (2, 5)
+    cluster.service.use_table(1, 3, 40)
+    assert layout(b"wide") == (3, 16)
+    cluster.service.use_table(7, 9, 1)
+    assert layout(b"same") == (3, 16)

@@ -56,6 +56,14 @@ class Node:
     def statistics(self) -> dict[str, int]:
         """Counters since the start, and what the chunk stores hold."""
 
+    def targets(self) -> dict[int, dict[str, int]]:
+        """By target: what its store holds, and counters since it was opened."""
+
+    def timings(self) -> dict[str, tuple[list[int], int]]:
+        """
+        Of `read` and `write` frames and of `sync`s: how many took less than 2^(13 + n) ns, not less than half of that (the last: all above), and ns in all.
+        """
+
     def stop(self) -> None:
         """
         Ends all threads and closes all targets; nothing may be called afterwards.

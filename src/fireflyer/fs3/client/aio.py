@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from fireflyer.fs3.client.connection import Client
+from fireflyer.fs3.client.connection import TIMEOUT_S, Client
 from fireflyer.fs3.client.connection import connect as connect_now
 from fireflyer.fs3.client.data import Buffer
 from fireflyer.fs3.client.file import File
@@ -97,9 +97,11 @@ async def connect(
     metadata: str | Sequence[str] | None = None,
     secret_file: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
+    timeout: float = TIMEOUT_S,
 ) -> AsyncClient:
     """See `fireflyer.fs3.client.connect`."""
     client = await asyncio.to_thread(
-        connect_now, address, metadata=metadata, secret_file=secret_file, settings=settings
-    )
+        connect_now, address,
+        metadata=metadata, secret_file=secret_file, settings=settings, timeout=timeout,
+    )  # fmt: skip
     return AsyncClient(client)

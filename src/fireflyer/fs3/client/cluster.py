@@ -19,6 +19,7 @@ from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
 from fireflyer.log import get_logger
 from fireflyer.rpc.address import Address
+from fireflyer.rpc.policy import Policy
 from fireflyer.rpc.proof import Secret
 
 
@@ -30,12 +31,17 @@ class Cluster:
     """
 
     def __init__(
-        self, client: int, managers: str | Sequence[str], secret: Secret, settings: Settings
+        self,
+        client: int,
+        managers: str | Sequence[str],
+        secret: Secret,
+        settings: Settings,
+        timeout_s: float = 30.0,
     ) -> None:
         """Waits for a manager.
 
         Raises:
-            WireError: if none answers, or it has another secret.
+            DeadlineExceeded: if none answers in time. ProtocolMismatch: it has another secret.
         """
         self._lock = threading.Lock()  # guards the seven below
         self._news = threading.Condition(self._lock)
@@ -54,9 +60,13 @@ class Cluster:
             settings.connect_s,
             settings.local,
         )
-        self._link = ManagerLink(managers, secret, Role.CLIENT, on_routing=self._on_routing)
+        count = 1 if isinstance(managers, str) else max(1, len(managers))
+        policy = Policy(attempt_s=min(settings.attempt_s, timeout_s / count))  # each is tried
+        self._link = ManagerLink(
+            managers, secret, Role.CLIENT, policy=policy, on_routing=self._on_routing
+        )
         try:
-            self._link.refresh()
+            self._link.reach(timeout_s)
         except BaseException:
             self._link.close()
             raise

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from fireflyer.fs3.client.storage import Fs3Storage
 
+TIMEOUT_S = 5.0
+"""For `connect`."""
 MODES = {"r", "r+", "w", "w+", "a", "a+", "x", "x+"}
 
 
@@ -36,11 +38,12 @@ class Client(Names):
         metadata: str | Sequence[str],
         secret: Secret,
         settings: Settings,
+        timeout: float = TIMEOUT_S,
     ) -> None:
         """See `connect`."""
         self.settings = settings
         number = secrets.randbits(62) + 1
-        self._cluster = Cluster(number, managers, secret, settings)
+        self._cluster = Cluster(number, managers, secret, settings, timeout)
         self._data = Data(self._cluster, settings)
         super().__init__(Metadata(number, metadata, secret, settings))
         self._pulse = Pulse(self._metadata, settings.alive_s)
@@ -221,6 +224,7 @@ def connect(
     metadata: str | Sequence[str] | None = None,
     secret_file: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
+    timeout: float = TIMEOUT_S,
 ) -> Client:
     """Connects to a file system.
 
@@ -229,13 +233,15 @@ def connect(
         metadata: of its metadata services; the managers' where one process is both.
         secret_file: holds the cluster's secret (mode 0600). By default the file that
             FIREFLYER_FS_SECRET_FILE names, or the value of FIREFLYER_FS_SECRET.
+        timeout: seconds for a manager to answer; calls afterwards have the deadline of the settings.
 
     Raises:
         ConfigError: an address or a secret that cannot be used.
-        ProtocolMismatch: another secret or version. PeerLost, DeadlineExceeded: nobody is there.
+        ProtocolMismatch: another secret or version.
+        DeadlineExceeded: no manager answered in time; names the addresses that were tried.
     """
     secret = find_secret(secret_file)
-    return Client(address, metadata or address, secret, settings or Settings())
+    return Client(address, metadata or address, secret, settings or Settings(), timeout)
 
 
 def _names(files: Sequence[File] | dict[File, int]) -> str:

@@ -17,6 +17,7 @@ Invariants:
 
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,6 +80,16 @@ class SqliteEngine:
         self._log_pages = 0
         self._broken: FireflyerError | None = None
         self._closed = False
+        self._groups = self._commits = self._conflicts = self._commit_ns = 0  # the leader's
+
+    def statistics(self) -> dict[str, int]:
+        """Since the start: group commits, transactions and conflicts in them, ns that they took."""
+        return {
+            "groups": self._groups,
+            "commits": self._commits,
+            "conflicts": self._conflicts,
+            "commit_ns": self._commit_ns,
+        }
 
     # Snapshots.
 
@@ -239,6 +250,7 @@ class SqliteEngine:
 
     def _commit_group(self, group: Sequence[_Waiting]) -> None:
         """Sets each one's outcomes, or one error for all."""
+        begun = time.perf_counter_ns()
         changes = Changes()
         version = self._version + 1
         if self._broken is None:
@@ -253,6 +265,7 @@ class SqliteEngine:
                     for waiting in group:
                         waiting.outcomes, waiting.error = None, typed(error, self.path)
                 self._advance()
+                self._count(group, time.perf_counter_ns() - begun)
             else:
                 self._roll_back()
             if self._log_pages > LOG_PAGES and self._broken is None:
@@ -260,6 +273,13 @@ class SqliteEngine:
         else:
             for waiting in group:
                 waiting.error = self._broken
+
+    def _count(self, group: Sequence[_Waiting], took_ns: int) -> None:
+        outcomes = [outcome for waiting in group for outcome in waiting.outcomes or ()]
+        self._groups += 1
+        self._commit_ns += took_ns
+        self._commits += outcomes.count(Outcome.COMMITTED)
+        self._conflicts += outcomes.count(Outcome.CONFLICT)
 
     def _take(self, transaction: Transaction, changes: Changes, version: int) -> Outcome:
         if not transaction.changes:

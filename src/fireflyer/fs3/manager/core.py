@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fireflyer.errors import ConfigError, Stale
+from fireflyer.errors import ConfigError, NotPrimary, Stale
 from fireflyer.fs3.manager.chains import (
     Chain,
     Local,
@@ -22,6 +22,42 @@ from fireflyer.fs3.manager.chains import (
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.placement import place
 from fireflyer.fs3.manager.routing import SLOTS, Entry, Node, Records, Routing, Table, key_of
+from fireflyer.rpc.address import Address
+
+
+class TargetVitals(msgspec.Struct, array_like=True):
+    """Of a target: what it holds and what became of it since it was opened.
+
+    Attributes:
+        busy_chunks: with something under way.
+        checked, damaged: chunks read for their CRCs, and those of them that did not fit.
+        scrubbed: when all of it was last read for that, in s since 1970; 0: never.
+    """
+
+    chunks: int
+    bytes: int
+    busy_chunks: int
+    checked: int
+    damaged: int
+    scrubbed: int
+
+
+class Vitals(msgspec.Struct, array_like=True):
+    """How a node is, for people; no chain depends on it.
+
+    Attributes:
+        version: of its software.
+        disk_bytes, free_bytes: of the disk of its targets.
+        metrics: URL.
+        faults: targets that cannot be opened, and why.
+    """
+
+    version: str
+    disk_bytes: int
+    free_bytes: int
+    metrics: str
+    targets: dict[int, TargetVitals]
+    faults: dict[int, str]
 
 
 class Beat(msgspec.Struct, array_like=True):
@@ -32,6 +68,7 @@ class Beat(msgspec.Struct, array_like=True):
         number: grows within the session.
         locals: what each of its targets says of itself.
         routing: the version that it knows.
+        vitals: now and then.
     """
 
     node: int
@@ -39,6 +76,7 @@ class Beat(msgspec.Struct, array_like=True):
     number: int
     locals: dict[int, Local]
     routing: int = 0
+    vitals: Vitals | None = None
 
 
 class Registered(msgspec.Struct, array_like=True):
@@ -81,6 +119,8 @@ class Core:
         self._epoch = epoch
         self._begun = 0  # incarnations of this term
         self._processes: dict[int, _Process] = {}
+        self.vitals: dict[int, Vitals] = {}
+        """The newest ones of each node."""
         self._started = now
         self._ticked = now
         self._blind_until = now
@@ -112,6 +152,7 @@ class Core:
         """
         if not 1 <= slots <= SLOTS:
             raise ConfigError(f"node {name}: {slots} targets; it can have 1 to {SLOTS}")
+        Address.parse(address)
         known = {node.name: node for node in self._all_nodes()}
         old = known.get(name)
         number = old.id if old else 1 + max((node.id for node in known.values()), default=0)
@@ -127,7 +168,12 @@ class Core:
 
         Raises:
             Stale: if a later process of the node has registered: this one must stop.
+            NotPrimary: if the session was given by a later primary, or by none.
         """
+        if beat.session > (self._epoch << 32 | self._begun):
+            raise NotPrimary(
+                f"session {beat.session} is none that this primary or one before it gave"
+            )
         node = self.records.nodes.get(beat.node)
         if node is None:
             raise Stale(f"node {beat.node} is not known here: register it again")
@@ -138,9 +184,16 @@ class Core:
             )
         if known is None or (beat.session, beat.number) > (known.session, known.number):
             locals_ = {t: local for t, local in beat.locals.items() if t in node.targets()}
+            if beat.vitals is not None:
+                self.vitals[beat.node] = beat.vitals
             self._processes[beat.node] = _Process(beat.session, beat.number, now, locals_)
             self.news |= known is None or known.locals != locals_ or bool(self._missed)
         return self.records.after(beat.routing)
+
+    def heard(self, node: int) -> tuple[float, dict[int, Local]] | None:
+        """When its newest heartbeat came, and what its targets said in it; None: in this term none came."""
+        process = self._processes.get(node)
+        return (process.heard, process.locals) if process else None
 
     def alive(self, now: float) -> list[int]:
         """The nodes whose leases may still run."""
@@ -223,15 +276,27 @@ class Core:
 
     # Operators
 
-    def lay_out(self, table: int, replicas: int, *, one_node: bool = False, seed: int = 0) -> Table:
+    def lay_out(
+        self, table: int, replicas: int, *, one_node: bool = False, seed: int = 0, version: int = 0
+    ) -> Table:
         """Makes chains of all targets that are in none, and a new version of the table with them added.
 
         Args:
             one_node: replicas may be on one node, on different targets.
+            version: of the table to make, if not just the next: one that is there is returned as it is.
 
         Raises:
             ConfigError: if there are too few nodes, or no target is free.
         """
+        versions = [known for known in self._all_tables() if known.id == table]
+        last = max(versions, key=lambda known: known.version, default=Table(table, 0, ()))
+        if version:
+            if last.version == version:
+                return last
+            if last.version != version - 1:
+                raise ConfigError(
+                    f"table {table} has version {last.version}; {version} is not next"
+                )
         taken = {t for chain in self._all_chains() for t in chain.targets()}
         free = [[t for t in node.targets() if t not in taken] for node in self._all_nodes()]
         if one_node:
@@ -246,8 +311,6 @@ class Core:
             Chain.new(first + at, [free[node][slot] for node, slot in slots])
             for at, slots in enumerate(placed.slots())
         ]
-        versions = [known for known in self._all_tables() if known.id == table]
-        last = max(versions, key=lambda known: known.version, default=Table(table, 0, ()))
         made = Table(table, last.version + 1, last.chains + tuple(chain.id for chain in chains))
         for chain in chains:
             self._want(chain)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from fireflyer.errors import ProtocolMismatch
+from fireflyer.errors import DeadlineExceeded, FireflyerError, ProtocolMismatch
 from fireflyer.fs3.manager.chains import Chain, Local
-from fireflyer.fs3.manager.core import Beat, Registered
+from fireflyer.fs3.manager.core import Beat, Registered, Vitals
 from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.routing import Routing, Table, View
 from fireflyer.fs3.manager.service import LayOut, Registration, Restart, Status
@@ -33,6 +33,7 @@ class ManagerLink:
         self._view = View()
         self._lock = threading.RLock()  # `on_routing` may ask for chains
         self._on_routing = on_routing
+        self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         self._client = Client(
             addresses, secret, role, policy=policy, pushes={"routing": self._pushed}
         )
@@ -47,7 +48,12 @@ class ManagerLink:
         return self._client.call("incarnation", None, int)
 
     def heartbeat(
-        self, me: Registered, lease: NodeLease, now: float, locals_: Mapping[int, Local]
+        self,
+        me: Registered,
+        lease: NodeLease,
+        now: float,
+        locals_: Mapping[int, Local],
+        vitals: Vitals | None = None,
     ) -> None:
         """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with it.
 
@@ -57,18 +63,35 @@ class ManagerLink:
             Stale: this process must stop. Others: the manager did not answer.
         """
         number = lease.send(now)
-        beat = Beat(me.node, me.session, number, dict(locals_), self.version)
+        beat = Beat(me.node, me.session, number, dict(locals_), self.version, vitals)
         part = self._client.call("heartbeat", beat, Routing, deadline_s=me.lease_s)
         lease.answered(number)
         self._take(part)
 
-    def refresh(self) -> None:
+    def refresh(self, deadline_s: float = 30.0) -> None:
         """Asks for what changed since the copy, and for pushes of what changes from now on."""
-        self._take(self._client.call("routing", self.version, Routing))
+        self._take(self._client.call("routing", self.version, Routing, deadline_s=deadline_s))
 
-    def lay_out(self, table: int, replicas: int, *, one_node: bool = False) -> Table:
-        """Chains of all free targets, as a new version of the table."""
-        return self._client.call("lay_out", LayOut(table, replicas, one_node), Table)
+    def reach(self, seconds: float) -> None:
+        """The first `refresh`, for as long.
+
+        Raises:
+            DeadlineExceeded: no manager answered; names all addresses, and what became of the last attempt.
+        """
+        try:
+            self.refresh(seconds)
+        except FireflyerError as error:
+            if not error.retryable:
+                raise
+            raise DeadlineExceeded(
+                f"no manager answered within {seconds:g} s at {', '.join(self._addresses)}: {error}"
+            ) from None
+
+    def lay_out(
+        self, table: int, replicas: int, *, one_node: bool = False, version: int = 0
+    ) -> Table:
+        """Chains of all free targets, as a new version of the table; see `Core.lay_out`."""
+        return self._client.call("lay_out", LayOut(table, replicas, one_node, version), Table)
 
     def restart_chain(self, chain: int, target: int) -> Chain:
         """Gives up what only the lost last serving targets of a chain had."""
@@ -76,10 +99,6 @@ class ManagerLink:
 
     def status(self) -> Status:
         return self._client.call("status", None, Status)
-
-    def metrics(self) -> str:
-        """In the text format of Prometheus; of the primary."""
-        return self._client.call("metrics", None, str)
 
     @property
     def version(self) -> int:

@@ -2,8 +2,14 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from fireflyer.fs3.manager.chains import Public
+from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.core import Core
+
+
+def state_of(chain: Chain) -> str:
+    """whole: all members serve; degraded: some do; stopped: none."""
+    serving = len(chain.targets(Public.SERVING))
+    return "whole" if serving == len(chain.members) else "degraded" if serving else "stopped"
 
 
 class Metrics:
@@ -23,7 +29,10 @@ class Metrics:
         self._version = gauge("routing_version", "version of the routing")
         self._nodes = gauge("nodes", "nodes by whether their leases run", ("state",))
         self._members = gauge("members", "members of chains by state", ("state",))
-        self._stuck = gauge("chains_without_serving", "chains that serve nobody")
+        self._chains = gauge("chains", "whole: all members serve; stopped: none does", ("state",))
+        self._tables = gauge("tables", "versions of chain tables")
+        self.lost = counter("leases_lost", "nodes that were alive and went silent")
+        self._living: set[int] = set()
         self.heartbeats = counter("heartbeats", "heartbeats answered")
         self.changes = counter("changes", "versions of the routing published")
 
@@ -31,20 +40,25 @@ class Metrics:
         """Takes the figures of a term; None: not primary."""
         self._primary.set(core is not None)
         if core is None:
+            self._living.clear()
             return
-        records, alive = core.records, len(core.alive(now))
+        records, living = core.records, set(core.alive(now))
+        self.lost.inc(len(self._living - living))
+        self._living = living
         self._epoch.set(epoch)
         self._version.set(records.version)
-        self._nodes.labels("alive").set(alive)
-        self._nodes.labels("dead").set(len(records.nodes) - alive)
+        self._nodes.labels("alive").set(len(living))
+        self._nodes.labels("dead").set(len(records.nodes) - len(living))
         counts = dict.fromkeys(Public, 0)
         for chain in records.chains.values():
             for member in chain.members:
                 counts[member.state] += 1
         for state, count in counts.items():
             self._members.labels(state.name.lower()).set(count)
-        chains = records.chains.values()
-        self._stuck.set(sum(not chain.targets(Public.SERVING) for chain in chains))
+        states = [state_of(chain) for chain in records.chains.values()]
+        for name in ("whole", "degraded", "stopped"):
+            self._chains.labels(name).set(states.count(name))
+        self._tables.set(len(records.tables))
 
     def text(self) -> str:
         """In the text format of Prometheus."""

@@ -15,6 +15,9 @@ from fireflyer.fs3.manager.chains import Chain
 SLOTS = 256
 """Targets that a node can have: the target in slot s of node n has the number n * 256 + s."""
 
+TABLE = 1
+"""The chain table of new files."""
+
 PREFIX = b"A"
 PRIMARY_KEY = b"Ap"
 

@@ -11,18 +11,19 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from fireflyer import __version__
 from fireflyer.clock import Clock, SystemClock
 from fireflyer.errors import Corrupted, FireflyerError, NotPrimary
-from fireflyer.fs3.manager.chains import Chain, Public
-from fireflyer.fs3.manager.core import Beat, Change, Core, Registered
+from fireflyer.fs3.manager.chains import Chain, Local, Public
+from fireflyer.fs3.manager.core import Beat, Change, Core, Registered, Vitals
 from fireflyer.fs3.manager.election import Election, Primary
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.metrics import Metrics
 from fireflyer.fs3.manager.routing import PREFIX, PRIMARY_KEY, Records, Routing, Table
-from fireflyer.log import get_logger
+from fireflyer.log import speaker
 from fireflyer.rpc.server import Call, Connection, Server
 
-log = get_logger("fs3")
+log = speaker("fs3", "manager")
 T = TypeVar("T")
 
 
@@ -53,6 +54,7 @@ class LayOut(msgspec.Struct, array_like=True):
     table: int
     replicas: int
     one_node: bool = False
+    version: int = 0
 
 
 class Restart(msgspec.Struct, array_like=True):
@@ -60,8 +62,27 @@ class Restart(msgspec.Struct, array_like=True):
     target: int
 
 
+class NodeStatus(msgspec.Struct, array_like=True):
+    """For people: a node, as it was last heard.
+
+    Attributes:
+        heard_s: how long ago.
+        locals: what its targets said of themselves.
+    """
+
+    heard_s: float
+    locals: dict[int, Local]
+    vitals: Vitals | None
+
+
 class Status(msgspec.Struct, array_like=True):
-    """For people: who is primary, and how the cluster is."""
+    """For people: who is primary, and how the cluster is.
+
+    Attributes:
+        software: version of the primary.
+        metrics: URL of its process's.
+        heard: by node; those that this primary has not heard are missing.
+    """
 
     primary: str
     epoch: int
@@ -71,6 +92,9 @@ class Status(msgspec.Struct, array_like=True):
     chains: int
     serving: int
     whole: int
+    software: str = ""
+    metrics: str = ""
+    heard: dict[int, NodeStatus] = msgspec.field(default_factory=dict)
 
 
 class Manager:
@@ -92,6 +116,8 @@ class Manager:
             alone: the metadata store admits one process at a time.
         """
         self.metrics = Metrics()
+        self.url = ""
+        """Of the metrics of this process, for people."""
         self._server, self._transact, self._times = server, transact, times
         self._address = address
         self._clock = clock or SystemClock()
@@ -108,7 +134,6 @@ class Manager:
         server.on("lay_out", LayOut, self._lay_out)
         server.on("restart_chain", Restart, self._restart_chain)
         server.on("status", type(None), self._status)
-        server.on("metrics", type(None), self._metrics)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -246,7 +271,9 @@ class Manager:
 
     async def _lay_out(self, call: Call, body: LayOut) -> Table:
         core = self._term()
-        table = core.lay_out(body.table, body.replicas, one_node=body.one_node)
+        table = core.lay_out(
+            body.table, body.replicas, one_node=body.one_node, version=body.version
+        )
         await self._settled(core)
         return table
 
@@ -258,6 +285,7 @@ class Manager:
 
     def _status(self, call: Call, body: None) -> Status:
         core = self._term()
+        now = self._clock.monotonic()
         records, chains = core.records, core.records.chains.values()
         serving = [len(chain.targets(Public.SERVING)) for chain in chains]
         return Status(
@@ -265,14 +293,24 @@ class Manager:
             self._election.epoch,
             records.version,
             len(records.nodes),
-            tuple(core.alive(self._clock.monotonic())),
+            tuple(core.alive(now)),
             len(chains),
             sum(count > 0 for count in serving),
             sum(count == len(c.members) for count, c in zip(serving, chains, strict=True)),
+            __version__,
+            self.url,
+            {
+                node: NodeStatus(now - heard[0], heard[1], core.vitals.get(node))
+                for node in records.nodes
+                if (heard := core.heard(node))
+            },
         )
 
-    def _metrics(self, call: Call, body: None) -> str:
-        return self.metrics.text()
+    def trouble(self) -> str:
+        """What is wrong with it; "" if nothing is. Any thread."""
+        primary = self._election.primary
+        elsewhere = primary not in ("", self._address)
+        return "" if self._core is not None or elsewhere else "no manager is primary"
 
 
 # Transactions

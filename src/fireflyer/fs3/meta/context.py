@@ -1,6 +1,7 @@
 """What every operation gets beside its transaction and arguments; permissions; inodes loaded and shown."""
 
 import errno
+from collections.abc import Mapping
 
 from fireflyer.errors import FileError
 from fireflyer.fs3.kv.transaction import Transaction, counter
@@ -26,16 +27,19 @@ class Context:
     """Who asks, when, and the number of the next inode that the operation makes.
 
     Whoever runs the operation sets `number` to the first of as many as it may make, new for each attempt;
-    numbers may be wasted.
+    numbers may be wasted. `tables` has the newest version of each chain table, and how many chains it has.
     """
 
-    __slots__ = ("client", "now", "number", "user")
+    __slots__ = ("client", "now", "number", "tables", "user")
 
-    def __init__(self, user: User, client: int, now: int) -> None:
+    def __init__(
+        self, user: User, client: int, now: int, tables: Mapping[int, tuple[int, int]]
+    ) -> None:
         self.user = user
         self.client = client
         self.now = now
         self.number = 0
+        self.tables = tables
 
     def fresh(self) -> int:
         """A number that was never given before."""

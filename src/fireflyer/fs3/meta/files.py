@@ -56,8 +56,9 @@ def new_file(t: Transaction, ctx: Context, at: Place, name: bytes, mode: int) ->
     inode = new_inode(ctx, FILE, mode, at, name=name)
     like = at.directory.layout
     if like is not None:
+        version, width = ctx.tables.get(like.table, (like.table_version, like.stripe))
         inode.layout = Layout(
-            like.table, like.table_version, like.chunk_size, like.stripe, seed_of(inode.number)
+            like.table, version, like.chunk_size, min(like.stripe, width), seed_of(inode.number)
         )
     t.set(inode_key(inode.number), encode(inode))
     put_entry(t, ctx, at.directory, name, inode)

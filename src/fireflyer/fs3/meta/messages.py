@@ -16,6 +16,7 @@ INT64_MAX = (1 << 63) - 1
 Number = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Signed = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]
 """What is of neither kind is refused where a request is decoded: keys hold numbers of 64 bits."""
+Limit = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 OMIT = -1
 """A time, an owner or a length that stays as it is."""
@@ -58,7 +59,7 @@ class ReadDirectory(Call, frozen=True):
     inode: Number
     path: bytes = b""
     after: bytes = b""
-    limit: Number = 1024
+    limit: Limit = 1024
     plus: bool = False
 
 
@@ -297,7 +298,7 @@ class Collect(Call, frozen=True):
     Answer: Removals."""
 
     after: Number = 0
-    limit: Number = 256
+    limit: Limit = 256
 
 
 class Collected(Call, frozen=True):
@@ -343,11 +344,11 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Removal(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A file whose first `chains` chains must be asked (Expire) or emptied of it (Collect)."""
 
-    inode: int
+    inode: Number
     layout: Layout
     chains: int
     length_version: int
-    client: int = 0
+    client: Number = 0
     """Of Expire: whose sessions."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.errors import FileError, FireflyerError, Stale
+from fireflyer.errors import FileError, FireflyerError, ProtocolMismatch, Stale
 from fireflyer.fs3.kv.run import Job, record_key, run, run_many
 from fireflyer.fs3.kv.transaction import Engine, Transaction, counter, counter_value
 from fireflyer.fs3.meta import (
@@ -122,8 +122,13 @@ def _recorded(record: bytes) -> msgspec.Raw | FireflyerError:
     return msgspec.Raw(record)
 
 
-def _answer(request: Request, raw: msgspec.Raw) -> Answer:
-    return _DECODERS[type(request.call)](raw)
+def _answer(request: Request, raw: msgspec.Raw) -> Answer | FireflyerError:
+    try:
+        return _DECODERS[type(request.call)](raw)
+    except (msgspec.DecodeError, ValueError):
+        return ProtocolMismatch(
+            f"request {request.number} of client {request.client} was another one before"
+        )
 
 
 class Numbers:
@@ -208,9 +213,17 @@ class MetaService:
         self._refresh_ns = session_ns // 6
         self._numbers = Numbers(engine)
         self._folders = Folders()
+        self._tables: dict[int, tuple[int, int]] = {}
         self._seen: dict[int, int] = {}
         self._cleared: dict[int, int] = {}
         run(engine, lambda t: initialize(t, now(), layout))
+
+    def use_table(self, table: int, version: int, chains: int) -> None:
+        """From now on new files use this version of the table, and no more chains than it has.
+
+        Without one they use the version and the stripe that their directory names. Any thread.
+        """
+        self._tables = {**self._tables, table: (version, chains)}
 
     def execute(self, request: Request) -> Answer:
         """Does what a request asks; durable when it returns.
@@ -259,17 +272,20 @@ class MetaService:
     def _read(self, operation: Operation, request: Request, now: int) -> Answer | FireflyerError:
         t = self._engine.begin()
         try:
-            return operation(t, Context(request.user, request.client, now), request.call)
+            return operation(t, self._context(request, now), request.call)
         except FireflyerError as error:
             return error
         finally:
             t.end()
 
+    def _context(self, request: Request, now: int) -> Context:
+        return Context(request.user, request.client, now, self._tables)
+
     def _job(self, request: Request, now: int) -> Job[bytes | Answer]:
         call = request.call
         operation, _ = _WRITES[type(call)]
         client, number = request.client, request.number
-        context = Context(request.user, client, now)
+        context = self._context(request, now)
         made = _made(call)
         ends = isinstance(call, messages.EndClient)
         kept = number > 0 and not ends

@@ -7,22 +7,26 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from fireflyer import __version__
 from fireflyer._native.fs3 import io
 from fireflyer.errors import ConfigError, FireflyerError, Stale, StorageError
 from fireflyer.fs3.lines import Door, dial
 from fireflyer.fs3.local import advertised, new_socket
 from fireflyer.fs3.manager.chains import Local, LocalState
-from fireflyer.fs3.manager.core import Registered
+from fireflyer.fs3.manager.core import Registered, TargetVitals, Vitals
 from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
-from fireflyer.log import get_logger
+from fireflyer.fs3.storage.scrub import BEGIN, ScrubLog
+from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
 
 PAUSE_S = 0.2
 """Between attempts to reach a node, or to open a target's store again."""
 SCRUB_CHUNKS = 16
+VITALS_EVERY_S = 1.0
+"""How often a heartbeat says how the node is; every one says what a chain depends on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,7 @@ class NodeSettings:
         targets: how many it has.
         workers, buffers: see `io.Node`.
         scrub_s: within which time each chunk is read and checked once; 0: never.
+        metrics: URL of this process's metrics, for people.
     """
 
     directory: Path
@@ -47,6 +52,7 @@ class NodeSettings:
     workers: int = 0
     buffers: int = 256 << 20
     scrub_s: float = 7 * 24 * 3600.0
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -79,6 +85,9 @@ class StorageNode:
         """
         self.settings = settings
         self.ended = ended or threading.Event()
+        self._log = speaker("fs3", "storage", settings.name)
+        self._scrubbed = ScrubLog(settings.directory)
+        self._told = 0.0  # when a heartbeat last said how the node is
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
         self._lock = threading.Lock()  # guards the service against use after its end
@@ -114,11 +123,53 @@ class StorageNode:
         self._stopping.set()
         for thread in self._threads:
             thread.join()
+        self._scrubbed.save()
         self._end()
 
     def statistics(self) -> dict[str, int]:
         """Counters of the service; see `io.Node.statistics`."""
         return self._service.statistics()
+
+    def timings(self) -> dict[str, tuple[list[int], int]]:
+        """See `io.Node.timings`."""
+        return self._service.timings()
+
+    def targets(self) -> dict[int, dict[str, float]]:
+        """Of each open target what `io.Node.targets` says, and more.
+
+        That is its `chain`, its `role` in it (a Public), what it says of itself (`local`, a LocalState),
+        and when it was last scrubbed (`scrubbed`, s since 1970; 0: never).
+        """
+        found: dict[int, dict[str, float]] = {}
+        counts = self._service.targets()
+        for target, _, local, _, _, _, role, _ in self._service.reports():
+            chain = self._chains.get(target)
+            if chain is not None and target in counts:
+                scrubbed = self._scrubbed.place(target % SLOTS).finished
+                more = {"chain": chain, "role": role, "local": local, "scrubbed": scrubbed}
+                found[target] = {**counts[target], **more}
+        return found
+
+    def space(self) -> tuple[int, int]:
+        """Bytes of the disk, and bytes of it that are free; zeros if it cannot be asked."""
+        try:
+            disk = os.statvfs(self.settings.directory)
+        except OSError:
+            return 0, 0
+        return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+
+    @property
+    def lease_ends(self) -> float:
+        """On the monotonic clock."""
+        return self._lease.ends
+
+    def trouble(self) -> str:
+        """What is wrong with it; "" if nothing is."""
+        if self.ended.is_set():
+            return "another process has taken its place"
+        if not self._lease.runs(time.monotonic()):
+            return "its lease is over: it does not reach the manager"
+        return "; ".join(f"target {target}: {why}" for target, why in self.faults.items())
 
     @property
     def faults(self) -> dict[int, str]:
@@ -165,13 +216,14 @@ class StorageNode:
                 continue
             due = time.monotonic() + self._me.lease_s / 6
             try:
-                self._link.heartbeat(self._me, self._lease, time.monotonic(), self._locals())
+                now = time.monotonic()
+                self._link.heartbeat(self._me, self._lease, now, self._locals(), self._vitals(now))
             except Stale as error:
-                get_logger("fs3").error("node %s stops: %s", self.settings.name, error)
+                self._log.error("node %s stops: %s", self.settings.name, error)
                 self.ended.set()
                 return
             except FireflyerError as error:
-                get_logger("fs3").debug("a heartbeat was not answered: %s", error)
+                self._log.debug("a heartbeat was not answered: %s", error)
                 continue
             self._service.lease(self._lease.ends - time.monotonic(), self._versions())
 
@@ -185,6 +237,18 @@ class StorageNode:
             target: Local(incarnation, LocalState(state), version, number)
             for target, incarnation, state, version, number, _, _, _ in self._service.reports()
         }
+
+    def _vitals(self, now: float) -> Vitals | None:
+        """How the node is, now and then."""
+        if now < self._told + VITALS_EVERY_S:
+            return None
+        self._told = now
+        size, free = self.space()
+        targets = {
+            target: TargetVitals(*(int(its[key]) for key in TargetVitals.__struct_fields__))
+            for target, its in self.targets().items()
+        }
+        return Vitals(__version__, size, free, self.settings.metrics, targets, self.faults)
 
     # Routing
 
@@ -210,7 +274,7 @@ class StorageNode:
         assert self._me is not None
         for target, _, _, _, _, _, _, failed in self._service.reports():
             if failed and target in self._chains:
-                get_logger("fs3").warning("target %d: its store failed and is opened anew", target)
+                self._log.warning("target %d: its store failed and is opened anew", target)
                 self._service.close(target)
                 del self._chains[target]
                 self._again[target] = time.monotonic() + PAUSE_S
@@ -233,7 +297,7 @@ class StorageNode:
             self._service.open(os.fspath(path), target, chain, incarnation)
         except (StorageError, ValueError) as error:
             if self._faults.get(target) != str(error):
-                get_logger("fs3").error("target %d cannot be opened: %s", target, error)
+                self._log.error("target %d cannot be opened: %s", target, error)
             self._faults[target] = str(error)
             self._again[target] = time.monotonic() + 5 * PAUSE_S
             return False
@@ -256,7 +320,7 @@ class StorageNode:
         try:
             line = dial(address, self._secret, Role.STORAGE, timeout_s=1.0)
         except FireflyerError as error:
-            get_logger("fs3").debug("node %d is not reached: %s", node, error)
+            self._log.debug("node %d is not reached: %s", node, error)
             self._unreached[node] = time.monotonic() + PAUSE_S
         else:
             self._service.connected(node, line.detach())
@@ -270,9 +334,13 @@ class StorageNode:
         while not self._stopping.wait(1.0):
             chunks = max(1, self._service.statistics()["chunks"])
             pause = self.settings.scrub_s * SCRUB_CHUNKS / chunks
-            for target in list(self._chains):
-                after = (0, 0)
+            for target in sorted(self._chains, key=self._last_scrub):
+                after = self._scrubbed.place(target % SLOTS).after
                 while not self._stopping.wait(min(pause, 60.0)):
                     after = self._service.scrub(target, *after, SCRUB_CHUNKS)
-                    if after == (0, 0):
+                    self._scrubbed.note(target % SLOTS, after)
+                    if after == BEGIN:
                         break
+
+    def _last_scrub(self, target: int) -> float:
+        return self._scrubbed.place(target % SLOTS).finished

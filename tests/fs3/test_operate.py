@@ -1,0 +1,394 @@
+"""Operating a file system: metrics, health, logs, settings, growth, and what an operator is told."""
+
+import json
+import logging
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from fireflyer import log
+from fireflyer.cli.app import run_line
+from fireflyer.errors import ConfigError, DeadlineExceeded, WireError
+from fireflyer.fs3 import survey
+from fireflyer.fs3.client import connect
+from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, embed, load
+from fireflyer.fs3.exporter import CONNECTIONS, HEAD_LIMIT, Exporter
+from fireflyer.fs3.find import Place, announce, attach, find
+from fireflyer.fs3.process import ALL, Process
+from fireflyer.fs3.roles import Role
+from fireflyer.fs3.storage.scrub import BEGIN, ScrubLog
+from fireflyer.fs3.survey import Health, NodeState, problems
+from fireflyer.rpc.proof import Secret
+
+LIMIT_S = 60.0
+SECRET = "the secret of an operator's tests"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits for something that must come."""
+    end = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def get(url: str, token: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(url)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Name and labels of each value that Prometheus would take."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(text: str, name: str, **labels: str) -> float:
+    found = [
+        value
+        for (its, own), value in samples(text).items()
+        if its == name and labels.items() <= dict(own).items()
+    ]
+    assert found, name
+    return sum(found)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Process]]:
+    """A file system of two nodes in this process, and its folder."""
+    folder = tmp_path_factory.mktemp("operate") / "fs"
+    config = embed(folder, 2, 2)
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        announce(folder, process.manager)
+        yield folder, process
+
+
+def test_every_role_has_metrics(running: tuple[Path, Process]) -> None:
+    folder, process = running
+    with attach(str(folder)) as fs:
+        with fs.open("/a", "w") as file:
+            file.write(bytes(3 << 20))
+        with fs.open("/a") as file:
+            assert len(file.readall() or b"") == 3 << 20
+        with pytest.raises(FileNotFoundError):
+            fs.stat("/none")
+    _, text = get(process.metrics)
+    assert total(text, "fireflyer_fs3_manager_primary") == 1
+    assert total(text, "fireflyer_fs3_manager_nodes", state="alive") == 2
+    assert total(text, "fireflyer_fs3_manager_chains") == 2
+    assert total(text, "fireflyer_fs3_meta_request_seconds_count", kind="Create") >= 1
+    assert total(text, "fireflyer_fs3_meta_errors_total", kind="Stat", error="ENOENT") >= 1
+    assert (
+        1
+        <= total(text, "fireflyer_fs3_meta_store_groups_total")
+        <= total(text, "fireflyer_fs3_meta_store_commits_total")
+    )
+    assert total(text, "fireflyer_fs3_storage_read_bytes_total") >= 3 << 20
+    assert total(text, "fireflyer_fs3_storage_written_bytes_total") >= 3 << 20
+    for what in ("read", "write", "sync"):
+        name = f"fireflyer_fs3_storage_{what}_seconds"
+        count = total(text, f"{name}_count")
+        assert count > 0
+        assert total(text, f"{name}_bucket", le="+Inf") == count
+        assert 0 < total(text, f"{name}_sum") < 600
+    assert total(text, "fireflyer_fs3_storage_target_chunks", node="s1") >= 3
+    assert total(text, "fireflyer_fs3_storage_target_applied_total") >= 6
+    assert total(text, "fireflyer_fs3_storage_targets", node="s2") == 2
+    assert 0 < total(text, "fireflyer_fs3_storage_lease_seconds", node="s1") <= 3
+    assert total(text, "process_resident_memory_bytes") > 0
+    secret = (folder / "secret").read_text().strip()
+    assert secret not in text
+    health = json.loads(get(process.metrics.replace("metrics", "healthz"))[1])
+    assert (health["status"], health["wrong"]) == ("ok", {})
+    assert health["roles"] == ["manager", "meta", "storage s1", "storage s2"]
+
+
+def test_damage_is_counted_and_told(running: tuple[Path, Process]) -> None:
+    folder, process = running
+    with attach(str(folder)) as fs, fs.open("/damaged", "w") as file:
+        file.write(os.urandom(1 << 20))
+    node = process.nodes["s2"]
+    target, its = next((t, its) for t, its in node.targets().items() if its["bytes"])
+    for path in sorted((folder / "s2" / f"target-{target % 256:03d}").glob("data-*")):
+        data = bytearray(path.read_bytes())
+        data[: 1 << 20] = bytes(byte ^ 255 for byte in data[: 1 << 20])
+        path.write_bytes(data)
+    node._service.scrub(target, 0, 0, 1000)
+    assert node.targets()[target]["damaged"] > its["damaged"]
+
+    def told() -> bool:
+        return any("damaged chunks" in line for line in problems(survey.health(find(str(folder)))))
+
+    until(told)
+
+
+def test_status_at_one_glance(
+    running: tuple[Path, Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, process = running
+    until(lambda: all(n.version for n in survey.health(find(str(folder))).nodes))
+    assert run_line(["fs", "status", "--dir", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "2 chains, 2 whole" in said
+    assert process.metrics in said
+    assert run_line(["fs", "status", "--dir", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"problems", "software", "table"} <= found.keys()
+    assert all(node["disk_bytes"] > 0 for node in found["nodes"])
+
+
+def test_an_ill_role_is_named() -> None:
+    exporter = Exporter("127.0.0.1:0", Secret())
+    try:
+        registry = CollectorRegistry()
+        exporter.add("storage n1", registry, lambda: "its lease is over")
+        code, body = get(exporter.url.replace("metrics", "healthz"))
+        assert (code, json.loads(body)["wrong"]) == (503, {"storage n1": "its lease is over"})
+        exporter.remove("storage n1", registry)
+        assert get(exporter.url.replace("metrics", "healthz"))[0] == 200
+    finally:
+        exporter.close()
+
+
+def test_metrics_beyond_this_machine_need_a_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="metrics_token_file"):
+        Exporter("0.0.0.0:0", Secret())
+    Exporter("0.0.0.0:0", Secret(), unguarded=True).close()
+    token = tmp_path / "token"
+    token.write_text("a token of the tests'")
+    token.chmod(0o600)
+    config = msgspec.structs.replace(
+        embed(tmp_path / "fs", None, 1), metrics="0.0.0.0:0", metrics_token_file=str(token)
+    )
+    with Process(config, ALL, config.nodes) as process:
+        url = process.metrics.replace("0.0.0.0", "127.0.0.1")
+        assert get(url)[0] == 401
+        assert get(url, "another token of tests")[0] == 401
+        assert get(url, token.read_text())[0] == 200
+        assert token.read_text() not in get(url, token.read_text())[1]
+
+
+def answers(url: str) -> bool:
+    try:
+        return get(url)[0] == 200
+    except OSError:
+        return False
+
+
+def test_bad_requests_get_an_answer_or_the_end() -> None:
+    exporter = Exporter("127.0.0.1:0", Secret())
+    host, port = exporter.address.split(":")
+
+    def ask(data: bytes) -> bytes:
+        with socket.create_connection((host, int(port)), LIMIT_S) as line:
+            line.sendall(data)
+            line.shutdown(socket.SHUT_WR)
+            answer = b""
+            while piece := line.recv(65536):
+                answer += piece
+            return answer
+
+    try:
+        assert ask(b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+        assert ask(b"HEAD /metrics HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
+        assert ask(b"GET /other HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404 ")
+        assert ask(b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+        assert ask(b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+        assert ask(b"GET /metrics HTTP/1.1\r\n") == b""
+        assert ask(b"x" * (HEAD_LIMIT - 1)) == b""
+        idle = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]
+        for line in idle:
+            line.close()
+        until(lambda: answers(exporter.url))  # as soon as one of them has left
+    finally:
+        exporter.close()
+
+
+def test_no_metrics_where_none_are_wanted(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(embed(tmp_path / "fs", None, 1), metrics="")
+    with Process(config, ALL, config.nodes) as process:
+        assert process.metrics == ""
+
+
+def cluster(folder: Path, nodes: int) -> ClusterConfig:
+    """One of nodes that come one after the other."""
+    (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o600)
+    config = embed(folder / "fs", 1, 2)
+    names = [f"n{at + 1}" for at in range(nodes)]
+    return msgspec.structs.replace(
+        config,
+        nodes={
+            name: NodeConfig(directory=str(folder / name), targets=2, address="127.0.0.1:0")
+            for name in names
+        },
+    )
+
+
+def test_a_cluster_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = cluster(tmp_path, 1)
+    with Process(config, ALL, ["n1"]) as first:
+        first.set_up()
+        place = str(tmp_path / "fs")
+        announce(Path(place), first.manager)
+        with attach(place) as fs:
+            with fs.open("/old", "w") as file:
+                file.write(b"x" * (5 << 20))
+            assert fs.inode("/old").layout.stripe == 2  # type: ignore[union-attr]
+            with pytest.raises(ConfigError, match="there are 0"):
+                survey.grow(find(place))
+            more = cluster(tmp_path, 2)
+            more = msgspec.structs.replace(
+                more, manager=first.manager, secret_file=config.secret_file
+            )
+            with Process(more, {Role.STORAGE}, ["n2"]) as second:
+                lines = problems(survey.health(find(place)))
+                assert any("2 targets of node n2 are in no chain" in line for line in lines)
+                assert run_line(["fs", "grow", "--dir", place]) == 0
+                assert "2 chains of 1 targets made" in capsys.readouterr().out
+                numbers = iter(range(10_000))
+
+                def wide() -> bool:
+                    name = f"/new{next(numbers)}"
+                    fs.open(name, "w").close()
+                    layout = fs.inode(name).layout
+                    return layout is not None and (layout.stripe, layout.table_version) == (4, 2)
+
+                until(wide)
+                with fs.open("/wide", "w") as file:
+                    file.write(b"y" * (8 << 20))
+                node = second.nodes["n2"]
+                assert sum(its["chunks"] for its in node.targets().values()) > 0
+                for name, size in (("/old", 5 << 20), ("/wide", 8 << 20)):
+                    with fs.open(name) as file:
+                        assert len(file.readall() or b"") == size
+                assert survey.check(fs, "/", lambda _: None).damages == []
+    with Process(config, ALL, ["n1"]) as again:  # without the new node: old files are served
+        again.set_up()
+        with connect(again.manager, secret_file=config.secret_file) as fs, fs.open("/old") as file:
+            assert len(file.readall() or b"") == 5 << 20
+
+
+def test_a_dead_manager_is_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        socket.create_server(("127.0.0.1", 0)) as gone,
+    ):
+        addresses = [f"127.0.0.1:{line.getsockname()[1]}" for line in (silent, gone)]
+        gone.close()
+        with pytest.raises(DeadlineExceeded) as raised:
+            connect(addresses, timeout=0.3)
+    assert all(address in str(raised.value) for address in addresses)
+    assert "0.3 s" in str(raised.value)
+    assert isinstance(raised.value, WireError)
+    monkeypatch.setattr(survey, "TIMEOUT_S", 0.2)
+    with pytest.raises(DeadlineExceeded, match=r"no manager answered within 0\.2 s"):
+        survey.health(Place([addresses[1]], None))
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_logs_say_who_speaks(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("fireflyer")
+    before, level = logger.handlers[:], logger.level
+    try:
+        log.configure(logging.INFO, style, {"role": "manager,meta", "node": ""})  # type: ignore[arg-type]
+        log.speaker("fs3", "storage", "n1").warning("target %d: %s", 7, "a\nb")
+        try:
+            raise ValueError("a cause")
+        except ValueError:
+            log.get_logger("rpc").exception("it failed")
+        log.get_logger("rpc").debug("not this")
+    finally:
+        logger.handlers[:] = before
+        logger.setLevel(level)
+    said = capsys.readouterr().err
+    if style == "text":
+        assert "W fireflyer.fs3 storage n1: target 7: a\nb\n" in said
+        assert "E fireflyer.rpc: it failed\nTraceback" in said
+        return
+    first, second = map(json.loads, said.splitlines())
+    assert (first["level"], first["role"], first["node"]) == ("warning", "storage", "n1")
+    assert first["message"] == "target 7: a\nb"
+    assert (second["logger"], second["role"]) == ("fireflyer.rpc", "manager,meta")
+    assert "ValueError: a cause" in second["error"]
+    assert second["pid"] == os.getpid()
+
+
+def test_config_show_says_where_values_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FIREFLYER_FS_SECRET", SECRET)
+    monkeypatch.delenv("FIREFLYER_FS", raising=False)
+    path = tmp_path / FILE
+    path.write_text('failover_s = 0.8\nsecret_file = "secret"\n[nodes.n1]\ntargets = 2\n')
+    (tmp_path / "secret").write_text(SECRET)
+    assert run_line(["config", "show", "--config", str(path), "--json"]) == 0
+    said = capsys.readouterr().out
+    assert SECRET not in said
+    rows = {(row["section"], row["key"]): row for row in json.loads(said)}
+    assert rows["", "failover_s"] | {"value": 0.8, "source": str(path)} == rows["", "failover_s"]
+    assert rows["", "replicas"]["source"] == "default"
+    assert rows["derived", "lease_s"]["value"] == 0.6
+    assert rows["nodes.n1", "targets"]["value"] == 2
+    assert rows["nodes.n1", "directory"]["value"] == str(tmp_path / "n1")
+    config = load(path)
+    fields = set(ClusterConfig.__struct_fields__) - {"nodes"}
+    assert {key: rows["", key]["value"] for key in fields} == {
+        key: getattr(config, key) for key in fields
+    }
+    assert run_line(["config", "show", "--config", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert SECRET not in text
+    assert "[nodes.n1]" in text
+    assert run_line(["config", "show", "--config", str(tmp_path / "none")]) == 1
+    assert run_line(["config", "show"]) == 0
+    path.write_text("replicas = 9\n")
+    assert run_line(["config", "show", "--config", str(path)]) == 1
+    assert "needs as many nodes" in capsys.readouterr().err
+
+
+def test_the_scrub_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = ScrubLog(tmp_path)
+    assert first.place(1).after == BEGIN
+    first.note(1, (7, 3))
+    first.save()
+    again = ScrubLog(tmp_path)
+    assert (again.place(1).after, again.place(1).finished) == ((7, 3), 0.0)
+    again.note(1, BEGIN)
+    assert ScrubLog(tmp_path).place(1).finished > 0
+    (tmp_path / "scrub.json").write_text("{")
+    assert ScrubLog(tmp_path).place(1).after == BEGIN
+
+
+def test_what_an_operator_is_told() -> None:
+    well = NodeState(1, "n1", "a:1", True, 4, 0, 0.1, "1.0", "", 1000, 500)
+    found = Health("m:1", 1, 1, "1.0", "", [well], [], 1)
+    assert problems(found) == []
+    for changes, text in (
+        ({"alive": False, "heard_s": 9.0}, "node n1 does not answer: last heard 9.0 s ago"),
+        ({"free_bytes": 40}, "node n1 has 4.0% of its disk left"),
+        ({"version": "0.9"}, "node n1 runs 0.9, the manager 1.0"),
+        ({"faults": {258: "it is locked"}}, "n1/2 cannot be opened: it is locked"),
+    ):
+        ill = msgspec.structs.replace(well, **changes)
+        assert problems(msgspec.structs.replace(found, nodes=[ill])) == [text]
