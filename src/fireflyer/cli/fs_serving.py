@@ -34,7 +34,7 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
             process.wait()
 
 
-def part(file: Path, role: str | None, name: str | None) -> None:
+def part(file: Path, role: str | None, name: str | None, *, standby: bool) -> None:
     """Some roles of a cluster. Returns when a signal ends it."""
     roles = _roles(role)
     settings = config.load(file)
@@ -43,7 +43,7 @@ def part(file: Path, role: str | None, name: str | None) -> None:
             raise typer.BadParameter(f"--name: which of {', '.join(sorted(settings.nodes))}?")
         name = next(iter(settings.nodes))
     what = ", ".join(role.name.lower() for role in sorted(roles))
-    with _until_signal(), Process(settings, roles, [name]) as process:
+    with _until_signal(), Process(settings, roles, [name], standby=standby) as process:
         process.set_up()
         nodes = process.nodes.items()
         node = "".join(f" of node {its} at {node.address}" for its, node in nodes)

@@ -74,8 +74,11 @@ class Control:
         session_ns: see `ClusterConfig.session_s`.
     """
 
-    def __init__(self, config: ClusterConfig, secret: Secret) -> None:
+    def __init__(self, config: ClusterConfig, secret: Secret, *, standby: bool = False) -> None:
         """
+        Args:
+            standby: waits until no other process has the store, then takes that one's place.
+
         Raises:
             ConfigError: an address or folder that cannot be had. Unavailable: another process has the store.
         """
@@ -87,7 +90,7 @@ class Control:
         self._tables: dict[int, Table] = {}  # of TABLE, by version
         self._service: MetaService | None = None
         with contextlib.ExitStack() as started:
-            self._store = SharedEngine(_open_store(Path(config.metadata)))
+            self._store = SharedEngine(_open_store(Path(config.metadata), standby))
             started.callback(self._store.close)
             self._loop = LoopThread("fs3-control")
             started.callback(self._loop.close)
@@ -166,9 +169,9 @@ class Control:
             self._news.wait_for(ready)
 
 
-def _open_store(folder: Path) -> SqliteEngine:
+def _open_store(folder: Path, wait: bool) -> SqliteEngine:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold the metadata: {error.strerror}") from None
-    return SqliteEngine(folder / STORE)
+    return SqliteEngine(folder / STORE, wait=wait)

@@ -1,0 +1,169 @@
+"""Whether a cluster at rest holds what manifests say: names, lengths, bytes; and each replica the same.
+
+`python -m tests.fs3.soak.verify CLUSTER.TOML CHUNK MANIFEST...`: prints a `Verdict` as JSON.
+"""
+
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tests.fs3 import frames
+from tests.fs3.soak.contents import Manifest, Record
+
+from fireflyer.errors import FireflyerError
+from fireflyer.fs3.client import Client, Settings
+from fireflyer.fs3.client.data import layout_of
+from fireflyer.fs3.client.settings import find_secret
+from fireflyer.fs3.find import attach, find
+from fireflyer.fs3.layout import chains_of
+from fireflyer.fs3.lines import dial
+from fireflyer.fs3.manager.chains import Public
+from fireflyer.fs3.manager.link import ManagerLink
+from fireflyer.fs3.manager.routing import SLOTS
+from fireflyer.fs3.meta.inode import Inode
+from fireflyer.fs3.roles import Role
+
+THREADS = 4
+
+
+class Verdict(msgspec.Struct):
+    """Counts, and a line for each thing that is lost or wrong."""
+
+    files: int = 0
+    bytes: int = 0
+    replicas: int = 0
+    doubtful: int = 0
+    problems: list[str] = []
+
+
+class Replicas:
+    """Reads chunks from each member of their chains; one thread."""
+
+    def __init__(self, config: str) -> None:
+        place = find(config)
+        self._secret = find_secret(place.secret_file)
+        self._link = ManagerLink(place.addresses, self._secret, Role.CLIENT)
+        self._link.refresh()
+        self._lines: dict[int, socket.socket] = {}
+
+    def differences(self, inode: Inode) -> tuple[int, list[str]]:
+        """How many replicas of chunks were read, and what is wrong with them."""
+        layout = layout_of(inode)
+        table = self._link.table(layout.table, layout.table_version)
+        assert table
+        count = -(-inode.length // layout.chunk_size)
+        chains = chains_of(layout, table.chains, np.arange(count)).tolist() if count else []
+        found: list[str] = []
+        replicas = 0
+        for index, number in enumerate(chains):
+            chain = self._link.chain(number)
+            assert chain
+            seen = {}
+            for target in chain.targets(Public.SERVING):
+                ask = [(inode.number, index, 0, layout.chunk_size)]
+                try:
+                    read = frames.read(self._line(target // SLOTS), (number, chain.version), ask)
+                except AssertionError:
+                    found.append(f"inode {inode.number} chunk {index}: damaged on {target}")
+                    continue
+                seen[target] = (read[0].status, read[0].version, read[0].data)
+                replicas += 1
+            if len(set(seen.values())) > 1:
+                told = {target: (s, v, len(data)) for target, (s, v, data) in seen.items()}
+                found.append(f"inode {inode.number} chunk {index}: replicas differ: {told}")
+        return replicas, found
+
+    def _line(self, node: int) -> socket.socket:
+        if node not in self._lines:
+            address = self._link.address(node)
+            assert address
+            self._lines[node] = dial(address, self._secret, Role.CLIENT)
+            self._lines[node].settimeout(30.0)
+        return self._lines[node]
+
+    def close(self) -> None:
+        self._link.close()
+        for line in self._lines.values():
+            line.close()
+
+
+def _file(client: Client, chunk: int, record: Record) -> tuple[Inode | None, int, str]:
+    """The file, how many bytes it has, and what is wrong with it."""
+    low, high = record.lengths()
+    for name in record.names:
+        try:
+            inode = client.inode(name)
+            with client.open(name) as file:
+                seen = np.frombuffer(file.pread(high + 1, 0), np.uint8)
+                size = file.size
+        except FileNotFoundError:
+            continue
+        if record.under and not client.exists(record.under):
+            return None, 0, ""  # the other one has this name
+        if not low <= size <= high:
+            return inode, size, f"{name}: {size} bytes long, not {low} to {high}"
+        wrong = record.wrong(seen, chunk)
+        return inode, size, f"{name}: {wrong}" if wrong else ""
+    if record.may_be_gone or record.under:
+        return None, 0, ""
+    return None, 0, f"{record.names}: not there"
+
+
+def verify(config: str, chunk: int, manifests: list[Manifest]) -> Verdict:
+    verdict = Verdict()
+    with attach(config, settings=Settings(deadline_s=30.0)) as client:
+        inodes: list[Inode] = []
+
+        def look(record: Record) -> tuple[Inode | None, int, str]:
+            try:
+                return _file(client, chunk, record)
+            except (FireflyerError, OSError) as error:
+                return None, 0, f"{record.names}: {error!r}"
+
+        records = [record for manifest in manifests for record in manifest.files]
+        with ThreadPoolExecutor(THREADS) as threads:
+            for record, (inode, size, problem) in zip(
+                records, threads.map(look, records), strict=True
+            ):
+                verdict.doubtful += record.doubtful
+                if problem:
+                    verdict.problems.append(problem)
+                if inode is not None:
+                    inodes.append(inode)
+                    verdict.files += 1
+                    verdict.bytes += size
+        _names(client, manifests, verdict)
+    _replicas(config, inodes, verdict)
+    return verdict
+
+
+def _names(client: Client, manifests: list[Manifest], verdict: Verdict) -> None:
+    allowed = {name for m in manifests for record in m.files for name in record.names}
+    for folder in (folder for manifest in manifests for folder in manifest.folders):
+        for name in client.listdir(folder):
+            if f"{folder}/{name}" not in allowed:
+                verdict.problems.append(f"{folder}/{name} should not be there")
+
+
+def _replicas(config: str, inodes: list[Inode], verdict: Verdict) -> None:
+    replicas = Replicas(config)
+    for inode in inodes:
+        count, found = replicas.differences(inode)
+        verdict.replicas += count
+        verdict.problems += found
+    replicas.close()
+
+
+def main() -> int:
+    config, chunk, *paths = sys.argv[1:]
+    manifests = [msgspec.msgpack.decode(Path(p).read_bytes(), type=Manifest) for p in paths]
+    verdict = verify(config, int(chunk), manifests)
+    print(msgspec.json.encode(verdict).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
