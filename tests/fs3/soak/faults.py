@@ -1,5 +1,6 @@
 """What is done to a cluster: kills within the rules, or anything."""
 
+import contextlib
 import os
 import random
 import re
@@ -14,8 +15,6 @@ from tests.fs3.soak.cluster import MANAGERS, Cluster, free_bytes
 KILL_EVERY_S = 2.0
 RESTART_S = 1.0
 FLIPS = 40
-FAULT_EVERY_S = 2.5
-FILLED_MIB = 256
 
 
 def kills(cluster: Cluster, seed: int, seconds: float) -> tuple[list[float], Counter[str]]:
@@ -70,8 +69,13 @@ def _sleep_until(moment: float) -> None:
 class Anything:
     """Faults of all kinds, some at a time; each has an end. `calm` ends them all."""
 
-    def __init__(self, cluster: Cluster, seed: int, filled: str) -> None:
-        """`filled`: the node whose disk is small."""
+    def __init__(self, cluster: Cluster, seed: int, filled: str, every_s: float) -> None:
+        """
+        Args:
+            filled: the node whose disk is small.
+            every_s: between two faults, on average.
+        """
+        self._every_s = every_s
         self._cluster, self._chance = cluster, random.Random(seed)
         self._filled = filled
         self._filler = cluster.folder / filled / "filler"
@@ -101,7 +105,7 @@ class Anything:
             if kinds[kind]():
                 self.counts[kind] += 1
                 self.times.append(time.monotonic())
-            pause = time.monotonic() + FAULT_EVERY_S * self._chance.uniform(0.5, 1.5)
+            pause = time.monotonic() + self._every_s * self._chance.uniform(0.5, 1.5)
             while time.monotonic() < min(pause, end):
                 self._expire()
                 time.sleep(0.05)
@@ -159,9 +163,9 @@ class Anything:
         if "disk" in self._ends:
             return False
         with self._filler.open("wb") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, max(4096, free_bytes(self._filler.parent) - 65_536)
-            )
+            while (size := free_bytes(self._filler.parent) - 65_536) > 65_536:
+                with contextlib.suppress(OSError):  # the node takes some meanwhile
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
         self._hold("disk", self._chance.uniform(1.0, 4.0), self._filler.unlink)
         return True
 

@@ -4,6 +4,7 @@
 manifest to OUT. Each thread has a directory of its own, so that it alone knows what must be in it.
 """
 
+import contextlib
 import random
 import sys
 import threading
@@ -66,6 +67,15 @@ class Worker:
         doubtful = [record for record in self.live if record.doubtful]
         self.live = [record for record in self.live if not record.doubtful]
         self.doubtful += doubtful
+        if error == "NoSpace" and self.chance.random() < 0.9:
+            self._timed("make room", self._make_room)
+
+    def _make_room(self) -> None:
+        """Removes the file that could not be written."""
+        record = self.doubtful[-1]
+        with contextlib.suppress(FileNotFoundError):  # it may not have been made
+            self.client.unlink(record.name)
+        self.doubtful.pop()
 
     def _new_name(self) -> str:
         self.count += 1

@@ -23,7 +23,7 @@ from fireflyer.lab import Lab
 STUCK_S = 60.0
 SMALL_NODE = "n3"
 SMALL_MIB = 700
-SCRUB_S = 4.0
+ROUND_S = 100.0
 
 
 class Times(msgspec.Struct):
@@ -72,11 +72,8 @@ def times_of(samples: list[Sample]) -> Times:
     took = np.array([s.ended - s.begun for s in samples])
     if not len(took):
         return Times(0, 0.0, 0.0, 0.0)
-    return Times(
-        len(took),
-        *(round(float(np.percentile(took, q)), 4) for q in (50, 99)),
-        round(float(took.max()), 4),
-    )
+    p50, p99, longest = (round(float(np.percentile(took, q)), 4) for q in (50, 99, 100))
+    return Times(len(took), p50, p99, longest)
 
 
 def overlapping(samples: list[Sample], moments: list[float], after_s: float) -> list[Sample]:
@@ -90,25 +87,38 @@ def overlapping(samples: list[Sample], moments: list[float], after_s: float) -> 
     return found
 
 
-def soak(
-    run: str, seconds: float, seed: int, folder: Path, *, clients: int = 3, threads: int = 2
-) -> Summary:
-    """One run, in a folder that is empty. Raises AssertionError where it cannot even be finished."""
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How hard a run is.
+
+    Attributes:
+        clients, threads: processes, and threads of each.
+        fault_s: between two faults of `anything`, on average.
+        scrub_s: in which all chunks of a node are read once, in `anything`.
+    """
+
+    clients: int = 3
+    threads: int = 2
+    fault_s: float = 2.5
+    scrub_s: float = 4.0
+
+
+def soak(run: str, seconds: float, seed: int, folder: Path, pace: Pace) -> Summary:
+    """One run, in an empty folder. Raises AssertionError where it cannot even be finished."""
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab(5))
         if run == "anything":
             stack.enter_context(small_disk(folder / SMALL_NODE, SMALL_MIB))
             stack.callback(lab.close)  # before the disk goes
-            shape = Shape(scrub_s=SCRUB_S, recovery_wait_s=600.0)
+            shape = Shape(scrub_s=pace.scrub_s, recovery_wait_s=600.0)
         else:
             shape = Shape()
         cluster = Cluster(lab, folder, shape)
         cluster.start()
-        for number in range(clients):
-            cluster.load(number, seed, threads)
+        for number in range(pace.clients):
+            cluster.load(number, seed, pace.threads)
         problems: list[str] = []
         if run == "anything":
-            moments, counts = _anything(cluster, seed, seconds, problems)
+            moments, counts = _anything(cluster, seed, seconds, pace, problems)
         else:
             moments, counts = faults.kills(cluster, seed, seconds)
         whole_s = _whole(cluster, problems)
@@ -149,17 +159,17 @@ def _whole(cluster: Cluster, problems: list[str]) -> float:
 
 
 def _anything(
-    cluster: Cluster, seed: int, seconds: float, problems: list[str]
+    cluster: Cluster, seed: int, seconds: float, pace: Pace, problems: list[str]
 ) -> tuple[list[float], Counter[str]]:
     """In rounds, with another node's bytes flipped in each; between them calm until all was scrubbed."""
-    anything = faults.Anything(cluster, seed, SMALL_NODE)
-    rounds = max(1, round(seconds / 100))
+    anything = faults.Anything(cluster, seed, SMALL_NODE, pace.fault_s)
+    rounds = max(1, round(seconds / ROUND_S))
     for number in range(rounds):
         victim = cluster.nodes[number % len(cluster.nodes)]
         anything.run(seconds / rounds, victim)
         anything.calm()
         _whole(cluster, problems)
-        time.sleep(3 * SCRUB_S + 2)
+        time.sleep(3 * pace.scrub_s + 2)
     counts = anything.counts
     counts["flipped bytes"] = anything.flipped
     return anything.times, counts
@@ -177,7 +187,7 @@ def main() -> int:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fs3-soak-")))
         folder.mkdir(parents=True, exist_ok=True)
-        summary = soak(options.run, options.seconds, options.seed, folder)
+        summary = soak(options.run, options.seconds, options.seed, folder, Pace())
     print(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
     good = not summary.problems and (options.run != "kills" or summary.fast)
     print(f"soak {options.run}: {'ok' if good else 'FAILED'}")
