@@ -4,6 +4,7 @@ Clients run on host 0 too. One thread.
 """
 
 import contextlib
+import datetime
 import os
 import signal
 import subprocess
@@ -93,6 +94,12 @@ class Cluster:
     @property
     def nodes(self) -> list[str]:
         return [name for name in self.parts if name not in MANAGERS]
+
+    def note(self, what: str) -> None:
+        """A line of the log `faults.log`, with the time that the processes' logs have."""
+        now = datetime.datetime.now().isoformat(" ", "milliseconds")
+        with (self.folder / "faults.log").open("a") as log:
+            log.write(f"{now} {what}\n")
 
     def start(self) -> None:
         """Returns when files can be used."""

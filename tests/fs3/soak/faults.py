@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.fs3.soak.cluster import MANAGERS, Cluster, free_bytes
 
@@ -17,14 +18,21 @@ RESTART_S = 1.0
 FLIPS = 40
 
 
-def kills(cluster: Cluster, seed: int, seconds: float) -> tuple[list[float], Counter[str]]:
+class Fault(NamedTuple):
+    """What was done, and when by the monotonic clock."""
+
+    at: float
+    what: str
+
+
+def kills(cluster: Cluster, seed: int, seconds: float) -> tuple[list[Fault], Counter[str]]:
     """A kill -9 every 2 s, restarted after 1 s, never of the last up-to-date target of a chain.
 
     Returns:
-        When each was, by the monotonic clock; how many of each role.
+        Each of them; how many of each role.
     """
     chance = random.Random(seed)
-    times: list[float] = []
+    done: list[Fault] = []
     counts: Counter[str] = Counter()
     begun = time.monotonic()
     for turn in range(int(seconds / KILL_EVERY_S)):
@@ -43,11 +51,13 @@ def kills(cluster: Cluster, seed: int, seconds: float) -> tuple[list[float], Cou
             continue
         victim = cluster.parts[chance.choice(choice)]
         victim.kill()
-        times.append(time.monotonic())
+        cluster.note(f"kill {victim.name}")
+        done.append(Fault(time.monotonic(), f"kill {victim.name}"))
         counts[wanted] += 1
-        _sleep_until(times[-1] + RESTART_S)
+        _sleep_until(done[-1].at + RESTART_S)
         victim.start()
-    return times, counts
+        cluster.note(f"start {victim.name}")
+    return done, counts
 
 
 def _active(cluster: Cluster) -> str:
@@ -80,7 +90,7 @@ class Anything:
         self._filled = filled
         self._filler = cluster.folder / filled / "filler"
         self._ends: dict[str, tuple[float, Callable[[], None]]] = {}  # by what is held
-        self.times: list[float] = []
+        self.done: list[Fault] = []
         self.counts: Counter[str] = Counter()
         self.flipped = 0
 
@@ -104,7 +114,7 @@ class Anything:
             kind = deck.pop()
             if kinds[kind]():
                 self.counts[kind] += 1
-                self.times.append(time.monotonic())
+                self.done.append(Fault(time.monotonic(), kind))
             pause = time.monotonic() + self._every_s * self._chance.uniform(0.5, 1.5)
             while time.monotonic() < min(pause, end):
                 self._expire()
@@ -121,6 +131,7 @@ class Anything:
             self._ends.pop(held)[1]()
 
     def _hold(self, held: str, seconds: float, undo: Callable[[], None]) -> None:
+        self._cluster.note(f"{held} for {seconds:.2f} s")
         self._ends[held] = (time.monotonic() + seconds, undo)
 
     def _kill(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from tests.fs3.soak import faults
 from tests.fs3.soak.cluster import LIMIT_S, Cluster, Shape, read_manifest, small_disk
 from tests.fs3.soak.contents import Manifest, Sample
+from tests.fs3.soak.faults import Fault
 from tests.fs3.soak.verify import Verdict
 
 from fireflyer.lab import Lab
@@ -24,6 +25,7 @@ STUCK_S = 60.0
 SMALL_NODE = "n3"
 SMALL_MIB = 700
 ROUND_S = 100.0
+TOLD = 8
 
 
 class Times(msgspec.Struct):
@@ -58,6 +60,7 @@ class Summary(msgspec.Struct):
     all: Times
     stalls: Times
     after: Times
+    slowest: list[str]
     whole_s: float
     verdict: Verdict
     problems: list[str]
@@ -76,9 +79,19 @@ def times_of(samples: list[Sample]) -> Times:
     return Times(len(took), p50, p99, longest)
 
 
-def overlapping(samples: list[Sample], moments: list[float], after_s: float) -> list[Sample]:
-    """Those under way at a time between a moment and `after_s` later."""
-    at = np.sort(np.array(moments))
+def slowest(samples: list[Sample], done: list[Fault]) -> list[str]:
+    """The longest operations, each with the last faults before its end."""
+    told = []
+    for sample in sorted(samples, key=lambda s: s.begun - s.ended)[:TOLD]:
+        before = [fault for fault in done if fault.at <= sample.ended][-2:]
+        faults = ", ".join(f"{f.what} at {f.at - sample.begun:+.2f} s" for f in before)
+        told.append(f"{sample.kind} {sample.ended - sample.begun:.2f} s: {faults}")
+    return told
+
+
+def overlapping(samples: list[Sample], done: list[Fault], after_s: float) -> list[Sample]:
+    """Those under way at a time between a fault and `after_s` later."""
+    at = np.sort(np.array([fault.at for fault in done]))
     found = []
     for sample in samples:
         first = int(np.searchsorted(at, sample.begun - after_s))
@@ -118,19 +131,19 @@ def soak(run: str, seconds: float, seed: int, folder: Path, pace: Pace) -> Summa
             cluster.load(number, seed, pace.threads)
         problems: list[str] = []
         if run == "anything":
-            moments, counts = _anything(cluster, seed, seconds, pace, problems)
+            done, counts = _anything(cluster, seed, seconds, pace, problems)
         else:
-            moments, counts = faults.kills(cluster, seed, seconds)
+            done, counts = faults.kills(cluster, seed, seconds)
         whole_s = _whole(cluster, problems)
         manifests = cluster.end_load(2 * LIMIT_S)
         verdict = cluster.verify(manifests)
     told = [read_manifest(path) for path in manifests]
     problems += verdict.problems + [text for manifest in told for text in manifest.lost]
-    return _summary(run, seconds, seed, shape, told, moments, counts, whole_s, verdict, problems)
+    return _summary(run, seconds, seed, shape, told, done, counts, whole_s, verdict, problems)
 
 
 def _summary(
-    run: str, seconds: float, seed: int, shape: Shape, told: list[Manifest], moments: list[float],
+    run: str, seconds: float, seed: int, shape: Shape, told: list[Manifest], done: list[Fault],
     counts: Counter[str], whole_s: float, verdict: Verdict, problems: list[str],
 ) -> Summary:  # fmt: skip
     samples = [sample for manifest in told for sample in manifest.samples]
@@ -141,8 +154,9 @@ def _summary(
         written=sum(manifest.written for manifest in told),
         read=sum(manifest.read for manifest in told),
         all=times_of(samples),
-        stalls=times_of(overlapping(samples, moments, 0.0)),
-        after=times_of(overlapping(samples, moments, shape.failover_s)),
+        stalls=times_of(overlapping(samples, done, 0.0)),
+        after=times_of(overlapping(samples, done, shape.failover_s)),
+        slowest=slowest(samples, done),
         whole_s=round(whole_s, 2),
         verdict=verdict,
         problems=problems,
@@ -160,7 +174,7 @@ def _whole(cluster: Cluster, problems: list[str]) -> float:
 
 def _anything(
     cluster: Cluster, seed: int, seconds: float, pace: Pace, problems: list[str]
-) -> tuple[list[float], Counter[str]]:
+) -> tuple[list[Fault], Counter[str]]:
     """In rounds, with another node's bytes flipped in each; between them calm until all was scrubbed."""
     anything = faults.Anything(cluster, seed, SMALL_NODE, pace.fault_s)
     rounds = max(1, round(seconds / ROUND_S))
@@ -172,7 +186,7 @@ def _anything(
         time.sleep(3 * pace.scrub_s + 2)
     counts = anything.counts
     counts["flipped bytes"] = anything.flipped
-    return anything.times, counts
+    return anything.done, counts
 
 
 def main() -> int:
