@@ -174,4 +174,6 @@ def _open_store(folder: Path, wait: bool) -> SqliteEngine:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold the metadata: {error.strerror}") from None
+    if wait:
+        log.info("standby: this process takes the metadata in %s when it is free", folder)
     return SqliteEngine(folder / STORE, wait=wait)
