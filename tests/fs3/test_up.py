@@ -247,10 +247,12 @@ def test_a_standby_takes_the_place_of_a_killed_manager(tmp_path: Path, start: St
         file.write(b"after")
         file.close()
         assert client.stat("/a").st_size == len(b"before, after")
-    taken, _, _ = select.select([standby.process.stdout, another.process.stdout], [], [], LIMIT_S)
-    active, waiting = (
-        (standby, another) if taken == [standby.process.stdout] else (another, standby)
-    )
+    assert standby.process.stdout
+    assert another.process.stdout
+    outputs = [standby.process.stdout.fileno(), another.process.stdout.fileno()]
+    taken, _, _ = select.select(outputs, [], [], LIMIT_S)
+    both = (standby, another)
+    active, waiting = both if taken == outputs[:1] else both[::-1]
     assert "ready" in active.ready()
     assert waiting.end(signal.SIGTERM) == 0
     for service in (*services, active):

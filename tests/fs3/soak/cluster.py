@@ -147,7 +147,7 @@ class Cluster:
     def load(self, number: int, seed: int, threads: int) -> None:
         """Starts a client."""
         out = self.folder / f"client-{number}.manifest"
-        words = (self.config, f"/c{number}", str(seed * 10 + number), str(threads), out)
+        words = (self.config, str(number), str(seed), str(threads), out)
         with (self.folder / f"client-{number}.log").open("ab") as log:
             process = self.lab.popen(
                 *(0, self._module("load", *words)),

@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+SHARED = "/shared"
+SLOT = 5000
+"""Bytes of a part of the shared file: neighbours in a block have other writers."""
 ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -135,11 +138,13 @@ class Manifest(msgspec.Struct):
     Attributes:
         folders: its directories.
         files: that are there, or may be.
+        slots: parts of the file that all share, each with the writes of this client alone.
         lost: what it found to be wrong itself.
     """
 
     folders: list[str]
     files: list[Record]
+    slots: list[Record]
     samples: list[Sample]
     lost: list[str]
     written: int

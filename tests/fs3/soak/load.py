@@ -1,6 +1,6 @@
 """A client of a soak: threads that create, write, append, overwrite, read, rename and unlink.
 
-`python -m tests.fs3.soak.load CLUSTER.TOML FOLDER SEED THREADS OUT`: until its stdin ends. Then it writes its
+`python -m tests.fs3.soak.load CLUSTER.TOML NUMBER SEED THREADS OUT`: until its stdin ends. Then it writes its
 manifest to OUT. Each thread has a directory of its own, so that it alone knows what must be in it.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from tests.fs3.soak.contents import Manifest, Record, Sample
+from tests.fs3.soak.contents import SHARED, SLOT, Manifest, Record, Sample
 
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client import Client, Settings
@@ -25,15 +25,21 @@ SIZES = (1, 100, 4096, 5000, 65_536, 200_001, 300_000, 1 << 20, (3 << 20) + 5)
 FILES = 24
 FILE_BYTES = 6 << 20
 WRITES = 30
-KINDS = ("create", "overwrite", "append", "read", "rename", "unlink", "look")
-WEIGHTS = (4, 6, 6, 10, 2, 2, 1)
+KINDS = ("create", "overwrite", "append", "read", "rename", "unlink", "look", "share")
+WEIGHTS = (4, 6, 6, 10, 2, 2, 1, 6)
+SLOTS = 20
+WRITERS = 16
 
 
 class Worker:
     """One thread's files. An operation that raises leaves its file in doubt: it is not touched again."""
 
-    def __init__(self, client: Client, folder: str, seed: int, chunk: int) -> None:
+    def __init__(self, client: Client, folder: str, writer: int, seed: int, chunk: int) -> None:
+        """`writer`: one of 0..WRITERS - 1, whose parts of the shared file are its own."""
         self.client, self.folder, self.chunk = client, folder, chunk
+        self.shared = client.open(SHARED, "a+")
+        self.slots = [Record((seed << 20) + (1 << 19) + k, [SHARED]) for k in range(SLOTS)]
+        self.places = [(k * WRITERS + writer) * SLOT for k in range(SLOTS)]
         self.chance = random.Random(seed)
         self.base = seed << 20
         self.count = 0
@@ -43,10 +49,28 @@ class Worker:
         self.lost: list[str] = []
         self.written = self.read_bytes = 0
 
+    def share(self) -> None:
+        """Writes a part of a file in whose chunks others write too, or reads it."""
+        at = self.chance.randrange(SLOTS)
+        slot, offset = self.slots[at], self.places[at]
+        if slot.pending:
+            return
+        if slot.writes and self.chance.random() < 0.4:
+            seen = np.frombuffer(self.shared.pread(SLOT, offset), np.uint8)
+            wrong = slot.wrong(seen, self.chunk, offset)
+            if wrong or len(seen) != SLOT:
+                self.lost.append(f"slot at {offset}: {len(seen)} bytes, {wrong}")
+            return
+        self.shared.pwrite(slot.plan(offset, SLOT), offset)
+        self.shared.fsync()
+        slot.writes.clear()
+        self._wrote(slot)
+        slot.length = slot.end
+
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
             kind = self.chance.choices(KINDS, WEIGHTS)[0]
-            if kind != "create" and (
+            if kind not in ("create", "share") and (
                 not self.live or (kind == "unlink" and len(self.live) < FILES)
             ):
                 kind = "create"
@@ -179,7 +203,8 @@ class Worker:
 
 
 def main() -> int:
-    config, folder, seed, threads, out = sys.argv[1:]
+    config, number, seed, threads, out = sys.argv[1:]
+    folder = f"/c{number}"
     settings = Settings(deadline_s=120.0)
     stop = threading.Event()
     chunk = load(Path(config)).chunk_kib << 10
@@ -187,7 +212,9 @@ def main() -> int:
         workers = []
         for n in range(int(threads)):
             client.makedirs(f"{folder}/{n}", exist_ok=True)
-            workers.append(Worker(client, f"{folder}/{n}", int(seed) * 100 + n + 1, chunk))
+            writer = int(number) * int(threads) + n
+            own = f"{folder}/{n}"
+            workers.append(Worker(client, own, writer, int(seed) * WRITERS + writer, chunk))
         running = [threading.Thread(target=worker.run, args=(stop,)) for worker in workers]
         for thread in running:
             thread.start()
@@ -196,9 +223,12 @@ def main() -> int:
         stop.set()
         for thread in running:
             thread.join()
+        for worker in workers:
+            worker.shared.close()
     manifest = Manifest(
         [worker.folder for worker in workers],
         [record for worker in workers for record in [*worker.live, *worker.doubtful]],
+        [slot for worker in workers for slot in worker.slots],
         [sample for worker in workers for sample in worker.samples],
         [text for worker in workers for text in worker.lost],
         sum(worker.written for worker in workers),

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from tests.fs3 import frames
-from tests.fs3.soak.contents import Manifest, Record
+from tests.fs3.soak.contents import SHARED, SLOT, Manifest, Record
 
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client import Client, Settings
@@ -136,8 +136,23 @@ def verify(config: str, chunk: int, manifests: list[Manifest]) -> Verdict:
                     verdict.files += 1
                     verdict.bytes += size
         _names(client, manifests, verdict)
+        inodes.append(_slots(client, chunk, manifests, verdict))
     _replicas(config, inodes, verdict)
     return verdict
+
+
+def _slots(client: Client, chunk: int, manifests: list[Manifest], verdict: Verdict) -> Inode:
+    """The file that all share."""
+    with client.open(SHARED) as file:
+        seen = np.frombuffer(file.readall(), np.uint8)
+    for slot in (slot for manifest in manifests for slot in manifest.slots):
+        end = slot.lengths()[1]
+        verdict.doubtful += slot.doubtful
+        if len(seen) < slot.length:
+            verdict.problems.append(f"{SHARED}: {len(seen)} bytes long, not {slot.length}")
+        elif wrong := slot.wrong(seen[max(0, end - SLOT) : end], chunk, max(0, end - SLOT)):
+            verdict.problems.append(f"{SHARED}: {wrong}")
+    return client.inode(SHARED)
 
 
 def _names(client: Client, manifests: list[Manifest], verdict: Verdict) -> None:
