@@ -193,22 +193,25 @@ class Anything:
             return False
         files = sorted((self._cluster.folder / victim).glob("target-*/data-*"))
         for _ in range(FLIPS if files else 0):
-            self.flipped += _flip_one(self._chance.choice(files), self._chance)
+            place = _flip_one(path := self._chance.choice(files), self._chance)
+            if place >= 0:
+                self._cluster.note(f"flip byte {place} of {path.relative_to(self._cluster.folder)}")
+                self.flipped += 1
         return bool(files)
 
 
-def _flip_one(path: Path, chance: random.Random) -> bool:
-    """Another value for one byte of a chunk file, where it has any; whether it was done."""
+def _flip_one(path: Path, chance: random.Random) -> int:
+    """Another value for one byte of a chunk file, where it has any; its place, or -1."""
     number = os.open(path, os.O_RDWR)
     try:
         size = os.fstat(number).st_size
         if not size:
-            return False
+            return -1
         place = os.lseek(number, chance.randrange(size), os.SEEK_DATA)
         old = os.pread(number, 1, place)
         os.pwrite(number, bytes([old[0] ^ chance.randrange(1, 256)]), place)
     except OSError:  # no data behind that place
-        return False
+        return -1
     finally:
         os.close(number)
-    return True
+    return place

@@ -68,11 +68,13 @@ class Worker:
         slot.length = slot.end
 
     def run(self, stop: threading.Event) -> None:
+        """Each kind once, whatever happens, and then any of them."""
+        for kind in ("create", "create", *KINDS):
+            if self.live or kind in ("create", "share"):
+                self._timed(kind, getattr(self, kind))
         while not stop.is_set():
             kind = self.chance.choices(KINDS, WEIGHTS)[0]
-            if kind not in ("create", "share") and (
-                not self.live or (kind == "unlink" and len(self.live) < FILES)
-            ):
+            if kind not in ("create", "share") and not self.live:
                 kind = "create"
             elif kind == "create" and len(self.live) >= FILES:
                 kind = "unlink"

@@ -183,7 +183,7 @@ def _anything(
         anything.run(seconds / rounds, victim)
         anything.calm()
         _whole(cluster, problems)
-        time.sleep(3 * pace.scrub_s + 2)
+        problems += cluster.verify([]).problems
     counts = anything.counts
     counts["flipped bytes"] = anything.flipped
     return anything.done, counts

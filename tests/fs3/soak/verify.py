@@ -1,10 +1,13 @@
 """Whether a cluster at rest holds what manifests say: names, lengths, bytes; and each replica the same.
 
-`python -m tests.fs3.soak.verify CLUSTER.TOML CHUNK MANIFEST...`: prints a `Verdict` as JSON.
+`python -m tests.fs3.soak.verify CLUSTER.TOML CHUNK MANIFEST...`: prints a `Verdict` as JSON. Without a
+manifest it only looks for damaged replicas, in a cluster that may be at work.
 """
 
+import contextlib
 import socket
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,10 +26,16 @@ from fireflyer.fs3.lines import dial
 from fireflyer.fs3.manager.chains import Public
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS
-from fireflyer.fs3.meta.inode import Inode
+from fireflyer.fs3.meta.inode import FILE, Inode
 from fireflyer.fs3.roles import Role
+from fireflyer.fs3.survey import tree
 
 THREADS = 4
+REPAIR_S = 60.0
+"""Within which the scrub must have found and repaired what was damaged."""
+
+Seen = tuple[int, int, bytes] | str
+"""Of a replica: status, version and bytes; or "damaged"."""
 
 
 class Verdict(msgspec.Struct):
@@ -48,9 +57,13 @@ class Replicas:
         self._link = ManagerLink(place.addresses, self._secret, Role.CLIENT)
         self._link.refresh()
         self._lines: dict[int, socket.socket] = {}
+        self._until = time.monotonic() + REPAIR_S
 
     def differences(self, inode: Inode) -> tuple[int, list[str]]:
-        """How many replicas of chunks were read, and what is wrong with them."""
+        """How many replicas of chunks were read, and what is wrong with them.
+
+        What is damaged is looked at again for as long as repairs may take.
+        """
         layout = layout_of(inode)
         table = self._link.table(layout.table, layout.table_version)
         assert table
@@ -59,22 +72,31 @@ class Replicas:
         found: list[str] = []
         replicas = 0
         for index, number in enumerate(chains):
-            chain = self._link.chain(number)
-            assert chain
-            seen = {}
-            for target in chain.targets(Public.SERVING):
-                ask = [(inode.number, index, 0, layout.chunk_size)]
-                try:
-                    read = frames.read(self._line(target // SLOTS), (number, chain.version), ask)
-                except AssertionError:
-                    found.append(f"inode {inode.number} chunk {index}: damaged on {target}")
-                    continue
-                seen[target] = (read[0].status, read[0].version, read[0].data)
-                replicas += 1
-            if len(set(seen.values())) > 1:
-                told = {target: (s, v, len(data)) for target, (s, v, data) in seen.items()}
-                found.append(f"inode {inode.number} chunk {index}: replicas differ: {told}")
+            seen = self._replicas(inode, index, number)
+            while "damaged" in seen.values() and time.monotonic() < self._until:
+                time.sleep(0.2)
+                seen = self._replicas(inode, index, number)
+            replicas += len(seen)
+            if len(set(seen.values())) > 1 or "damaged" in seen.values():
+                told = {
+                    t: s if isinstance(s, str) else (*s[:2], len(s[2])) for t, s in seen.items()
+                }
+                found.append(f"inode {inode.number} chunk {index} on chain {number}: {told}")
         return replicas, found
+
+    def _replicas(self, inode: Inode, index: int, number: int) -> dict[int, Seen]:
+        chain = self._link.chain(number)
+        assert chain
+        seen: dict[int, Seen] = {}
+        for target in chain.targets(Public.SERVING):
+            ask = [(inode.number, index, 0, layout_of(inode).chunk_size)]
+            try:
+                read = frames.read(self._line(target // SLOTS), (number, chain.version), ask)
+            except AssertionError:
+                seen[target] = "damaged"
+            else:
+                seen[target] = (read[0].status, read[0].version, read[0].data)
+        return seen
 
     def _line(self, node: int) -> socket.socket:
         if node not in self._lines:
@@ -155,6 +177,19 @@ def _slots(client: Client, chunk: int, manifests: list[Manifest], verdict: Verdi
     return client.inode(SHARED)
 
 
+def damage(config: str) -> Verdict:
+    """What no repair comes to, of all files that are there now."""
+    verdict = Verdict()
+    with attach(config, settings=Settings(deadline_s=30.0)) as client:
+        inodes = []
+        for found in tree(client, "/"):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                inodes.append(client.inode(found.path))
+    _replicas(config, [inode for inode in inodes if inode.kind == FILE], verdict)
+    verdict.problems = [text for text in verdict.problems if "damaged" in text]
+    return verdict
+
+
 def _names(client: Client, manifests: list[Manifest], verdict: Verdict) -> None:
     allowed = {name for m in manifests for record in m.files for name in record.names}
     for folder in (folder for manifest in manifests for folder in manifest.folders):
@@ -175,7 +210,7 @@ def _replicas(config: str, inodes: list[Inode], verdict: Verdict) -> None:
 def main() -> int:
     config, chunk, *paths = sys.argv[1:]
     manifests = [msgspec.msgpack.decode(Path(p).read_bytes(), type=Manifest) for p in paths]
-    verdict = verify(config, int(chunk), manifests)
+    verdict = verify(config, int(chunk), manifests) if manifests else damage(config)
     print(msgspec.json.encode(verdict).decode())
     return 0
 
