@@ -3,9 +3,9 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
 
-.PHONY: help setup demo test lint bench soak native-test fuzz sim sim-mutants stubs clean
+.PHONY: help setup demo test lint bench soak soak-fs3 native-test fuzz sim sim-mutants stubs clean
 help:
-	@grep -E '^[a-z-]+: .*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
 setup:  ## create .venv, install, build the native module (once a change of the build files)
 	@scripts/setup.sh
@@ -27,6 +27,10 @@ soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for le
 	@FIREFLYER_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest tests/hfreduce/test_soak.py
 	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/test_memory.py
 	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py tests/checkpoint/test_crash.py tests/checkpoint/test_dcp.py tests/checkpoint/test_kills.py tests/checkpoint/test_manifests.py tests/checkpoint/test_modes.py tests/checkpoint/test_power_cut.py tests/checkpoint/test_ranks.py
+
+soak-fs3: setup  ## fs3 in five lab hosts, shot at: SECONDS=600 within the rules, as many with faults of all kinds (SEED=1)
+	@$(PY) -m tests.fs3.soak.soak kills --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
+	@$(PY) -m tests.fs3.soak.soak anything --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)

@@ -229,6 +229,36 @@ def test_three_nodes_in_three_processes(tmp_path: Path, start: Start) -> None:
         assert service.end(signal.SIGTERM) == 0
 
 
+def test_a_standby_takes_the_place_of_a_killed_manager(tmp_path: Path, start: Start) -> None:
+    config = write_cluster(tmp_path)
+    managing = ("--config", config, "--role", "manager,meta")
+    services = [
+        start("--config", config, "--role", "storage", "--name", f"n{n}") for n in (1, 2, 3)
+    ]
+    first = start(*managing)
+    assert "ready" in first.ready()
+    standby, another = start(*managing, "--standby"), start(*managing, "--standby")
+    standby.says("standby")
+    another.says("standby")
+    with attach(str(config)) as client:
+        file = client.open("/a", "w")
+        file.write(b"before, ")
+        first.end(signal.SIGKILL)
+        file.write(b"after")
+        file.close()
+        assert client.stat("/a").st_size == len(b"before, after")
+    assert standby.process.stdout
+    assert another.process.stdout
+    outputs = [standby.process.stdout.fileno(), another.process.stdout.fileno()]
+    taken, _, _ = select.select(outputs, [], [], LIMIT_S)
+    both = (standby, another)
+    active, waiting = both if taken == outputs[:1] else both[::-1]
+    assert "ready" in active.ready()
+    assert waiting.end(signal.SIGTERM) == 0
+    for service in (*services, active):
+        assert service.end(signal.SIGTERM) == 0
+
+
 def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start) -> None:
     config = write_cluster(tmp_path)
     service = start("--config", config, "--name", "n1")
@@ -273,6 +303,10 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
     config = load(tmp_path / FILE)
     with pytest.raises(ConfigError, match="run both in one process"):
         Process(config, {Role.MANAGER, Role.STORAGE}, ["n1"])
+    with pytest.raises(
+        ConfigError, match="a standby has the roles manager and meta, and no others"
+    ):
+        Process(config, ALL, ["n1"], standby=True)
     with pytest.raises(ConfigError, match="there is no node 'n2'"):
         Process(config, {Role.STORAGE}, ["n2"])
     (tmp_path / FILE).write_text('manager = "0.0.0.0:0"\n')

@@ -71,6 +71,10 @@ def up(
         int | None,
         typer.Option(min=1, max=256, help="With --dir, first start: parts of the folder; or 4."),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby", help="With --role manager,meta: wait until the other one ends."),
+    ] = False,
 ) -> None:
     """Run a file system, or a part of one, in the foreground; SIGTERM or Ctrl-C ends it.
 
@@ -86,13 +90,13 @@ def up(
     if (directory is None) == (config is None):
         raise typer.BadParameter("say one of --dir and --config")
     if directory is not None:
-        if role is not None or name is not None:
-            raise typer.BadParameter("--role and --name go with --config")
+        if role is not None or name is not None or standby:
+            raise typer.BadParameter("--role, --name and --standby go with --config")
         fs_serving.embedded(directory, replicas, targets)
     elif config is not None:
         if replicas is not None or targets is not None:
             raise typer.BadParameter("--replicas and --targets go with --dir")
-        fs_serving.part(config, role, name)
+        fs_serving.part(config, role, name, standby=standby)
 
 
 @fs.command()

@@ -36,7 +36,7 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
             process.wait()
 
 
-def part(file: Path, role: str | None, name: str | None) -> None:
+def part(file: Path, role: str | None, name: str | None, *, standby: bool) -> None:
     """Some roles of a cluster. Returns when a signal ends it."""
     roles = _roles(role)
     settings = config.load(file)
@@ -47,11 +47,13 @@ def part(file: Path, role: str | None, name: str | None) -> None:
     what = ", ".join(role.name.lower() for role in sorted(roles))
     with _until_signal():
         _log_as(settings, roles, name if Role.STORAGE in roles else "")
-        _serve(settings, roles, name, what)
+        _serve(settings, roles, name, what, standby=standby)
 
 
-def _serve(settings: config.ClusterConfig, roles: frozenset[Role], name: str, what: str) -> None:
-    with Process(settings, roles, [name]) as process:
+def _serve(
+    settings: config.ClusterConfig, roles: frozenset[Role], name: str, what: str, *, standby: bool
+) -> None:
+    with Process(settings, roles, [name], standby=standby) as process:
         process.set_up()
         nodes = process.nodes.items()
         node = "".join(f" of node {its} at {node.address}" for its, node in nodes)

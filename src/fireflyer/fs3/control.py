@@ -78,10 +78,13 @@ class Control:
         operations: metrics of the metadata service.
     """
 
-    def __init__(self, config: ClusterConfig, secret: Secret, url: str = "") -> None:
+    def __init__(
+        self, config: ClusterConfig, secret: Secret, url: str = "", *, standby: bool = False
+    ) -> None:
         """
         Args:
             url: of the metrics of this process.
+            standby: waits until no other process has the store, then takes that one's place.
 
         Raises:
             ConfigError: an address or folder that cannot be had. Unavailable: another process has the store.
@@ -95,7 +98,7 @@ class Control:
         self._adopted = 0  # version that new files use
         self._service: MetaService | None = None
         with contextlib.ExitStack() as started:
-            self._store = SharedEngine(_open_store(Path(config.metadata)))
+            self._store = SharedEngine(_open_store(Path(config.metadata), standby))
             started.callback(self._store.close)
             self.operations = Operations(self._store.statistics)
             self._loop = LoopThread("fs3-control")
@@ -230,9 +233,11 @@ class Control:
             return self._news.wait_for(ready)
 
 
-def _open_store(folder: Path) -> SqliteEngine:
+def _open_store(folder: Path, wait: bool) -> SqliteEngine:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot hold the metadata: {error.strerror}") from None
-    return SqliteEngine(folder / STORE)
+    if wait:
+        log.info("standby: this process takes the metadata in %s when it is free", folder)
+    return SqliteEngine(folder / STORE, wait=wait)

@@ -35,18 +35,24 @@ class Process:
     """
 
     def __init__(
-        self, config: ClusterConfig, roles: Collection[Role], names: Collection[str]
+        self,
+        config: ClusterConfig,
+        roles: Collection[Role],
+        names: Collection[str],
+        *,
+        standby: bool = False,
     ) -> None:
         """Starts the roles; waits for a manager elsewhere as long as it takes.
 
         Args:
             names: of the storage nodes.
+            standby: as manager, waits until another process that has the metadata ends.
 
         Raises:
             ConfigError: the configuration or what it names cannot be used; roles that do not go together.
             Unavailable: another process has the metadata. Stale: another one is this node.
         """
-        _check(roles)
+        _check(roles, standby)
         self._secret = secret = config.secret
         self._control: Control | None = None
         self.nodes: dict[str, StorageNode] = {}
@@ -64,11 +70,11 @@ class Process:
 
             self.manager = config.manager
             if Role.MANAGER in roles:
-                self._control = control = Control(config, secret, self.metrics)
+                self._control = control = Control(config, secret, self.metrics, standby=standby)
                 started.callback(control.close)
                 show("manager", control.manager.metrics.registry, control.manager.trouble)
                 show("meta", control.operations.registry, control.trouble)
-                self.manager = self._control.address
+                self.manager = control.address
             if Role.STORAGE in roles:
                 for name in names:
                     settings = config.node(name)
@@ -107,11 +113,13 @@ class Process:
         self.close()
 
 
-def _check(roles: Collection[Role]) -> None:
+def _check(roles: Collection[Role], standby: bool) -> None:
     if not roles or not ALL.issuperset(roles):
         raise ConfigError("the roles of a process are of manager, meta and storage")
     if (Role.MANAGER in roles) != (Role.META in roles):
         raise ConfigError("manager and meta share one store: run both in one process")
+    if standby and (Role.MANAGER not in roles or Role.STORAGE in roles):
+        raise ConfigError("a standby has the roles manager and meta, and no others")
 
 
 def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter | None:

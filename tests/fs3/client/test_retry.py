@@ -8,7 +8,7 @@ import pytest
 
 from fireflyer._native.fs3.client import ANY_NODE, Batch, Outcome
 from fireflyer.errors import Corrupted, DeadlineExceeded, NoSpace, StorageError
-from fireflyer.fs3.client.retry import ROUNDS, Retry
+from fireflyer.fs3.client.retry import PAUSE_S, ROUNDS, Retry
 from fireflyer.fs3.client.settings import Settings
 
 CHAIN = 4
@@ -22,12 +22,14 @@ class Routes:
         self.version = 1
         self.asked = 0
         self.waited: list[float] = []
+        self.news_after = -1  # so many waits
 
     def wait(self, seen: int, seconds: float, *, ask: bool) -> None:
         assert seen == self.version
         assert seconds >= 0
         self.asked += ask
         self.waited.append(seconds)
+        self.version += len(self.waited) == self.news_after
 
     def serving(self, chain: int) -> list[int]:
         assert chain == CHAIN
@@ -98,6 +100,17 @@ def test_a_write_is_sent_to_the_head_until_it_is_done() -> None:
     routes = Routes([1, 2])
     assert run(routes, Script({1: outcomes}), writes=True) == [1] * 5
     assert all(routes.waited)
+
+
+def test_pauses_begin_anew_with_new_routing() -> None:
+    """The new head may hear of it a little later than this client: that must not cost a long pause."""
+    outcomes = [*[Outcome.UNREACHABLE] * 6, *[Outcome.STALE_ROUTING] * 2, Outcome.OK]
+    routes = Routes([1, 2])
+    routes.news_after = 6
+    run(routes, Script({1: outcomes}), writes=True)
+    assert routes.waited[5] > 10 * PAUSE_S
+    assert routes.waited[6] <= PAUSE_S
+    assert routes.waited[7] <= 2 * PAUSE_S
 
 
 def test_bytes_that_no_replica_has_are_corrupted() -> None:

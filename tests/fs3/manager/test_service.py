@@ -162,6 +162,17 @@ def test_a_cluster_comes_up_and_a_dead_node_is_replaced(start: Start, link: Link
         node.stop()
 
 
+def test_a_node_is_pushed_what_changes_between_its_heartbeats(start: Start, link: Link) -> None:
+    running = start(Store())
+    parts: list[Routing] = []
+    silent = link(running.address, on_routing=parts.append)
+    me = silent.register("a", "a.example:9", 1)
+    silent.heartbeat(me, NodeLease(me.lease_s), time.monotonic(), {})
+    link(running.address).register("b", "b.example:9", 1)
+    until(lambda: silent.address(me.node + 1) == "b.example:9")
+    assert parts[-1].nodes[0].name == "b"
+
+
 def test_what_cannot_be_comes_back_typed(start: Start, link: Link) -> None:
     operator = link(start(Store()).address)
     with pytest.raises(ConfigError, match="3 replicas"):

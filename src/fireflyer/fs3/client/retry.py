@@ -101,7 +101,10 @@ class Retry:
             ask = any(failure.outcome in OUTDATED for failure in failures)
             pause = 0.0 if all(moved) else pause_s * random.uniform(0.5, 1.0)
             self._routes.wait(seen, min(pause, left), ask=ask)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            # Pauses that grew while nothing changed say nothing of the new routing, which may reach the
+            # nodes a little later than this client.
+            news = self._routes.version > seen
+            pause_s = PAUSE_S if news else min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _judge(self, failure: Failure) -> None:
         """Raises what cannot get better."""

@@ -47,7 +47,8 @@ def translated(path: Path) -> Iterator[None]:
 class Owner:
     """The lock that lets one process alone use a metadata file: conflicts are decided in its memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        """`wait`: until it is free, however long that takes."""
         name = path.with_name(path.name + ".lock")
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,9 +56,11 @@ class Owner:
             kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError
             raise kind(f"{name}: cannot be opened: {error.strerror}") from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BaseException as error:
             os.close(self._file)
+            if not isinstance(error, OSError):
+                raise  # of a signal's handler
             raise Unavailable(
                 f"{path}: another process uses this metadata; stop it, or connect to it"
             ) from error

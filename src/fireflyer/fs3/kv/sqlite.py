@@ -54,13 +54,16 @@ class _Waiting:
 class SqliteEngine:
     """A store in one SQLite file, owned by one process.
 
+    Args:
+        wait: until no other process owns it.
+
     Raises:
         Unavailable: another process owns it; Corrupted: not such a file; NoSpace, StorageError.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, wait: bool = False) -> None:
         self.path = Path(path)
-        self._owner = Owner(self.path)
+        self._owner = Owner(self.path, wait=wait)
         try:
             self._writer = open_writer(self.path)
         except BaseException:

@@ -57,6 +57,8 @@ class ManagerLink:
     ) -> None:
         """Sends a heartbeat, extends the lease by its answer and takes the routing that comes with it.
 
+        What changes between two of them is pushed.
+
         Tried for no longer than the lease, which counts from `now` however often it was sent.
 
         Raises:

@@ -258,6 +258,7 @@ class Manager:
     def _heartbeat(self, call: Call, body: Beat) -> Routing:
         core = self._term()
         answer = core.heartbeat(body, self._clock.monotonic())
+        self._subscribers.add(call.connection)
         self.metrics.heartbeats.inc()
         if core.news:
             self._wake.set()

@@ -90,7 +90,8 @@ class StorageNode:
         self._told = 0.0  # when a heartbeat last said how the node is
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
-        self._lock = threading.Lock()  # guards the service against use after its end
+        self._lock = threading.Lock()  # guards the service against use after its end, and the next
+        self._ended_service = False
         self._stopping = threading.Event()
         self._me: Registered | None = None
         self._again: dict[int, float] = {}  # targets that were open or failed to be: not before
@@ -184,6 +185,7 @@ class StorageNode:
                 os.unlink(self._socket)
         self._link.close()
         with self._lock:
+            self._ended_service = True
             self._service.stop()
 
     def _open_local(self) -> Door | None:
@@ -253,21 +255,25 @@ class StorageNode:
     # Routing
 
     def _on_routing(self, part: Routing) -> None:
-        for node in part.nodes:
-            for target in node.targets():
-                self._service.locate(target, node.id)
-        if self._me is None:
-            return
-        for chain in part.chains:
-            for target in chain.targets():
-                if target in self._chains:
-                    self._tell(target, chain.id)
+        """By the thread that sends heartbeats, or the one that receives pushes."""
+        with self._lock:
+            if self._ended_service:
+                return
+            for node in part.nodes:
+                for target in node.targets():
+                    self._service.locate(target, node.id)
+            for chain in part.chains:
+                for target in chain.targets():
+                    if target in self._chains:
+                        self._tell(target, chain.id)
 
     def _tell(self, target: int, number: int) -> None:
-        chain = self._link.chain(number)
-        assert chain is not None
-        members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
-        self._service.routing(target, chain.version, members)
+        """Ends with the newest version, whatever another thread says meanwhile."""
+        told = 0
+        while (chain := self._link.chain(number)) is not None and chain.version > told:
+            members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
+            self._service.routing(target, chain.version, members)
+            told = chain.version
 
     def _open_targets(self) -> bool:
         """Opens those that got a chain, and anew those whose store failed; whether there was one."""
