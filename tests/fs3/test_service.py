@@ -214,7 +214,9 @@ def test_bytes_survive_the_service(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full", [0, 1])
-def test_a_full_disk_refuses_writes_and_goes_on(tmp_path: Path, small_disk: Path, full: int) -> None:
+def test_a_full_disk_refuses_writes_and_goes_on(
+    tmp_path: Path, small_disk: Path, full: int
+) -> None:
     """Of the head or the other one: what was acknowledged is served, removing makes room again."""
     room = (256 + 12) << 20  # a store leaves 256 MiB for its log and index
     subprocess.run(["mount", "-o", f"remount,size={room}", str(small_disk)], check=True)
@@ -235,7 +237,9 @@ def test_a_full_disk_refuses_writes_and_goes_on(tmp_path: Path, small_disk: Path
         for number in range(2):
             with cluster.line(number) as other:
                 wanted = [(INODE, index, 0, 1 << 20) for index in range(3)]
-                assert all(found.data == data for found in frames.read(other, cluster.chain, wanted))
+                assert all(
+                    found.data == data for found in frames.read(other, cluster.chain, wanted)
+                )
                 missing = frames.read(other, cluster.chain, [(INODE, written, 0, 10)])[0]
                 assert missing.status == frames.NOT_FOUND
         for index in range(3):
