@@ -85,7 +85,7 @@ E2
 
 ports() {
   echo "fuzz: $frames damaged frames on each port of a file system"
-  FIREFLYER_FUZZ_FRAMES=$frames OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -o timeout=3600 tests/fs3/test_fuzz.py
+  FIREFLYER_FUZZ_FRAMES=$frames OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q tests/fs3/test_fuzz.py
 }
 
 for part in $parts; do "$part"; done

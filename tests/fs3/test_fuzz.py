@@ -38,6 +38,9 @@ SIZES = (0, 1, 5000, 1 << 20, (3 << 20) + 7)
 MOST_MIB = 600
 
 
+pytestmark = pytest.mark.timeout(120 + FRAMES / 500)
+
+
 class Victim:
     """A file system in a process of its own, and the sums of what is in it."""
 
