@@ -255,7 +255,7 @@ def test_forty_thousand_levels_by_handles() -> None:
 
     def deeper(t: Transaction) -> None:
         """`at_once` levels below the last one, each made as the service makes it."""
-        context = Context(ROOT, 1, 10**18)
+        context = Context(ROOT, 1, 10**18, {})
         context.number = first + len(numbers) - 1
         below = numbers[-1]
         for _ in range(at_once):

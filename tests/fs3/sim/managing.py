@@ -69,7 +69,7 @@ class Manager(Process):
             )
 
         def attempt() -> None:
-            transaction = job.attempt(self.engine)
+            transaction = job.attempt(self.engine, self.engine.begin())
             if transaction is None:
                 done(job.result)
             else:  # the store carries it out even if this process ends first

@@ -195,7 +195,7 @@ class StorageNode:
             return None
         path = new_socket(self.settings.directory)
         if not path:
-            get_logger("fs3").warning(
+            self._log.warning(
                 "node %s: the path of %s is too long for a socket: clients of this machine use TCP",
                 self.settings.name,
                 self.settings.directory,
