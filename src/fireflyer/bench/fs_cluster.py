@@ -1,4 +1,4 @@
-"""File systems for the benchmark: started by `fireflyer fs up`, in processes of their own, as users start them."""
+"""File systems for the benchmark, as users start them: `fireflyer fs up` in processes of their own."""
 
 import os
 import select
@@ -136,7 +136,7 @@ class FileSystem:
 
     def _start(self) -> None:
         if not self._nodes:
-            embedded = ["--dir", self._folder, "--replicas", str(self._replicas)]
+            embedded: list[str | Path] = ["--dir", self._folder, "--replicas", str(self._replicas)]
             self.services = [Service(self._folder.with_suffix(".log"), embedded)]
         else:
             self._configure()
@@ -181,9 +181,7 @@ class Worker(Obeying):
         PeerLost: it cannot get there.
     """
 
-    def __init__(
-        self, name: str, first: dict[str, Any], prefix: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, name: str, first: dict[str, Any], prefix: Sequence[str] = ()) -> None:
         command = [*prefix, sys.executable, "-P", "-m", "fireflyer.bench.fs_worker"]
         super().__init__(name, command, os.environ)
         try:
@@ -200,10 +198,10 @@ class Worker(Obeying):
 
 
 def together(workers: Sequence[Worker], commands: Sequence[dict[str, Any]]) -> float:
-    """Gives each worker its command, all at once; seconds from the first one's start to the last one's end."""
+    """Gives each worker its command, all at once; seconds from the first start to the last end."""
     for worker, command in zip(workers, commands, strict=True):
         worker.tell(command)
-    answers = [
-        worker.hear(command) for worker, command in zip(workers, commands, strict=True)
-    ]
-    return max(a["ended"] for a in answers) - min(a["began"] for a in answers)
+    answers = [worker.hear(command) for worker, command in zip(workers, commands, strict=True)]
+    ended: float = max(answer["ended"] for answer in answers)
+    began: float = min(answer["began"] for answer in answers)
+    return ended - began

@@ -41,7 +41,7 @@ def compiled() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             made = Path(folder) / "program"
-            command = [compiler, *_FLAGS, SOURCE, "-o", made]
+            command: list[str | Path] = [compiler, *_FLAGS, SOURCE, "-o", made]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise ConfigError(f"{compiler} cannot compile {SOURCE}: {done.stderr[-400:]}")

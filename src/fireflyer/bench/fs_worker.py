@@ -3,6 +3,7 @@
 {"do": "attach", "where", "settings"}                            ours
 {"do": "mounted", "root"}                                        a mounted one
 {"do": "create"|"open", "directory", "prefix", "count", "threads"}   empty files, each by a call of its own
+    and with "first", "step": only every so manyth of them
 {"do": "stat", "directory", "prefix", "count", "batch"}              `batch`: names in a call, ours only
 {"do": "read", "path", "block", "depth", "count", "seed", "random"}  `depth` blocks in a call, ours only
 {"do": "stream", "path", "block", "threads", "rounds"}               and the most memory held beyond before
@@ -92,8 +93,10 @@ def creating(files: Files, command: Command) -> Command:
     make = files.create if command["do"] == "create" else files.open_new
     threads, base = command["threads"], f"{command['directory']}/{command['prefix']}"
 
+    numbers = range(command.get("first", 0), command["count"], command.get("step", 1))
+
     def work(part: int) -> None:
-        for number in range(part, command["count"], threads):
+        for number in numbers[part::threads]:
             make(f"{base}-{number}")
 
     return _timed(lambda: _in_threads(threads, work))
@@ -146,9 +149,7 @@ def numbers_of(blocks: int, count: int, seed: int, *, random: bool) -> list[int]
 
 def reading(client: Client, command: Command) -> Command:
     reader = Reader(client, command["path"], command["block"], command["depth"])
-    numbers = numbers_of(
-        reader.blocks, command["count"], command["seed"], random=command["random"]
-    )
+    numbers = numbers_of(reader.blocks, command["count"], command["seed"], random=command["random"])
     return _timed(lambda: reader.read_all(numbers))
 
 

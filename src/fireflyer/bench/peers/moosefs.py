@@ -1,4 +1,4 @@
-"""MooseFS: master, chunk server and mount on this host, from Debian's packages. Metadata is not synced to disk."""
+"""MooseFS on this host, from Debian's packages: master, chunk server, mount. Its metadata is not synced."""
 
 import os
 import shutil
@@ -58,8 +58,8 @@ class MooseFS(Mounted):
         self.run([programs / "mfsmaster", "-c", master, "-f", "start"], self._environment)
         self.run([programs / "mfschunkserver", "-c", server, "-f", "start"], self._environment)
         self.wait_for_port(self._host, ports[2])
-        mount = [self._tree / "usr/bin/mfsmount", "-f", self.root, "-H", self._host]
-        self.run([*mount, "-P", str(ports[2])], self._environment, mounts=True)
+        mount: list[str | Path] = [self._tree / "usr/bin/mfsmount", "-f", self.root]
+        self.run([*mount, "-H", self._host, "-P", str(ports[2])], self._environment, mounts=True)
 
     def _write(self, name: str, text: str) -> Path:
         path = self.folder / f"{name}.cfg"

@@ -1,4 +1,4 @@
-"""Mounted file systems of others: their packages in a folder of their own, their processes, their mount point."""
+"""Mounted file systems of others: packages in a folder of their own, processes, a mount point."""
 
 import contextlib
 import os
@@ -143,10 +143,10 @@ def debian(folder: Path, packages: Sequence[str]) -> Path:
             raise ConfigError(f"{packages[0]} comes from Debian's packages; {program} is not here")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        _tool(["apt-get", "download", "-q", *packages], Path(place))
+        run_tool(["apt-get", "download", "-q", *packages], Path(place))
         made = Path(place) / "root"
         for package in sorted(Path(place).glob("*.deb")):
-            _tool(["dpkg", "-x", package, made], Path(place))
+            run_tool(["dpkg", "-x", package, made], Path(place))
         made.rename(tree)
     return tree
 
@@ -166,7 +166,8 @@ def fuse(folder: Path) -> dict[str, str]:
     return {"PATH": f"{link.parent.absolute()}:{os.environ.get('PATH', os.defpath)}"}
 
 
-def _tool(command: Sequence[str | Path], folder: Path) -> None:
+def run_tool(command: Sequence[str | Path], folder: Path) -> None:
+    """Runs a command to its end; raises ConfigError with its words if it fails."""
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=False, timeout=300
@@ -176,8 +177,3 @@ def _tool(command: Sequence[str | Path], folder: Path) -> None:
     if done.returncode != 0:
         said = " ".join(done.stderr.split())[-300:]
         raise ConfigError(f"{' '.join(map(str, command))}: {said}")
-
-
-def run_tool(command: Sequence[str | Path], folder: Path) -> None:
-    """Runs a command of a peer to its end; raises ConfigError with its words if it fails."""
-    _tool(command, folder)
