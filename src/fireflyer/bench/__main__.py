@@ -416,7 +416,7 @@ def fs(
 ) -> None:
     """The file system (3FS).
 
-    Against raw reads and writes, a shared-memory ring, SQLite, JuiceFS and MooseFS (root, FUSE), in a lab (root).
+    Against raw reads and writes, a shared-memory ring, SQLite, JuiceFS and MooseFS, and in a lab (root).
 
     \b
     fireflyer bench fs

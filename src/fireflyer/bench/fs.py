@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from fireflyer.bench import fs_data as data
 from fireflyer.bench import fs_names as names
+from fireflyer.bench.fs_incast import incast
+from fireflyer.bench.fs_memory import memory
 from fireflyer.bench.fs_setting import QUICK, WHOLE, Say, Setting, Sizes, Spec
 from fireflyer.bench.report import Row
 
@@ -21,6 +23,8 @@ CASES: dict[str, Callable[[Setting], list[Row]]] = {
     "create": names.create,
     "one": names.one,
     "stat": names.stat,
+    "memory": memory,
+    "incast": incast,
 }
 
 

@@ -41,7 +41,6 @@ class Service:
                 stdout=subprocess.PIPE,
                 stderr=errors,
             )
-        self.pid = self._process.pid
 
     def wait_until_ready(self) -> None:
         """Until it says so.
@@ -62,9 +61,12 @@ class Service:
                 raise PeerLost(f"`fireflyer fs up` ended with {code}: {self._words()}")
             said += more
 
-    def resident(self) -> int:
-        """Bytes of memory that it holds now."""
-        return _resident(self.pid)
+    def most_resident(self) -> int:
+        """Bytes of memory that it held at most so far."""
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+        raise PeerLost(f"process {self._process.pid} has ended")
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -78,13 +80,6 @@ class Service:
         return self._log.read_text(errors="replace").strip()[-400:] or "it says nothing"
 
 
-def _resident(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    raise PeerLost(f"process {pid} has ended")
-
-
 class FileSystem:
     """A file system in a folder that is made and removed; a context manager.
 
@@ -93,23 +88,22 @@ class FileSystem:
     """
 
     def __init__(
-        self, folder: Path, *, nodes: int = 1, replicas: int = 1, addresses: Sequence[str] = ()
+        self, folder: Path, *, nodes: int = 0, replicas: int = 1, targets: int = 4
     ) -> None:
         """
         Args:
             nodes: 0: all roles in one process, reached by Unix sockets. Else each storage node is a process
                 of its own, reached over TCP, and manager and metadata are another one.
-            addresses: of the manager and of each node, where that is not loopback.
+            targets: of each node.
         """
-        self._folder = folder
-        self._nodes, self._replicas = nodes, replicas
-        self._addresses = list(addresses) or ["127.0.0.1"] * (nodes + 1)
+        self.folder = folder
+        self._nodes, self._replicas, self._targets = nodes, replicas, targets
         self.services: list[Service] = []
         self.where = str(folder / "cluster.toml" if nodes else folder)
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
         try:
             self._start()
         except BaseException:
@@ -124,7 +118,7 @@ class FileSystem:
         for service in self.services:
             service.close()
         self.services = []
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def attach(self, **settings: Any) -> Client:
         """A client in this process; see `Settings`."""
@@ -136,8 +130,9 @@ class FileSystem:
 
     def _start(self) -> None:
         if not self._nodes:
-            embedded: list[str | Path] = ["--dir", self._folder, "--replicas", str(self._replicas)]
-            self.services = [Service(self._folder.with_suffix(".log"), embedded)]
+            embedded: list[str | Path] = ["--dir", self.folder, "--replicas", str(self._replicas)]
+            embedded += ["--targets", str(self._targets)]
+            self.services = [Service(self.folder.with_suffix(".log"), embedded)]
         else:
             self._configure()
             roles = [("manager,meta", "n1")]
@@ -146,6 +141,10 @@ class FileSystem:
                 self.services.append(self.serve(index, role, name))
         for service in self.services:
             service.wait_until_ready()
+        if self._replicas > 1:
+            self._wait_until_whole()
+
+    def _wait_until_whole(self) -> None:
         deadline = time.monotonic() + READY_S
         while any(chain.state != "whole" for chain in survey.health(find(self.where)).chains):
             if time.monotonic() > deadline:
@@ -154,23 +153,28 @@ class FileSystem:
 
     def serve(self, index: int, role: str, name: str) -> Service:
         """Starts a process of it."""
-        log = self._folder / f"{role}-{name}.log"
+        log = self.folder / f"{role}-{name}.log"
         return Service(log, ["--config", self.where, "--role", role, "--name", name])
 
     def _configure(self) -> None:
-        secret = self._folder / "secret"
+        secret = self.folder / "secret"
         secret.write_text(os.urandom(32).hex())
         secret.chmod(0o600)
-        text = f'manager = "{self._addresses[0]}:{self.free_port(0)}"\n'
+        text = f'manager = "{self.address(0)}:{self.free_port()}"\n'
         text += f'secret_file = "secret"\nreplicas = {self._replicas}\n'
         for number in range(1, self._nodes + 1):
-            text += f'\n[nodes.n{number}]\naddress = "{self._addresses[number]}:0"\n'
+            text += f'\n[nodes.n{number}]\naddress = "{self.address(number)}:0"\n'
+            text += f"targets = {self._targets}\n"
         Path(self.where).write_text(text)
 
-    def free_port(self, index: int) -> int:
-        """One that nobody listens on now at the address of that number."""
+    def address(self, index: int) -> str:
+        """Of the manager, 0, or of a node."""
+        return "127.0.0.1"
+
+    def free_port(self) -> int:
+        """One that nobody listens on now at the address of the manager."""
         with socket.socket() as probe:
-            probe.bind((self._addresses[index], 0))
+            probe.bind((self.address(0), 0))
             return int(probe.getsockname()[1])
 
 

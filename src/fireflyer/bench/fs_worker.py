@@ -6,6 +6,7 @@
     and with "first", "step": only every so manyth of them
 {"do": "stat", "directory", "prefix", "count", "batch"}              `batch`: names in a call, ours only
 {"do": "read", "path", "block", "depth", "count", "seed", "random"}  `depth` blocks in a call, ours only
+{"do": "put", "path", "bytes"}                                   a file of random bytes
 {"do": "stream", "path", "block", "threads", "rounds"}               and the most memory held beyond before
 Answers: {"began", "ended"} on the monotonic clock, "beyond" in bytes; or {"error"}.
 """
@@ -34,6 +35,7 @@ from fireflyer.fs3.meta.inode import ROOT, Inode
 from fireflyer.fs3.meta.messages import Create
 
 Command = dict[str, Any]
+PUT_AT_ONCE = 4 << 20
 
 
 class Files(Protocol):
@@ -169,6 +171,16 @@ def streaming(client: Client, command: Command) -> Command:
     return {**answer, "beyond": _most_held() - before}
 
 
+def putting(client: Client, command: Command) -> Command:
+    def work() -> None:
+        with client.open(command["path"], "w") as file:
+            for at in range(0, command["bytes"], PUT_AT_ONCE):
+                size = min(PUT_AT_ONCE, command["bytes"] - at)
+                file.write(np.random.default_rng(at).bytes(size))
+
+    return _timed(work)
+
+
 def _most_held() -> int:
     """Bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -212,7 +224,9 @@ class Obedient:
         if what == "stat":
             return looking(self._files, command)
         assert isinstance(self._files, Ours)
-        return {"read": reading, "stream": streaming}[what](self._files.client, command)
+        return {"read": reading, "stream": streaming, "put": putting}[what](
+            self._files.client, command
+        )
 
 
 def main() -> None:
