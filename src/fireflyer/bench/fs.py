@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from fireflyer.bench import fs_data as data
 from fireflyer.bench import fs_names as names
+from fireflyer.bench.fs_growth import grow
 from fireflyer.bench.fs_incast import incast
 from fireflyer.bench.fs_memory import memory
 from fireflyer.bench.fs_setting import QUICK, WHOLE, Say, Setting, Sizes, Spec
 from fireflyer.bench.report import Row
 
-__all__ = ["CASES", "QUICK", "WHOLE", "Sizes", "Spec", "run"]
+__all__ = ["CASES", "QUICK", "WHOLE", "Sizes", "Spec", "grow", "run"]
 
 CASES: dict[str, Callable[[Setting], list[Row]]] = {
     "tcp": data.tcp,

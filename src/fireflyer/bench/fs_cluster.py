@@ -3,7 +3,6 @@
 import os
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -68,8 +67,13 @@ class Service:
                 return int(line.split()[1]) << 10
         raise PeerLost(f"process {self._process.pid} has ended")
 
+    def tell_to_end(self) -> None:
+        """`close` must follow."""
+        self._process.terminate()
+
     def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        """Ends it, by force if words do not do."""
+        self.tell_to_end()
         try:
             self._process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired:
@@ -115,7 +119,11 @@ class FileSystem:
         self.close()
 
     def close(self) -> None:
-        for service in self.services:
+        for service in self.services[
+            1:
+        ]:  # the nodes, all at once; then the manager that they talk to
+            service.tell_to_end()
+        for service in reversed(self.services):
             service.close()
         self.services = []
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
 from fireflyer.bench import goals
 from fireflyer.bench.checkpoint_limits import RawFile
 from fireflyer.bench.fs_cluster import FileSystem
 from fireflyer.bench.fs_raw import RawReads
 from fireflyer.bench.fs_setting import BATCH, BLOCK, DEPTH, PAGE, Setting, contents, remote
-from fireflyer.bench.fs_worker import Reader, numbers_of
+from fireflyer.bench.fs_worker import Reader, SmallReader
 from fireflyer.bench.options import size_text
 from fireflyer.bench.report import Row
 from fireflyer.errors import ConfigError
@@ -56,7 +54,6 @@ def tcp(setting: Setting) -> list[Row]:
 
 def _large_reads(client: Client, count: int) -> Rate:
     reader = Reader(client, "/data", BLOCK, DEPTH)
-    numbers = numbers_of(reader.blocks, count, 0, random=False)
     wanted = contents(BLOCK)
     reader.read([0])
     if reader.memory[:BLOCK] != wanted:
@@ -64,7 +61,7 @@ def _large_reads(client: Client, count: int) -> Rate:
 
     def run() -> float:
         began = time.perf_counter()
-        reader.read_all(numbers)
+        reader.read_all(count)
         return count * BLOCK / _GB / (time.perf_counter() - began)
 
     return run
@@ -87,7 +84,7 @@ def local(setting: Setting) -> list[Row]:
 def _preads(raw: Path, count: int) -> Rate:
     memory = memoryview(bytearray(BLOCK * DEPTH))
     parts = [memory[at : at + BLOCK] for at in range(0, BLOCK * DEPTH, BLOCK)]
-    numbers = numbers_of(raw.stat().st_size // BLOCK, count, 0, random=False)
+    numbers = [number % (raw.stat().st_size // BLOCK) for number in range(count)]
 
     def run() -> float:
         descriptor = os.open(raw, os.O_RDONLY)
@@ -129,22 +126,13 @@ def small(setting: Setting) -> list[Row]:
 
 
 def _small_reads(client: Client, count: int, seeds: "itertools.count[int]") -> Rate:
-    file = client.open("/data")
-    memory = np.zeros(BATCH * PAGE, np.uint8)
-    address = memory.ctypes.data
+    reader = SmallReader(client, "/data", PAGE, BATCH)
 
     def run() -> float:
-        rows = np.empty((count, 4), np.int64)
-        random = np.random.default_rng(next(seeds))
-        rows[:, 0], rows[:, 2] = 0, PAGE
-        rows[:, 1] = random.integers(0, file.size // PAGE, count) * PAGE
-        rows[:, 3] = address + np.arange(count) % BATCH * PAGE
+        rows = reader.rows(count, next(seeds))
         began = time.perf_counter()
-        for at in range(0, count, BATCH):
-            client.read_rows([file], rows[at : at + BATCH])
-        taken = time.perf_counter() - began
-        assert memory.any()
-        return count / taken
+        reader.read(rows)
+        return count / (time.perf_counter() - began)
 
     return run
 

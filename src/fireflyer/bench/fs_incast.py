@@ -4,6 +4,7 @@ A switch has little room for what waits at a port. Where all servers answer at o
 and TCP sends it again, often after a timeout. Request to send lets few of them answer at a time.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +21,11 @@ from fireflyer.lab.hosts import parse_rate
 RATE = "1gbit"
 QUEUE_MS = 1.0
 _CHUNK = 1 << 20
+_DEFAULT = Settings().senders
+SENDERS = tuple(sorted({1, 2, 4, _DEFAULT}))
 _OFF = 1000
-"""Senders: more than there are."""
+"""More than there are servers."""
+_WITHOUT = "all at once"
 _MB = 1e6
 
 
@@ -33,7 +37,7 @@ class Measured(NamedTuple):
     packets: float
     """That came to the client's port of the switch for 1,000 that it had room for."""
     segments: float
-    """That the servers sent for 1,000 different ones."""
+    """That the servers sent for 1,000 that had to be."""
 
 
 class LabFileSystem(FileSystem):
@@ -61,43 +65,50 @@ class LabFileSystem(FileSystem):
 
 
 def incast(setting: Setting) -> list[Row]:
-    """Reads of one chunk from each server at once."""
+    """Reads of one chunk from each server at once, by the number of servers that may send at a time."""
     servers = setting.sizes.servers
-    block = servers * _CHUNK
-    case = f"{servers} servers answer one client at {RATE}"
+    case = f"{servers} servers, one client, {RATE}"
     setting.say(case)
     try:
-        with ExitStack() as stack:
-            lab = stack.enter_context(Lab(servers + 1, RATE, queue_ms=QUEUE_MS))
-            system = stack.enter_context(LabFileSystem(setting.work / "incast", lab))
-            on = stack.enter_context(system.client("client", Settings().senders))
-            off = stack.enter_context(system.client("client of all", _OFF))
-            size = max(block, setting.sizes.data // 4 // block * block)
-            on.ask({"do": "put", "path": "/data", "bytes": size})
-            found = interleaved(
-                {
-                    "on": lambda: _read(lab, on, block, size // block, setting),
-                    "off": lambda: _read(lab, off, block, size // block, setting),
-                },
-                setting.spec.rounds,
-            )
+        found = _measured(setting, servers)
     except LabError as error:
-        setting.say(str(error))
         return [_missing(case, str(error))]
-    on_rounds, off_rounds, peer = found["on"], found["off"], "without request to send"
-    rates = [[each.rate for each in rounds] for rounds in (on_rounds, off_rounds)]
-    packets = [[each.packets for each in rounds] for rounds in (on_rounds, off_rounds)]
-    segments = [[each.segments for each in rounds] for rounds in (on_rounds, off_rounds)]
-    least = [1000.0]
-    return [
-        Row.of_speeds(case, "MB/s", rates[0], peer, rates[1], [_payload_rate()]),
-        Row.of_times(
-            f"{case}: for 1,000 let through", "packets", packets[0], peer, packets[1], least
-        ),
-        Row.of_times(
-            f"{case}: for 1,000 needed", "segments", segments[0], peer, segments[1], least
-        ),
-    ]
+    off = found[_OFF]
+    rows = []
+    for senders in SENDERS:
+        on = found[senders]
+        rates = [[each.rate for each in rounds] for rounds in (on, off)]
+        segments = [[each.segments for each in rounds] for rounds in (on, off)]
+        which = f"{case}, {senders} send" + (" (default)" if senders == _DEFAULT else "")
+        limit = [_payload_rate()]
+        rows += [
+            Row.of_speeds(which, "MB/s", rates[0], _WITHOUT, rates[1], limit),
+            Row.of_times(f"{which}: sent", "segments", segments[0], _WITHOUT, segments[1]),
+        ]
+    packets = [[each.packets for each in rounds] for rounds in (found[_DEFAULT], off)]
+    through = f"{case}: at its port"
+    return [*rows, Row.of_times(through, "packets", packets[0], _WITHOUT, packets[1])]
+
+
+def _measured(setting: Setting, servers: int) -> dict[int, list[Measured]]:
+    """By senders."""
+    block = servers * _CHUNK
+    with ExitStack() as stack:
+        lab = stack.enter_context(Lab(servers + 1, RATE, queue_ms=QUEUE_MS))
+        system = stack.enter_context(LabFileSystem(setting.work / "incast", lab))
+        clients = {
+            senders: stack.enter_context(system.client(f"client of {senders}", senders))
+            for senders in (*SENDERS, _OFF)
+        }
+        count = max(1, setting.sizes.data // 8 // block)
+        clients[_OFF].ask({"do": "put", "path": "/data", "bytes": count * block})
+
+        def reading(client: Worker) -> Callable[[], Measured]:
+            return lambda: _read(lab, client, block, count, setting)
+
+        runs = {str(senders): reading(client) for senders, client in clients.items()}
+        found = interleaved(runs, setting.spec.rounds)
+    return {int(senders): rounds for senders, rounds in found.items()}
 
 
 def _missing(case: str, reason: str) -> Row:
@@ -117,7 +128,6 @@ def _read(lab: Lab, worker: Worker, block: int, count: int, setting: Setting) ->
     setting.say(f"incast: {worker.name}")
     command = {
         "do": "read", "path": "/data", "block": block, "depth": 1, "count": count, "seed": 0,
-        "random": False,
     }  # fmt: skip
     before = lab.switched(0), _segments(lab)
     taken = together([worker], [command])

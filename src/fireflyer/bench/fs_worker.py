@@ -5,7 +5,8 @@
 {"do": "create"|"open", "directory", "prefix", "count", "threads"}   empty files, each by a call of its own
     and with "first", "step": only every so manyth of them
 {"do": "stat", "directory", "prefix", "count", "batch"}              `batch`: names in a call, ours only
-{"do": "read", "path", "block", "depth", "count", "seed", "random"}  `depth` blocks in a call, ours only
+{"do": "read"|"small", "path", "block", "depth", "count", "seed"}    `depth` blocks in a call, ours only:
+    in order from block `seed` on, or anywhere
 {"do": "put", "path", "bytes"}                                   a file of random bytes
 {"do": "stream", "path", "block", "threads", "rounds"}               and the most memory held beyond before
 Answers: {"began", "ended"} on the monotonic clock, "beyond" in bytes; or {"error"}.
@@ -23,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fireflyer.errors import ConfigError, FileError, FireflyerError
 from fireflyer.fs3.client import Client, Settings
@@ -135,24 +137,44 @@ class Reader:
         ]
         self._client.read_many(requests)
 
-    def read_all(self, numbers: list[int]) -> None:
-        depth = len(self._parts)
+    def read_all(self, count: int, first: int = 0) -> None:
+        """So many blocks, in order, from block `first` on and from the start again."""
+        depth, numbers = len(self._parts), [(first + at) % self.blocks for at in range(count)]
         for at in range(0, len(numbers), depth):
             self.read(numbers[at : at + depth])
 
 
-def numbers_of(blocks: int, count: int, seed: int, *, random: bool) -> list[int]:
-    """Which blocks to read: any, or one after the other from `seed` on."""
-    if random:
-        found: list[int] = np.random.default_rng(seed).integers(0, blocks, count).tolist()
-        return found
-    return [(seed + at) % blocks for at in range(count)]
+class SmallReader:
+    """Random reads of small blocks, `depth` in a call, into memory that is used again."""
+
+    def __init__(self, client: Client, path: str, block: int, depth: int) -> None:
+        self._client, self._file = client, client.open(path)
+        self._block, self._depth = block, depth
+        self._memory = np.zeros(block * depth, np.uint8)
+
+    def rows(self, count: int, seed: int) -> NDArray[np.int64]:
+        """What to read: int64[count, 4], see `Client.read_rows`."""
+        rows = np.empty((count, 4), np.int64)
+        blocks = self._file.size // self._block
+        rows[:, 0], rows[:, 2] = 0, self._block
+        rows[:, 1] = np.random.default_rng(seed).integers(0, blocks, count) * self._block
+        rows[:, 3] = self._memory.ctypes.data + np.arange(count) % self._depth * self._block
+        return rows
+
+    def read(self, rows: NDArray[np.int64]) -> None:
+        for at in range(0, len(rows), self._depth):
+            self._client.read_rows([self._file], rows[at : at + self._depth])
+
+
+def reading_small(client: Client, command: Command) -> Command:
+    reader = SmallReader(client, command["path"], command["block"], command["depth"])
+    rows = reader.rows(command["count"], command["seed"])
+    return _timed(lambda: reader.read(rows))
 
 
 def reading(client: Client, command: Command) -> Command:
     reader = Reader(client, command["path"], command["block"], command["depth"])
-    numbers = numbers_of(reader.blocks, command["count"], command["seed"], random=command["random"])
-    return _timed(lambda: reader.read_all(numbers))
+    return _timed(lambda: reader.read_all(command["count"], command["seed"]))
 
 
 def streaming(client: Client, command: Command) -> Command:
@@ -165,7 +187,7 @@ def streaming(client: Client, command: Command) -> Command:
 
     def work(part: int) -> None:
         for _ in range(command["rounds"]):
-            readers[part].read_all(list(range(readers[part].blocks)))
+            readers[part].read_all(readers[part].blocks)
 
     answer = _timed(lambda: _in_threads(threads, work))
     return {**answer, "beyond": _most_held() - before}
@@ -224,7 +246,7 @@ class Obedient:
         if what == "stat":
             return looking(self._files, command)
         assert isinstance(self._files, Ours)
-        return {"read": reading, "stream": streaming, "put": putting}[what](
+        return {"read": reading, "small": reading_small, "stream": streaming, "put": putting}[what](
             self._files.client, command
         )
 
