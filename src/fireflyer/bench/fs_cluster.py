@@ -140,7 +140,7 @@ class FileSystem:
         if not self._nodes:
             embedded: list[str | Path] = ["--dir", self.folder, "--replicas", str(self._replicas)]
             embedded += ["--targets", str(self._targets)]
-            self.services = [Service(self.folder.with_suffix(".log"), embedded)]
+            self.services = [Service(self.folder / "up.log", embedded)]
         else:
             self._configure()
             roles = [("manager,meta", "n1")]
