@@ -1,7 +1,9 @@
 """`fireflyer bench fs` at tiny sizes: real services, real numbers, missing peers shown as missing."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -289,6 +291,33 @@ def test_cases_and_options_name_the_same() -> None:
 def test_bad_options(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert run_app(app, "fireflyer bench", ["fs", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_sigterm_ends_the_services_and_removes_what_was_written(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    command = [sys.executable, "-m", "fireflyer.bench", "fs", "--only", "tcp,local", "--quick"]
+    process = subprocess.Popen(
+        [*command, "--work", work], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    assert b"4 MiB reads over TCP" in process.stderr.readline(), "it says what it does"
+    assert mentioning(work) - {process.pid}, "services run"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert mentioning(work) == set()
+    assert os.listdir(work) == []
+
+
+def mentioning(path: Path) -> set[int]:
+    """Processes whose command line names a path."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if os.fsencode(path) in (entry / "cmdline").read_bytes():
+                    found.add(int(entry.name))
+    return found
 
 
 def test_the_command_needs_no_torch() -> None:

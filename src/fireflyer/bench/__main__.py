@@ -3,6 +3,7 @@
 import inspect
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -437,7 +438,8 @@ def fs(
         rounds=rounds,
         sizes=bench.QUICK if quick else bench.WHOLE,
     )
-    rows = bench.grow(spec, wanted, plots, _say) if growth else bench.run(spec, _say)
+    say = _say if sys.stderr.isatty() else _lines()
+    rows = bench.grow(spec, wanted, plots, say) if growth else bench.run(spec, say)
     _say("")
     _report("fs", machine, rows, [], json_to)
 
@@ -447,6 +449,21 @@ def _say(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
+
+
+def _lines() -> Callable[[str], None]:
+    """What goes on, as lines of a log: a line for each case, what comes before a colon."""
+    last = ""
+
+    def say(text: str) -> None:
+        nonlocal last
+        case = text.partition(":")[0]
+        if case != last:
+            last = case
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}\n")
+            sys.stderr.flush()
+
+    return say
 
 
 def _collective(name: str, asked: Asked) -> None:

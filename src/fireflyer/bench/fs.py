@@ -35,8 +35,5 @@ def run(spec: Spec, say: Say) -> list[Row]:
     Raises:
         FireflyerError: a service or a client failed.
     """
-    setting = Setting(spec, say)
-    try:
+    with Setting(spec, say) as setting:
         return [row for name, case in CASES.items() if name in spec.only for row in case(setting)]
-    finally:
-        setting.close()

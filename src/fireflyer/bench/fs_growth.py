@@ -29,10 +29,10 @@ _MB = 1e6
 
 
 class Curve:
-    """Points of one measure: what there is, and the figure."""
+    """Points of one measure: what there is, and the figure, of which more is better unless `less` is."""
 
-    def __init__(self, what: str, of: str, unit: str) -> None:
-        self.what, self.of, self.unit = what, of, unit
+    def __init__(self, what: str, of: str, unit: str, *, less: bool = False) -> None:
+        self.what, self.of, self.unit, self._less = what, of, unit, less
         self.points: list[tuple[float, float]] = []
 
     def add(self, at: float, value: float) -> None:
@@ -41,8 +41,9 @@ class Curve:
     def rows(self, label: Callable[[float], str]) -> list[Row]:
         _, first = self.points[0]
         peer = f"at {label(self.points[0][0])}"
+        compare = Row.of_times if self._less else Row.of_speeds
         return [
-            Row.of_speeds(f"{self.what}, {label(at)} {self.of}", self.unit, [value], peer, [first])
+            compare(f"{self.what}, {label(at)} {self.of}", self.unit, [value], peer, [first])
             for at, value in self.points
         ]
 
@@ -183,7 +184,7 @@ def total(setting: Setting) -> list[Curve]:
     made = Curve("creates, 64 callers", "files", "creates/s")
     many = Curve("creates, 1,000 a call", "files", "creates/s")
     seen = Curve(f"stat, {_STAT_BATCH} a call", "files", "stats/s")
-    held = Curve("files in the memory of manager and meta", "files", "files/MiB")
+    held = Curve("memory of manager and meta", "files", "MiB", less=True)
     quick = setting.sizes is QUICK
     there = 0
     with ExitStack() as stack:
@@ -204,7 +205,7 @@ def total(setting: Setting) -> list[Curve]:
             )
             made.add(count, 4000 / taken)
             seen.add(count, _looked(client, lambda n: f"/d{n // 10_000}/file-{n}", count))
-            held.add(count, count / (files.services[0].most_resident() / (1 << 20)))
+            held.add(count, files.services[0].most_resident() / (1 << 20))
     return [made, many, seen, held]
 
 
@@ -231,16 +232,16 @@ def grow(
     Raises:
         FireflyerError: a service or a client failed.
     """
-    setting = Setting(spec, say)
     rows: list[Row] = []
-    for name, (axis, measure, label) in CURVES.items():
-        if name not in wanted:
-            continue
-        curves = measure(setting)
-        for curve in curves:
-            rows += curve.rows(label)
-        if plots is not None:
-            plots.mkdir(parents=True, exist_ok=True)
-            panels = [Panel(curve.what, curve.unit, curve.points) for curve in curves]
-            (plots / f"fs3-growth-{name}.svg").write_text(draw(axis, label, panels))
+    with Setting(spec, say) as setting:
+        for name, (axis, measure, label) in CURVES.items():
+            if name not in wanted:
+                continue
+            curves = measure(setting)
+            for curve in curves:
+                rows += curve.rows(label)
+            if plots is not None:
+                plots.mkdir(parents=True, exist_ok=True)
+                panels = [Panel(curve.what, curve.unit, curve.points) for curve in curves]
+                (plots / f"fs3-growth-{name}.svg").write_text(draw(axis, label, panels))
     return rows

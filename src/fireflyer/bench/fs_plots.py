@@ -6,7 +6,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 300, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 44, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 24, 44, 44
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#57606a}.title{font-weight:600;fill:#24292f}"
     ".grid{stroke:#d0d7de}.curve{fill:none;stroke:#0969da;stroke-width:2}.dot{fill:#0969da}"

@@ -1,10 +1,14 @@
 """What all cases of the file system's benchmark share: sizes, folders, clients, and the rounds."""
 
 import dataclasses
+import signal
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -73,7 +77,7 @@ class Spec:
 
 
 class Setting:
-    """Where and with what a run measures."""
+    """Where and with what a run measures; a context manager. SIGTERM ends what is within, services too."""
 
     def __init__(self, spec: Spec, say: Say) -> None:
         self.spec, self._say = spec, say
@@ -81,9 +85,16 @@ class Setting:
         self.work = spec.work.resolve()
         self.sizes = spec.sizes
 
-    def close(self) -> None:
-        """Removes the raw file."""
-        (self.work / "raw.bin").unlink(missing_ok=True)
+    def __enter__(self) -> Self:
+        self._end = ExitStack()
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGTERM, _leave)
+            self._end.callback(signal.signal, signal.SIGTERM, before)
+        self._end.callback((self.work / "raw.bin").unlink, missing_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
 
     def say(self, text: str) -> None:
         self._say(text)
@@ -118,6 +129,10 @@ class Setting:
         with client.open(path, "w") as file:
             for at in range(0, len(data), BLOCK):
                 file.write(data[at : at + BLOCK])
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def contents(size: int) -> bytes:
