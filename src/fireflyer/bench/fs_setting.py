@@ -84,11 +84,12 @@ class Setting:
         spec.work.mkdir(parents=True, exist_ok=True)
         self.work = spec.work.resolve()
         self.sizes = spec.sizes
+        self._signal = 0
 
     def __enter__(self) -> Self:
         self._end = ExitStack()
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGTERM, _leave)
+            before = signal.signal(signal.SIGTERM, self._leave)
             self._end.callback(signal.signal, signal.SIGTERM, before)
         self._end.callback((self.work / "raw.bin").unlink, missing_ok=True)
         return self
@@ -97,7 +98,14 @@ class Setting:
         self._end.close()
 
     def say(self, text: str) -> None:
+        """What goes on; raises SystemExit after SIGTERM."""
+        if self._signal:
+            raise SystemExit(128 + self._signal)
         self._say(text)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number  # what it interrupts may be a call that answers for every error itself
+        raise SystemExit(128 + number)
 
     def rounds(self, what: str, candidates: dict[str, Callable[[], _T]]) -> dict[str, list[_T]]:
         """See `interleaved`; says which candidate of `what` runs."""
@@ -129,10 +137,6 @@ class Setting:
         with client.open(path, "w") as file:
             for at in range(0, len(data), BLOCK):
                 file.write(data[at : at + BLOCK])
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def contents(size: int) -> bytes:
