@@ -104,7 +104,8 @@ class Setting:
         self._say(text)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
-        self._signal = number  # what it interrupts may be a call that answers for every error itself
+        # What it interrupts may be a call that answers for every error itself: `say` raises it again.
+        self._signal = number
         raise SystemExit(128 + number)
 
     def rounds(self, what: str, candidates: dict[str, Callable[[], _T]]) -> dict[str, list[_T]]:
