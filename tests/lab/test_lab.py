@@ -100,6 +100,35 @@ def test_cables_are_shaped_at_both_ends(lab: Lab) -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_a_short_queue_drops_what_a_long_one_holds() -> None:
+    drops = {}
+    for queue_ms in (0.5, 500.0):
+        with Lab(hosts=3, rate="100mbit", queue_ms=queue_ms) as lab:
+            assert lab.switched(0)[1] == 0
+            pairs = [connected(lab, source, 0) for source in (1, 2)]
+            senders = [threading.Thread(target=transfer, args=(*pair, 4 << 20)) for pair in pairs]
+            for sender in senders:
+                sender.start()
+            for sender in senders:
+                sender.join()
+            packets, drops[queue_ms] = lab.switched(0)
+            assert packets > (8 << 20) // 1514 // 64, "packets may be joined, 64 KiB at most"
+            for near, far in pairs:
+                near.close()
+                far.close()
+    assert drops[0.5] > 0
+    assert drops[500.0] == 0
+
+
+def test_packets_are_counted_by_the_switch_of_a_shaped_lab_alone() -> None:
+    with pytest.raises(LabError, match="queue of 0 ms"):
+        Lab(queue_ms=0)
+    with Lab(hosts=1, fallback=True) as plain, pytest.raises(LabError, match="shaped lab"):
+        plain.switched(0)
+
+
+@pytest.mark.netns
 def test_cut_stops_every_byte_and_mend_lets_them_pass(lab: Lab) -> None:
     near, far = connected(lab, 0, 2)
     lab.cut(2)

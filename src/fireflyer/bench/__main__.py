@@ -3,6 +3,7 @@
 import inspect
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -385,11 +386,84 @@ def checkpoint(
     _report("checkpoint", machine, rows, [], json_to)
 
 
+@app.command()
+def fs(
+    work: Annotated[
+        Path, typer.Option(metavar="DIR", help="where file systems lie; removed afterwards")
+    ] = Path("bench-fs"),
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="of the peers, fetched when asked for; default peers in --work"
+        ),
+    ] = None,
+    only: Annotated[
+        str, typer.Option(help="tcp, local, small, write, create, one, stat, memory, incast")
+    ] = ",".join(options.FS),
+    growth: Annotated[
+        bool, typer.Option("--growth", help="curves of cost against size instead (minutes)")
+    ] = False,
+    curves: Annotated[
+        str, typer.Option(help="of --growth: clients, directory, bytes, total")
+    ] = ",".join(options.FS_GROWTH),
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="of --growth: where the SVG files go")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="tiny sizes: does it run; figures mean little")
+    ] = False,
+    rounds: Rounds = 5,
+    json_to: JsonTo = None,
+) -> None:
+    """The file system (3FS).
+
+    Against raw reads and writes, a shared-memory ring, SQLite, JuiceFS and MooseFS, and in a lab (root).
+
+    \b
+    fireflyer bench fs
+    fireflyer bench fs --only tcp,local,small,write --json fs.json
+    fireflyer bench fs --growth --plots docs
+    """
+    machine = Machine.here()
+    cases = _names("--only", only, options.FS)
+    wanted = _names("--curves", curves, options.FS_GROWTH)
+    if plots is not None and not growth:
+        raise typer.BadParameter("--plots needs --growth")
+    from fireflyer.bench import fs as bench
+
+    spec = bench.Spec(
+        work=work,
+        peers=peers or work / "peers",
+        only=cases,
+        rounds=rounds,
+        sizes=bench.QUICK if quick else bench.WHOLE,
+    )
+    say = _say if sys.stderr.isatty() else _lines()
+    rows = bench.grow(spec, wanted, plots, say) if growth else bench.run(spec, say)
+    _say("")
+    _report("fs", machine, rows, [], json_to)
+
+
 def _say(text: str) -> None:
     """What goes on now, in place on a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
+
+
+def _lines() -> Callable[[str], None]:
+    """What goes on, as lines of a log: a line for each case, what comes before a colon."""
+    last = ""
+
+    def say(text: str) -> None:
+        nonlocal last
+        case = text.partition(":")[0]
+        if case != last:
+            last = case
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}\n")
+            sys.stderr.flush()
+
+    return say
 
 
 def _collective(name: str, asked: Asked) -> None:

@@ -12,6 +12,7 @@ from fireflyer.bench import checkpoint_state as states
 from fireflyer.bench.checkpoint_state import State
 from fireflyer.bench.options import size_text
 from fireflyer.bench.report import Row
+from fireflyer.bench.turns import interleaved
 
 EVERY_S = 30.0
 
@@ -90,16 +91,8 @@ class Setting:
         return place.folder / f"{os.getpid()}-{next(self._numbers)}"
 
     def rounds(self, candidates: dict[str, Callable[[], _T]]) -> dict[str, list[_T]]:
-        """What each candidate gave, by round; an unmeasured round comes first."""
-        found: dict[str, list[_T]] = {name: [] for name in candidates}
-        names = list(candidates)
-        for number in range(-1, self.spec.rounds):
-            turn = max(number, 0) % len(names)
-            for name in names[turn:] + names[:turn]:
-                value = candidates[name]()
-                if number >= 0:
-                    found[name].append(value)
-        return found
+        """See `interleaved`."""
+        return interleaved(candidates, self.spec.rounds)
 
 
 def at_most(case: str, unit: str, values: Sequence[float], most: float) -> Row:

@@ -107,3 +107,22 @@ _CHECKPOINT = {
 def checkpoint(case: str, peer: str) -> float | None:
     """Saves and loads of a whole state; "raw" is O_DIRECT of the same bytes."""
     return _CHECKPOINT.get((case, peer))
+
+
+INDEX_BYTES = 128.0
+MILLION_MIB = 200.0
+_FS = {
+    ("tcp", "sendfile"): (0.8, 0.95),
+    ("local", "pread"): (0.65, 0.8),
+    ("small", "ring"): (0.6, 0.8),
+    ("write", "raw"): (0.7, 0.85),
+    ("create", "juicefs"): (8.0, 15.0),
+    ("create", "moosefs"): (0.9, 1.5),
+    ("one", "sqlite"): (0.8, 0.9),
+    ("stat", "juicefs"): (5.0, 15.0),
+}
+
+
+def fs(case: str, peer: str) -> tuple[float, float]:
+    """Of the file system: what must be reached, and what is aimed at."""
+    return _FS[case, peer]

@@ -1,17 +1,15 @@
 """Peers of the record benchmark: their environments, and a process each that obeys line commands."""
 
-import json
 import os
-import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from fireflyer.bench.obeying import Obeying
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost
 
 WORKER = Path(__file__).parent / "peers" / "worker.py"
@@ -23,7 +21,6 @@ REQUIRES = {
     "webdataset": ("webdataset==1.0.2", "numpy"),
 }
 """What each environment gets."""
-ANSWER_S = 1800.0
 
 
 def python_of(folder: Path, peer: str) -> Path:
@@ -56,7 +53,7 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
         raise ConfigError(f"--install-peers: {'; '.join(failed)}")
 
 
-class Peer:
+class Peer(Obeying):
     """One peer's process, as a context manager.
 
     Attributes:
@@ -67,16 +64,9 @@ class Peer:
     """
 
     def __init__(self, python: Path, name: str) -> None:
-        self.name = name
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment.pop("PYTHONWARNINGS", None)
-        self._process = subprocess.Popen(
-            [python, "-P", WORKER, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        super().__init__(name, [python, "-P", WORKER, name], environment)
 
     def __enter__(self) -> Self:
         try:
@@ -103,51 +93,6 @@ class Peer:
             "views": views,
         }  # fmt: skip
         return float(self.ask(command)["seconds"])
-
-    def ask(self, command: dict[str, Any], seconds: float = ANSWER_S) -> dict[str, Any]:
-        """One command, one answer.
-
-        Raises:
-            PeerLost: the process ended, or it cannot do what was asked; with its words.
-            DeadlineExceeded: no answer.
-        """
-        pipe, out = self._process.stdin, self._process.stdout
-        assert pipe is not None
-        assert out is not None
-        try:
-            pipe.write(json.dumps(command).encode() + b"\n")
-            pipe.flush()
-        except BrokenPipeError:
-            raise PeerLost(f"peer {self.name} ended") from None
-        deadline = time.monotonic() + seconds
-        line = b""
-        while not line.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([out], [], [], max(left, 0))
-            if not ready:
-                raise DeadlineExceeded(f"peer {self.name} did not answer {command['do']!r}")
-            more = os.read(out.fileno(), 65536)
-            if not more:
-                raise PeerLost(f"peer {self.name} ended with {self._process.wait()}")
-            line += more
-        reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            raise PeerLost(f"peer {self.name} cannot {command['do']}: {reply['error']}")
-        return reply
-
-    def close(self) -> None:
-        """Ends the process: by the end of its input, and by force if that does not do."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 @contextmanager

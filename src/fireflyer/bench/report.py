@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One comparison; a ratio above 1 always means that ours is better."""
 
     case: str
@@ -36,6 +36,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Slowest over fastest round of ours."""
     goal: float | None
     """The ratio that is asked for."""
+    aim: float | None = None
+    """A ratio that is wished for; in JSON only where there is one."""
 
     @classmethod
     def of_times(
@@ -79,21 +81,44 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         limit: str,
         limits: Sequence[float],
         goal: float | None = None,
+        aim: float | None = None,
     ) -> "Row":
         """A row of rates against a measured limit, one value a round; more is better."""
-        mine, bound = statistics.median(ours), statistics.median(limits)
+        return cls.of_speeds(case, unit, ours, limit, limits, limits, goal, aim)
+
+    @classmethod
+    def of_speeds(
+        cls,
+        case: str,
+        unit: str,
+        ours: Sequence[float],
+        peer: str,
+        peers: Sequence[float],
+        bounds: Sequence[float] = (),
+        goal: float | None = None,
+        aim: float | None = None,
+    ) -> "Row":
+        """A row of rates against a peer, one value a round; more is better.
+
+        Args:
+            peers: none where the peer cannot run the case.
+        """
+        mine = statistics.median(ours)
+        theirs = statistics.median(peers) if peers else None
+        bound = statistics.median(bounds) if bounds else None
         return cls(
             case=case,
             unit=unit,
             ours=mine,
-            peer=limit,
-            peer_value=bound,
-            ratio=mine / bound,
+            peer=peer,
+            peer_value=theirs,
+            ratio=mine / theirs if theirs is not None else None,
             bound=bound,
-            of_bound=mine / bound,
+            of_bound=mine / bound if bound is not None else None,
             rounds=len(ours),
             spread=max(ours) / min(ours),
-            goal=goal,
+            goal=goal if theirs is not None else None,
+            aim=aim if theirs is not None else None,
         )
 
     @property
@@ -199,12 +224,16 @@ def _row_table(report: Report) -> "Table":
             "" if row.peer_value is None else _quantity(row.peer_value, row.unit),
             row.peer,
             ratio + (" below" if row.missed else ""),
-            "" if row.goal is None else f"{row.goal:.3g}x",
+            "" if row.goal is None else f"{row.goal:.3g}x{_aim(row)}",
             "" if row.of_bound is None else f"{row.of_bound:.2f}",
             f"{row.spread:.2f}",
             style="red" if row.missed else None,
         )
     return table
+
+
+def _aim(row: Row) -> str:
+    return "" if row.aim is None else f", aim {row.aim:.3g}x"
 
 
 def _nccl_table(rows: list[NcclRow]) -> "Table":

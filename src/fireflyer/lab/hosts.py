@@ -1,6 +1,7 @@
 """Lab: several hosts on one machine."""
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -46,6 +47,11 @@ class Host:
         self.address = address
         self.interface = interface
         self.namespace = namespace
+
+    @property
+    def prefix(self) -> list[str]:
+        """Words before a command that run it on the host."""
+        return [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
 
     @property
     def tx_bytes(self) -> int:
@@ -101,11 +107,20 @@ class Lab:
     or parent. Not safe for several threads.
     """
 
-    def __init__(self, hosts: int = 4, rate: str | None = None, *, fallback: bool = False) -> None:
+    def __init__(
+        self,
+        hosts: int = 4,
+        rate: str | None = None,
+        *,
+        fallback: bool = False,
+        queue_ms: float = 50.0,
+    ) -> None:
         """
         Args:
             hosts: how many, 1 to 250.
             rate: of each cable, e.g. "1gbit"; None leaves them as fast as they are.
+            queue_ms: what may wait at each end of a shaped cable, by the time that it takes to send;
+                more is dropped.
             fallback: where namespaces cannot be made, use 127.0.x.y addresses: no shaping, no
                 counters, no cables to cut.
 
@@ -115,7 +130,9 @@ class Lab:
         if not 1 <= hosts <= _MAX_HOSTS:
             raise LabError(f"{hosts} hosts: a lab has 1 to {_MAX_HOSTS}")
         self._bits = None if rate is None else parse_rate(rate)
-        self._fallback = fallback
+        if queue_ms <= 0:
+            raise LabError(f"a queue of {queue_ms:g} ms: it must be above 0")
+        self._fallback, self._queue_ms = fallback, queue_ms
         self._count = hosts
         self._number = next(_numbers)
         self._pid = os.getpid()
@@ -181,13 +198,12 @@ class Lab:
             LabError: if there is no such command.
         """
         place = self.hosts[host]
-        prefix = [] if place.namespace is None else ["ip", "netns", "exec", place.namespace]
         environment = {**os.environ, **(env or {})}
         if shutil.which(argv[0], path=environment.get("PATH")) is None:
             raise LabError(f"cannot run {argv[0]!r} on {place.name}: there is no such program")
         try:
             process = subprocess.Popen(
-                [*prefix, *argv],
+                [*place.prefix, *argv],
                 env=environment,
                 stdin=stdin,
                 stdout=stdout,
@@ -269,6 +285,20 @@ class Lab:
         """Plugs a host's cable in again."""
         self._cable(host, "up")
 
+    def switched(self, host: int) -> tuple[int, int]:
+        """Packets on their way to a host so far: that the switch sent, that it dropped for want of room.
+
+        Raises:
+            LabError: without namespaces, or if the cables are not shaped.
+        """
+        if self._switch is None or self._bits is None:
+            raise LabError("only the switch of a shaped lab with namespaces counts packets")
+        told = namespaces.tool(
+            "tc", "-n", self._switch, "-s", "-j", "qdisc", "show", "dev", f"p{host}"
+        )
+        counted = json.loads(told)[0]
+        return int(counted["packets"]), int(counted["drops"])
+
     def _cable(self, host: int, state: str) -> None:
         if self._switch is None:
             raise LabError("hosts on loopback have no cables: this needs namespaces")
@@ -321,7 +351,7 @@ class Lab:
         burst = max(256 << 10, self._bits // 8 // 500)
         namespaces.tool(
             *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),
-            *("rate", f"{self._bits}bit", "burst", f"{burst}b", "latency", "50ms"),
+            *("rate", f"{self._bits}bit", "burst", f"{burst}b", "latency", f"{self._queue_ms:g}ms"),
         )
 
     def _catch_sigterm(self) -> None:

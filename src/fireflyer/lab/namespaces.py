@@ -57,8 +57,8 @@ def why_not() -> str | None:
     return None
 
 
-def tool(*argv: str, lines: Iterable[str] = ()) -> None:
-    """Runs ip or tc, with `lines` as its batch.
+def tool(*argv: str, lines: Iterable[str] = ()) -> str:
+    """Runs ip or tc, with `lines` as its batch; what it prints.
 
     Raises:
         LabError: with its own words if it fails.
@@ -68,6 +68,7 @@ def tool(*argv: str, lines: Iterable[str] = ()) -> None:
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"status {done.returncode}"
         raise LabError(f"{' '.join(argv)} failed: {said}")
+    return done.stdout
 
 
 def enter(name: str) -> None:
