@@ -5,6 +5,7 @@ manifest to OUT. Each thread has a directory of its own, so that it alone knows 
 """
 
 import contextlib
+import os
 import random
 import sys
 import threading
@@ -93,7 +94,7 @@ class Worker:
         doubtful = [record for record in self.live if record.doubtful]
         self.live = [record for record in self.live if not record.doubtful]
         self.doubtful += doubtful
-        if error == "NoSpace" and self.chance.random() < 0.9:
+        if error == "NoSpace" and doubtful and self.chance.random() < 0.9:
             self._timed("make room", self._make_room)
 
     def _make_room(self) -> None:
@@ -204,6 +205,13 @@ class Worker:
                 self.lost.append(f"{record.name}: {size} bytes long, not {record.end}")
 
 
+def _end_process(failed: threading.ExceptHookArgs) -> None:
+    """A thread that ended by itself would only seem to find nothing."""
+    sys.__excepthook__(failed.exc_type, failed.exc_value or SystemExit(), failed.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def main() -> int:
     config, number, seed, threads, out = sys.argv[1:]
     folder = f"/c{number}"
@@ -218,6 +226,7 @@ def main() -> int:
             own = f"{folder}/{n}"
             workers.append(Worker(client, own, writer, int(seed) * WRITERS + writer, chunk))
         running = [threading.Thread(target=worker.run, args=(stop,)) for worker in workers]
+        threading.excepthook = _end_process
         for thread in running:
             thread.start()
         print("ready", flush=True)
