@@ -234,6 +234,14 @@ class Nemesis:
             late = early and other is not machine
             self._cut_power(other, self.uniform(1.0, 2.5) if late else self.uniform(0.02, 0.3))
 
+    def blackout(self) -> Script:
+        """Power goes of all for a moment, in the midst of what they do."""
+        while not self.cluster.calm():
+            yield 0.02
+        yield self.uniform(0.0, 0.1)
+        for machine in self.cluster.machines:
+            self._cut_power(machine, self.uniform(0.01, 0.05))
+
     def wipe_and_power(self) -> Script:
         """Power goes of all, and one comes back first, with an empty disk."""
         if not self.cluster.calm():

@@ -232,7 +232,7 @@ MUTANTS = (
         REPLICA + "writes.cpp",
         "return job.removes == 0 || creations_.empty() || *creations_.begin() > job.removes;",
         "return true;",
-        ("duplicates",),
+        ("blackouts",),
     ),
     Mutant(
         "writes go to a syncing target as they are",

@@ -38,6 +38,7 @@ SCRIPTS = {
     "late_change": 1.0,
     "broken_sync": 1.0,
     "deaf_sync": 0.5,
+    "blackout": 1.0,
     "succession": 1.0,
 }
 """Several faults in an order that matters: methods of `Nemesis` too."""
@@ -201,6 +202,20 @@ def duplicates(rng: random.Random) -> Profile:
     return Profile(clients=3, habits=habits, weather=weather, pause=1.0, kinds=tuple(kinds))
 
 
+def blackouts(rng: random.Random) -> Profile:
+    """Power goes of all again and again, while chunks are removed and made again."""
+    habits = Habits(
+        operations=150,
+        pause=0.005,
+        chunks=rng.randrange(2, 7),
+        reads=0.15,
+        removes=rng.choice((0.2, 0.4)),
+    )
+    return Profile(
+        targets=rng.choice((2, 3)), clients=3, habits=habits, pause=0.1, kinds=("blackout",)
+    )
+
+
 def pauses(rng: random.Random) -> Profile:
     """Processes stand still for longer than their leases, links to the managers fail, managers change."""
     kinds = ("freeze", "freeze_manager", "from_manager", "manager", "split", "one_way")
@@ -230,6 +245,7 @@ FAMILIES: dict[str, Callable[[random.Random], Profile]] = {
     "syncs": syncs,
     "successions": successions,
     "duplicates": duplicates,
+    "blackouts": blackouts,
     "pauses": pauses,
     "disks": disks,
     "beyond": beyond,

@@ -4,7 +4,15 @@ import itertools
 import random
 
 import pytest
-from tests.fs3.sim.chunk_history import ABSENT, ChunkOp, changed, check_chunk, explain, step
+from tests.fs3.sim.chunk_history import (
+    ABSENT,
+    ChunkOp,
+    changed,
+    check_chunk,
+    explain,
+    step,
+    unwritten,
+)
 from tests.fs3.sim.linearize import UNKNOWN, Undecided, linearize
 
 
@@ -203,3 +211,27 @@ def test_a_hopeless_search_is_given_up() -> None:
         linearize(
             history, 0, lambda state, op: None if op.kind == "read" else state + 1, limit=1000
         )
+
+
+@pytest.mark.parametrize(
+    ("operations", "bad"),
+    [
+        ([write(0, 1, b"aaaa"), write(2, 3, b"bb"), read(4, 5, b"bbaa", 3)], False),
+        ([write(0, 1, b"aaaa"), write(2, 3, b"bb"), read(4, 5, b"aaaa", 3)], False),  # lost
+        ([write(0, 1, b"aaaa"), write(2, 3, b"bb"), read(4, 5, b"baaa", 3)], True),  # torn
+        ([write(0, 1, b"aaaa"), read(2, 3, b"aaax", 2)], True),  # of nobody
+        ([write(4, 5, b"aaaa"), read(2, 3, b"aaaa", 2)], True),  # not written yet
+        ([write(0, 1, b"a", offset=2), read(2, 3, b"\0\0a", 2)], False),
+        (
+            [
+                write(0, 1, b"aaaa"),
+                ChunkOp(1, "truncate", 2, 3, length=2),
+                read(4, 5, b"aa\0\0", 3),
+            ],
+            False,
+        ),
+        ([write(0, 1, b"aaaa"), read(4, 5, b"aa\0\0", 3)], True),  # half of it lost
+    ],
+)
+def test_bytes_that_nobody_wrote(operations: list[ChunkOp], bad: bool) -> None:
+    assert (unwritten(operations) is not None) == bad
