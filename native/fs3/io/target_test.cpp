@@ -31,6 +31,7 @@ class Box final : public Courier {
     news_.notify_all();
   }
   void pause(std::weak_ptr<Target>, replica::Op) override {}
+  void aside(std::function<void()> job) override { job(); }
   void changed() {
     std::lock_guard lock(mutex_);
     changed_ = true;

@@ -307,7 +307,9 @@ class Collected(Call, frozen=True):
     inodes: list[Number]
 
 
-class Done(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class Done(
+    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
+):  # another answer is none
     """It is done."""
 
 
