@@ -24,6 +24,7 @@ using Bytes = std::vector<std::byte>;
 class Nobody : public Courier {
   void post(std::weak_ptr<Target>, Posted, Content) override {}
   void pause(std::weak_ptr<Target>, replica::Op) override {}
+  void aside(std::function<void()>) override {}
 };
 
 struct Folder {
