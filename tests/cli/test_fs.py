@@ -214,7 +214,7 @@ def test_status_and_check(fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPat
         ("ls --dir nowhere", 1, "'nowhere' is not an address"),
         ("up", 2, "say one of --dir and --config"),
         ("up --dir x --config y", 2, "say one of --dir and --config"),
-        ("up --dir x --role meta", 2, "--role and --name go with --config"),
+        ("up --dir x --role meta", 2, "--role, --name and --standby go with --config"),
         ("up --config x --targets 2", 2, "--replicas and --targets go with --dir"),
         ("up --config x --role king", 2, "'king' is none of manager, meta, storage"),
         ("up --config x", 1, "x cannot be read"),

@@ -323,14 +323,14 @@ class Frames:
         elif what == 2:
             body = struct.pack("<QIIQI", *asking, inode, 0)
         elif what == 3:
-            entry = struct.pack("<QIQIIQ?", inode, 0, 5, 1, 1, 0, False)
+            entry = struct.pack("<QIQIIQ?I", inode, 0, 5, 1, 1, 0, False, 0)
             body = struct.pack("<QII?QI", *begin, False, 7, 1) + entry
         elif what == 4:
             body = struct.pack("<QIIQ", *begin, self._number())
         elif what == 5:
             body = struct.pack("<QIIQIQ?", *asking, inode, 0, 5, False)
         elif what == 6:
-            body = struct.pack("<QIIQIQB", *begin, inode, 0, 5, dice.randrange(9))
+            body = struct.pack("<QIIQIQBI", *begin, inode, 0, 5, dice.randrange(9), 0)
         elif what == 7:
             body = struct.pack("<QII", *asking)
         else:

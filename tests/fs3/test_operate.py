@@ -76,7 +76,12 @@ def total(text: str, name: str, **labels: str) -> float:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Process]]:
     """A file system of two nodes in this process, and its folder."""
     folder = tmp_path_factory.mktemp("operate") / "fs"
-    config = embed(folder, 2, 2)
+    embed(folder, 2, 2)
+    file = folder / "cluster.toml"
+    node = '[nodes.s{0}]\naddress = "unix:s{0}.sock"\ntargets = 2\n'
+    head = file.read_text().partition("[nodes")[0].replace("one_node = true", "")
+    file.write_text(head + node.format(1) + node.format(2))
+    config = load(file)
     with Process(config, ALL, config.nodes) as process:
         process.set_up()
         announce(folder, process.manager)

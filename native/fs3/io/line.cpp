@@ -142,22 +142,33 @@ void Line::send(Outgoing outgoing) {
 }
 
 bool Line::flush() {
-  std::deque<Outgoing> gone;  // destroyed without the lock
   std::unique_lock lock(mutex_);
   if (sending_) return false;
-  while (!broken_ && !out_.empty()) {
+  sending_ = true;
+  std::deque<Outgoing> gone;  // destroyed without the lock
+  for (bool full = false; !full && !broken_ && !out_.empty();) {
     const Outgoing& front = out_.front();  // stays where it is while others add behind it
     const std::size_t piece = piece_, from = sent_;
-    sending_ = true;
     lock.unlock();
     const Pushed pushed = push_one(front, piece, from);
     lock.lock();
-    sending_ = false;
     if (pushed.broke) fail();
     if (broken_) forget(gone);
     else advance(pushed.bytes, gone);
-    if (pushed.full) break;
+    full = pushed.full;
+    if (gone.empty()) continue;
+    lock.unlock();
+    gone.clear();
+    lock.lock();
   }
+  if (broken_ && !out_.empty()) {
+    forget(gone);
+    lock.unlock();
+    gone.clear();
+    lock.lock();
+  }
+  sending_ = false;
+  idle_.notify_all();
   return out_.empty();
 }
 
@@ -184,6 +195,7 @@ void Line::advance(std::size_t bytes, std::deque<Outgoing>& gone) {
 // One system call for what is next, without the lock.
 Line::Pushed Line::push_one(const Outgoing& front, std::size_t at, std::size_t skip) const {
   const auto& piece = front.pieces[at];
+  const bool begins = at == 0 && skip == 0;
   ssize_t done = 0;
   if (piece.memory == nullptr) {
     off_t from = static_cast<off_t>(piece.position + skip);
@@ -205,7 +217,7 @@ Line::Pushed Line::push_one(const Outgoing& front, std::size_t at, std::size_t s
     message.msg_iov = parts.data();
     message.msg_iovlen = count;
     alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> control{};
-    if (piece_ == 0 && sent_ == 0 && !front.descriptors.empty()) attach(message, control, front.descriptors);
+    if (begins && !front.descriptors.empty()) attach(message, control, front.descriptors);
     done = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
   }
   if (done > 0) return {.bytes = static_cast<std::size_t>(done)};
@@ -242,6 +254,12 @@ bool Line::broken() const {
 void Line::shut() {
   std::lock_guard lock(mutex_);
   if (!broken_) fail();
+}
+
+void Line::end() {
+  std::unique_lock lock(mutex_);
+  if (!broken_) fail();
+  idle_.wait(lock, [this] { return !sending_; });
 }
 
 }  // namespace ff::fs3::io

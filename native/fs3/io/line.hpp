@@ -10,6 +10,7 @@
 //   - After a failure or an end nothing more is read or written; `broken` says so.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -72,6 +73,7 @@ class Line {
   std::size_t waiting() const;  // bytes to send
   bool broken() const;
   void shut();  // breaks it from here; the owner sees it in `receive`
+  void end();   // likewise, and returns when nothing is held any more that was to be sent
   int fd() const { return fd_; }
 
  private:
@@ -103,6 +105,7 @@ class Line {
   std::size_t piece_ = 0, sent_ = 0;  // of out_.front()
   std::size_t waiting_ = 0;
   bool sending_ = false;  // somebody does, without the lock: the front of out_ is his
+  std::condition_variable idle_;  // he does not any more
   bool broken_ = false;
 };
 

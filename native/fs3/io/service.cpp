@@ -91,10 +91,14 @@ std::shared_ptr<Target> Service::remove(TargetId id) {
   target->stop();
   for (const Shared& connection : sharing()) connection->sharing->forget(*target);
   // Its store can be opened anew only when nobody reads through it: who is slow to take an answer has to ask again.
-  std::shared_lock lock(mutex_);
-  for (const auto& [number, connection] : connections_) {
-    if (connection->line.waiting() != 0) connection->line.shut();
+  std::vector<Shared> slow;
+  {
+    std::shared_lock lock(mutex_);
+    for (const auto& [number, connection] : connections_) {
+      if (connection->line.waiting() != 0) slow.push_back(connection);
+    }
   }
+  for (const Shared& connection : slow) connection->line.end();
   return target;
 }
 

@@ -94,6 +94,7 @@ bool Service::read(const Shared& connection, Frame& frame) {
 }
 
 void Service::finish(ReadJob& job) {
+  reading_.add(Target::Clock::now() - job.begun);
   if ((job.head.flags & kLocal) != 0 && job.connection->sharing && share(job)) return;
   const std::size_t count = job.readings.size();
   std::size_t crcs = 0, bytes = 0, small = 0;
@@ -151,7 +152,6 @@ void Service::finish(ReadJob& job) {
   job.readings.clear();
   outgoing.holds.push_back(std::move(held));
   read_bytes_ += bytes;
-  reading_.add(Target::Clock::now() - job.begun);
   answer(job.connection, std::move(outgoing));
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fireflyer.bench.fs_cluster import FileSystem, Service, Worker, together
-from fireflyer.bench.fs_setting import Setting
+from fireflyer.bench.fs_setting import Setting, remote
 from fireflyer.bench.report import Row
 from fireflyer.bench.turns import interleaved
 from fireflyer.errors import LabError
@@ -60,7 +60,8 @@ class LabFileSystem(FileSystem):
 
     def client(self, name: str, senders: int) -> Worker:
         """On the first host."""
-        first = {"do": "attach", "where": self.where, "settings": {"senders": senders}}
+        settings = {"senders": senders} | remote()
+        first = {"do": "attach", "where": self.where, "settings": settings}
         return Worker(name, first, self._lab.hosts[0].prefix)
 
 

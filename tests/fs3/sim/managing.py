@@ -175,7 +175,7 @@ class Manager(Process):
                 self.subscribers[answer.asker.name] = None
                 answer(core.heartbeat(message, self.clock()))
             elif message[0] == "register":
-                self.waiting.append((answer, core.register(message[1], message[1], 1)))
+                self.waiting.append((answer, core.register(message[1], f"{message[1]}:1", 1)))
                 core.news = True
             else:
                 assert message[0] == "routing"
