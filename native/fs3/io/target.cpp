@@ -90,7 +90,7 @@ void Target::step(const E& event) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (stopping_) return;
+    if (deaf()) return;
     look_at_lease(work);
     step_locked(event, work);
   }
@@ -142,7 +142,7 @@ std::optional<store::Reading> Target::read(const ReadEntry& entry, Later later) 
     Work work;
     {
       std::unique_lock lock(mutex_);
-      if (stopping_) {
+      if (deaf()) {
         served = {Status::stale_routing, 0};
       } else {
         look_at_lease(work);
@@ -176,7 +176,7 @@ void Target::write(const WriteEntry& entry, Content content, Wrote wrote) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (stopping_) {
+    if (deaf()) {
       work.calls.push_back([&wrote] { wrote(Status::stale_routing, 0, 0); });
     } else {
       look_at_lease(work);
@@ -201,7 +201,7 @@ void Target::receive(replica::Message message, Content content) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (stopping_) return;
+    if (deaf()) return;
     look_at_lease(work);
     std::visit(
         [&]<class T>(T& m) {
@@ -231,7 +231,7 @@ void Target::lease(Clock::time_point until, ChainVersion version) {
   Work work;
   {
     std::lock_guard lock(mutex_);
-    if (stopping_) return;
+    if (deaf()) return;
     lease_until_ = std::max(lease_until_, until);
     lease_version_ = std::max(lease_version_, version);
     look_at_lease(work);
@@ -242,7 +242,7 @@ void Target::lease(Clock::time_point until, ChainVersion version) {
 void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
   std::lock_guard lock(mutex_);
   answer.status = Status::stale_routing;
-  if (stopping_ || Clock::now() >= lease_until_ || replica_.role() != replica::State::serving ||
+  if (deaf() || Clock::now() >= lease_until_ || replica_.role() != replica::State::serving ||
       replica_.chain_version() != entry.chain_version) {
     return;
   }
@@ -272,10 +272,10 @@ void Target::carry_out(const replica::Action& action, Work& work) {
           const auto content = contents_.find(a.payload);
           work.applies.emplace_back(a, content == contents_.end() ? Content{} : content->second);
         } else if constexpr (std::is_same_v<T, replica::Commit>) {
-          accepted(store_.commit(a.chunk, a.version));
+          accepted(store_.commit(a.chunk, a.version), work);
           dirty_ = true;
         } else if constexpr (std::is_same_v<T, replica::Drop>) {
-          accepted(store_.drop(a.chunk, a.version));
+          accepted(store_.drop(a.chunk, a.version), work);
           ride(a.op);
         } else if constexpr (std::is_same_v<T, replica::Mark> || std::is_same_v<T, replica::Conclude>) {
           carry_out(a);
@@ -295,9 +295,12 @@ void Target::carry_out(const replica::Action& action, Work& work) {
       action);
 }
 
-// A Commit or Drop that is refused: what the replica knows of the store is wrong from here on.
-void Target::accepted(Status status) {
-  if (status != Status::ok) refused_ = true;
+// A Commit or Drop that is refused: what the replica knows of the store is wrong, so it is told nothing more and asked
+// nothing more.
+void Target::accepted(Status status, Work& work) {
+  if (status == Status::ok || std::exchange(refused_, true)) return;
+  if (changed_) work.calls.push_back(changed_);
+  queued_.notify_all();
 }
 
 // "Not complete" comes first in the log, and "complete" last: a crash in between leaves a store that is synced anew.
@@ -459,8 +462,8 @@ bool Target::sync_once() {
   std::vector<Op> riding;
   {
     std::unique_lock lock(mutex_);
-    queued_.wait_for(lock, kIdleSync, [this] { return stopping_ || applied_ != 0 || !riding_.empty(); });
-    if (stopping_) return false;
+    queued_.wait_for(lock, kIdleSync, [this] { return deaf() || applied_ != 0 || !riding_.empty(); });
+    if (deaf()) return false;
     if (applied_ == 0 && riding_.empty() && !dirty_) return true;
     riding.swap(riding_);
     applied_ = 0;
@@ -476,7 +479,7 @@ bool Target::sync_once() {
   if (failed && changed_) work.calls.push_back(changed_);
   {
     std::lock_guard lock(mutex_);
-    if (stopping_) return false;
+    if (deaf()) return false;
     look_at_lease(work);
     for (const auto& one : done) step_locked(replica::Applied{one.op, one.status, one.length}, work);
     if (full) {
@@ -489,7 +492,7 @@ bool Target::sync_once() {
   do_work(work);
   if (full) {
     std::unique_lock lock(mutex_);
-    queued_.wait_for(lock, kFullPause, [this] { return stopping_; });
+    queued_.wait_for(lock, kFullPause, [this] { return deaf(); });
   }
   if (store_.snapshot_due()) store_.snapshot();
   return true;

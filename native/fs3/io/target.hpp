@@ -137,7 +137,8 @@ class Target : public std::enable_shared_from_this<Target> {
   void give(const replica::Apply& apply, const Content& content);
   std::optional<store::Reading> read_version(const ReadEntry& entry, Version version);
   Content contents_of(ChunkId chunk, Version version, bool as_is, Status& status);
-  void accepted(Status status);
+  void accepted(Status status, Work& work);
+  bool deaf() const { return stopping_ || refused_; }  // REQUIRES: mutex_
   std::vector<std::byte> tags_of(bool settled) const;
   void ride(replica::Op op);
   void sync_always();
@@ -167,7 +168,7 @@ class Target : public std::enable_shared_from_this<Target> {
   std::optional<Served> direct_;    // its answer, if it got one in that step
   std::vector<replica::Op> riding_;  // Drops and Concludes that the next sync makes durable
   bool stopping_ = false;
-  bool refused_ = false;  // the store did not take what it must: it is opened anew
+  bool refused_ = false;  // the store did not take what it must: nothing happens until it is opened anew
   std::atomic<Seat> seat_ = Seat::none;
 
   std::condition_variable queued_;

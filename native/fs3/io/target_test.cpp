@@ -193,11 +193,9 @@ void what_rides_along_waits_for_space() {
   CHECK(store::Store::open(*bench.disk, {kSelf, kChain}).state()[0] == 0);
 }
 
-// Nobody waits for a batch of COMMITs alone; that its sync failed is told all the same.
-void a_store_that_fails_behind_everybodys_back_is_reported() {
-  Bench bench;
+// A write that waits for the successor; the message that went there.
+replica::Update begin_write(Bench& bench, const std::string& text) {
   bench.chain(1, {{kSelf, State::serving, 1}, {kOther, State::serving, 1}});
-  const std::string text = "some bytes";
   WriteEntry entry;
   entry.inode = kA.inode;
   entry.client = 5;
@@ -209,11 +207,37 @@ void a_store_that_fails_behind_everybodys_back_is_reported() {
   content.crcs = Bench::crcs_of(text);
   content.holder = std::make_shared<int>();
   bench.target->write(entry, content, [](Status, Version, std::uint32_t) {});
-  const auto update = bench.box->wait<replica::Update>();
+  return bench.box->wait<replica::Update>()->first;
+}
+
+// Nobody waits for a batch of COMMITs alone; that its sync failed is told all the same.
+void a_store_that_fails_behind_everybodys_back_is_reported() {
+  Bench bench;
+  const auto update = begin_write(bench, "some bytes");
   bench.disk->fail(0, store::Fault::io);
-  bench.target->receive(replica::Answer{update->first.op, kOther, 1, Status::ok}, {});
+  bench.target->receive(replica::Answer{update.op, kOther, 1, Status::ok}, {});
   bench.box->wait_for_change();
   CHECK(bench.target->report().failed);
+}
+
+// A Commit that the store does not take: what the replica believes of it is wrong from there on, so nothing follows.
+void a_target_whose_commit_was_refused_says_nothing_more() {
+  Bench bench;
+  const auto update = begin_write(bench, "some bytes");
+  bench.disk->fail(0, store::Fault::io);
+  bench.target->store().raise_floor(1 << 10);
+  bench.target->store().sync();
+  CHECK(bench.target->store().failed());
+  bench.target->receive(replica::Answer{update.op, kOther, 1, Status::ok}, {});
+  bench.box->wait_for_change();
+  CHECK(bench.target->report().failed);
+  ReadEntry entry;
+  entry.inode = kA.inode;
+  entry.chain_version = 1;
+  entry.length = 100;
+  const auto reading = bench.target->read(entry, [](store::Reading) { CHECK(false); });
+  CHECK(reading && reading->status == Status::stale_routing);
+  CHECK(bench.write(2, "more bytes") == Status::stale_routing);
 }
 
 // Bytes whose extent nobody can read go out as they are: zeros with CRCs that do not hold.
@@ -239,5 +263,6 @@ int main() {
   complete_is_the_last_word_of_a_sync();
   what_rides_along_waits_for_space();
   a_store_that_fails_behind_everybodys_back_is_reported();
+  a_target_whose_commit_was_refused_says_nothing_more();
   what_cannot_be_read_is_sent_as_damage();
 }

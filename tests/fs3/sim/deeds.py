@@ -79,6 +79,7 @@ def accepted(process: "StorageProcess", status: int) -> bool:
     assert process.store is not None
     assert status == OK or process.store.failed(), f"refused: {Status(status)}"
     if status != OK:
+        process.deaf = True
         process.restart_soon()
     return status == OK
 

@@ -61,6 +61,7 @@ class StorageProcess(Node):
         self.given = 0  # applies that the store has taken since the last sync
         self.syncing = False
         self.ending = False
+        self.deaf = False  # the replica is told nothing more
 
     # ---- life
 
@@ -142,7 +143,7 @@ class StorageProcess(Node):
     def step(self, event: Any) -> None:
         """Gives the replica one event and carries its actions out, in order."""
         self.check_lease()
-        if self.replica is not None:
+        if self.replica is not None and not self.deaf:
             self.guarded(self.carry_out, event)
 
     def carry_out(self, event: Any) -> None:
