@@ -14,7 +14,7 @@ from tests.hfreduce.conftest import init
 
 import fireflyer.hfreduce as hfreduce
 
-OPERATIONS = int(os.environ.get("FIREFLYER_SOAK_OPERATIONS", "40000"))
+OPERATIONS = int(os.environ.get("FIREFLYER_SOAK_OPERATIONS", "20000"))
 MIB = 1 << 20
 
 
