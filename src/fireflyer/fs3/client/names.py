@@ -142,18 +142,19 @@ class Names:
 
     def makedirs(self, path: Path, mode: int = 0o777, exist_ok: bool = False) -> None:
         """Likewise, and what is missing above."""
-        text = os.fsdecode(encoded(path)).rstrip("/")
-        parent = text.rpartition("/")[0]
+        text = os.fsdecode(encoded(path)).rstrip("/") or "/"
+        missing = []
+        above = text
+        while above.rpartition("/")[0] and not self.exists(above.rpartition("/")[0]):
+            above = above.rpartition("/")[0].rstrip("/")
+            missing.append(above)
+        for one in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another caller was faster
+                self.mkdir(one)
         try:
-            self.mkdir(text or "/", mode)
-        except FileNotFoundError:
-            if not parent:
-                raise
-            self.makedirs(parent, exist_ok=True)
-            with contextlib.suppress(*([FileExistsError] if exist_ok else [])):
-                self.mkdir(text, mode)
+            self.mkdir(text, mode)
         except FileExistsError:
-            if not exist_ok or not self.isdir(text or "/"):
+            if not exist_ok or not self.isdir(text):
                 raise
 
     def rmdir(self, path: Path) -> None:
