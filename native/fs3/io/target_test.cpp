@@ -132,8 +132,11 @@ void a_read_gets_the_version_that_its_replica_has_not_heard_of_yet() {
   entry.inode = kA.inode;
   entry.chain_version = 1;
   entry.length = 100;
-  const auto reading = bench.target->read(entry, [](store::Reading) { CHECK(false); });
-  CHECK(reading && reading->status == Status::ok && text_of(*reading) == "newer");
+  store::Reading reading;
+  const auto at_once = [](std::size_t, store::Reading) { CHECK(false); };
+  const Target::Numbered read{0, entry};
+  CHECK(bench.target->read({&read, 1}, {&reading, 1}, at_once) == 1);
+  CHECK(reading.status == Status::ok && text_of(reading) == "newer");
 }
 
 void a_store_that_is_not_whole_says_so_at_once() {
