@@ -71,6 +71,11 @@ struct Batch {
     pieces[n].outcome = Outcome::open;
     pieces[n].choice = node;
   }
+  std::uint64_t bytes() const {
+    std::uint64_t sum = 0;
+    for (const Piece& piece : pieces) sum += piece.length;
+    return sum;
+  }
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const {
     return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
   }
@@ -220,6 +225,7 @@ void bind(nb::module_ m) {
       .def_static("of_chains", &of_chains, "file"_a, "chains"_a,
                   "A question for the last chunk of the file on each of its first chains.")
       .def("__len__", [](const Batch& batch) { return batch.pieces.size(); })
+      .def_prop_ro("bytes", &Batch::bytes, "Of all pieces together.")
       .def("failures", &Batch::failures, "(piece, outcome, chain, node asked) of those that are not OK.")
       .def("again", &Batch::again, "piece"_a, "node"_a = io::kAnyNode,
            "The next call tries it again; a read: at this node, if it serves the chain.")

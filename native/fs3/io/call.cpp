@@ -12,6 +12,8 @@
 namespace ff::fs3::io {
 namespace {
 
+constexpr std::size_t kFirstLocal = 16;  // entries: the node looks for the others while these are read
+
 // CRCs of the pieces of what a write carries, cut where blocks begin. Made once: they vouch for the caller's bytes.
 void make_crcs(Piece& piece) {
   if (!piece.carries() || !piece.crcs.empty()) return;
@@ -122,7 +124,10 @@ Request Engine::Call::next_frame(const Queue& queue) const {
   request.kind = kind_;
   std::size_t table = 0;
   const bool bytes_go = kind_ != FrameKind::query_last;
-  for (std::size_t n = queue.next; n < queue.pieces.size() && request.pieces.size() < kMostEntries; ++n) {
+  const bool overlaps = kind_ == FrameKind::read && queue.next == 0 && queue.link->local();
+  const std::size_t most = std::min(overlaps ? kFirstLocal : kMostEntries, queue.pieces.size() - queue.next);
+  request.pieces.reserve(most);
+  for (std::size_t n = queue.next; n < queue.pieces.size() && request.pieces.size() < most; ++n) {
     Piece* const piece = queue.pieces[n];
     const std::uint64_t bytes = !bytes_go || (kind_ == FrameKind::write && !piece->carries()) ? 0 : piece->length;
     table += sizeof(WriteEntry) + (bytes / kBlock + 2) * sizeof(std::uint32_t);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -61,6 +62,7 @@ bool Service::handle(const Shared& connection, Frame& frame) {
   }
 }
 
+// Entries of one target are read together.
 bool Service::read(const Shared& connection, Frame& frame) {
   if (!sound_read(frame.head, frame.table)) return false;
   const std::size_t count = frame.head.count;
@@ -70,26 +72,27 @@ bool Service::read(const Shared& connection, Frame& frame) {
   job->readings.resize(count);
   job->targets.resize(count);
   job->left = count;
-  for (std::size_t n = 0; n < count; ++n) {
-    const auto entry = at<ReadEntry>(frame.table, n);
-    auto& target = job->targets[n];
-    target = n != 0 && job->targets[n - 1] && job->targets[n - 1]->chain() == entry.chain ? job->targets[n - 1]
-                                                                                          : serving(entry.chain);
-    std::optional<store::Reading> reading;
-    if (target) {
-      reading = target->read(entry, [this, job, n](store::Reading found) {
-        job->readings[n] = std::move(found);
-        if (job->left.fetch_sub(1) == 1) finish(*job);
-      });
-      if (!reading) continue;
-    } else {
-      reading.emplace();
-      reading->status = Status::stale_routing;
-    }
-    job->readings[n] = std::move(*reading);
+  const Target::Later later = [this, job](std::size_t n, store::Reading found) {
+    job->readings[n] = std::move(found);
     if (job->left.fetch_sub(1) == 1) finish(*job);
+  };
+  std::array<Target::Numbered, kMostEntries> reads;
+  std::size_t open = count, answered = 0;  // the first ones of `reads` are not asked yet
+  for (std::size_t n = 0; n < count; ++n) reads[n] = {n, at<ReadEntry>(frame.table, n)};
+  while (open != 0) {
+    const std::uint32_t chain = reads[0].entry.chain;
+    const auto same = std::ranges::partition(std::span(reads).first(open),
+                                             [chain](const auto& read) { return read.entry.chain != chain; });
+    open -= same.size();
+    const auto target = serving(chain);
+    for (const auto& read : same) {
+      job->targets[read.number] = target;
+      if (!target) job->readings[read.number].status = Status::stale_routing;
+    }
+    answered += target ? target->read({same.begin(), same.end()}, job->readings, later) : same.size();
   }
   reads_ += count;
+  if (answered != 0 && job->left.fetch_sub(answered) == answered) finish(*job);
   return true;
 }
 
@@ -149,6 +152,7 @@ void Service::finish(ReadJob& job) {
     const auto& reading = job.readings[n];
     if (reading.copy(to) != Status::ok) std::memset(to, 0, reading.length);  // the reader's CRC will tell
   }
+  store::Reading::release(job.readings);
   job.readings.clear();
   outgoing.holds.push_back(std::move(held));
   read_bytes_ += bytes;

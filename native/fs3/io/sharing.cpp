@@ -125,16 +125,19 @@ bool Sharing::give(std::uint64_t request, std::vector<store::Reading>& readings,
 }
 
 bool Sharing::done(std::uint32_t count) {
-  std::vector<Held> gone;  // destroyed without the lock
-  const std::lock_guard lock(mutex_);
-  const std::uint32_t fresh = count - done_;
-  if (fresh > held_.size()) return false;
-  for (std::uint32_t n = 0; n < fresh; ++n) {
-    bytes_ -= held_.front().bytes;
-    gone.push_back(std::move(held_.front()));
-    held_.pop_front();
+  std::vector<Held> gone;  // let go without the lock
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint32_t fresh = count - done_;
+    if (fresh > held_.size()) return false;
+    for (std::uint32_t n = 0; n < fresh; ++n) {
+      bytes_ -= held_.front().bytes;
+      gone.push_back(std::move(held_.front()));
+      held_.pop_front();
+    }
+    done_ = count;
   }
-  done_ = count;
+  for (Held& held : gone) store::Reading::release(held.readings);
   return true;
 }
 

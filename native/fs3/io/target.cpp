@@ -136,39 +136,105 @@ void Target::give(const replica::Apply& apply, const Content& content) {
   queued_.notify_all();
 }
 
-std::optional<store::Reading> Target::read(const ReadEntry& entry, Later later) {
-  for (;;) {
-    Served served;
-    Work work;
-    {
-      std::unique_lock lock(mutex_);
-      if (deaf()) {
-        served = {Status::stale_routing, 0};
-      } else {
-        look_at_lease(work);
-        direct_op_ = next_op_++;
-        direct_.reset();
-        asking_.emplace(direct_op_, Asking{{}, later, entry});
-        step_locked(replica::Read{direct_op_, entry.chain_version, {entry.inode, entry.index}, entry.uncommitted != 0},
-                    work);
-        direct_op_ = 0;
-        if (!direct_) {
-          lock.unlock();
-          do_work(work);
-          return {};
-        }
-        served = *direct_;
+std::size_t Target::read(std::span<const Numbered> reads, std::span<store::Reading> readings, const Later& later) {
+  std::array<std::optional<Served>, kMostEntries> served;
+  decide(reads, later, std::span(served).first(reads.size()));
+  std::array<store::ReadAsk, kMostEntries> asks;
+  std::size_t asked = 0, answered = 0;
+  for (std::size_t n = 0; n < reads.size(); ++n) {
+    if (!served[n]) continue;
+    const ReadEntry& entry = reads[n].entry;
+    store::Reading& to = readings[reads[n].number];
+    if (served[n]->status == Status::ok && served[n]->version == 0) {
+      asks[asked++] = {{entry.inode, entry.index}, 0, entry.offset, entry.length, &to};
+      ++answered;
+    } else if (resolve(reads[n], *served[n], later, to)) {
+      ++answered;
+    }
+  }
+  store_.read(std::span(asks).first(asked));
+  if (asked != 0) confirm(reads, served, readings);
+  return answered;
+}
+
+// What was read without the lock counts only if the target still serves at that chain version: what became visible
+// meanwhile is then known to all of the chain.
+void Target::confirm(std::span<const Numbered> reads, std::span<const std::optional<Served>> served,
+                     std::span<store::Reading> readings) {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (!deaf()) look_at_lease(work);
+    for (std::size_t n = 0; n < reads.size(); ++n) {
+      if (!served[n] || served[n]->status != Status::ok || served[n]->version != 0) continue;
+      const ReadEntry& entry = reads[n].entry;
+      const auto glance = replica_.glance({entry.inode, entry.index}, entry.chain_version);
+      if (!deaf() && glance != replica::Replica::Glance::refuse) continue;
+      store::Reading& reading = readings[reads[n].number];
+      reading = {};
+      reading.status = Status::stale_routing;
+    }
+  }
+  do_work(work);
+}
+
+// What becomes of each, or none: it is parked. Only what finds its chunk busy takes a step.
+void Target::decide(std::span<const Numbered> reads, const Later& later, std::span<std::optional<Served>> served) {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (deaf()) {
+      std::fill(served.begin(), served.end(), Served{Status::stale_routing, 0});
+      return;
+    }
+    look_at_lease(work);
+    const Op first = next_op_;
+    next_op_ += reads.size();
+    direct_op_ = first;
+    direct_ = served;
+    for (std::size_t n = 0; n < reads.size(); ++n) {
+      const ReadEntry& entry = reads[n].entry;
+      const ChunkId chunk{entry.inode, entry.index};
+      switch (replica_.glance(chunk, entry.chain_version)) {
+        case replica::Replica::Glance::serve: served[n] = Served{}; break;
+        case replica::Replica::Glance::refuse: served[n] = Served{Status::stale_routing, 0}; break;
+        case replica::Replica::Glance::step:
+          step_locked(replica::Read{first + n, entry.chain_version, chunk, entry.uncommitted != 0}, work);
       }
     }
-    do_work(work);
-    if (served.status != Status::ok) {
-      store::Reading none;
-      none.status = served.status;
-      none.version = served.version;
-      return none;
+    direct_ = {};
+    for (std::size_t n = 0; n < reads.size(); ++n) {
+      if (!served[n]) asking_.emplace(first + n, Asking{{}, later, reads[n]});
     }
-    auto reading = read_version(entry, served.version);
-    if (reading) return reading;  // else the replica is about to be told what became of the chunk
+  }
+  do_work(work);
+}
+
+// REQUIRES: mutex_. False: not one of those that `decide` has at hand.
+bool Target::keep_direct(Op op, Served served) {
+  if (op - direct_op_ >= direct_.size()) return false;
+  direct_[op - direct_op_] = served;
+  return true;
+}
+
+// False: it is parked again.
+bool Target::resolve(const Numbered& read, Served served, const Later& later, store::Reading& to) {
+  for (;;) {
+    if (served.status != Status::ok) {
+      to = {};
+      to.status = served.status;
+      to.version = served.version;
+      return true;
+    }
+    auto reading = read_version(read.entry, served.version);
+    if (reading) {
+      to = std::move(*reading);
+      return true;
+    }
+    std::optional<Served> now;  // the replica is about to be told what became of the chunk
+    decide({&read, 1}, later, {&now, 1});
+    if (!now) return false;
+    served = *now;
   }
 }
 
@@ -386,7 +452,7 @@ Content Target::contents_of(ChunkId chunk, Version version, bool as_is, Status& 
   if (!as_is && status != Status::ok) return {};
   Content content;
   content.bytes = *bytes;
-  content.crcs = reading.crcs;
+  content.crcs.assign(reading.crcs.begin(), reading.crcs.end());
   if (status != Status::ok) content.crcs = wrong_crcs(*bytes);
   status = Status::ok;
   content.holder = std::move(bytes);
@@ -394,53 +460,41 @@ Content Target::contents_of(ChunkId chunk, Version version, bool as_is, Status& 
 }
 
 void Target::carry_out(const replica::Reply& reply, Work& work) {
+  if (keep_direct(reply.op, {reply.status, reply.version})) return;
   const auto found = asking_.find(reply.op);
   if (found == asking_.end()) return;
   Asking asking = std::move(found->second);
   asking_.erase(found);
   if (asking.wrote) {
     work.calls.push_back([wrote = std::move(asking.wrote), reply] { wrote(reply.status, reply.version, reply.length); });
-  } else if (reply.op == direct_op_) {
-    direct_ = Served{reply.status, reply.version};
   } else {
     answer_read(std::move(asking), {reply.status, reply.version}, work);
   }
 }
 
 void Target::carry_out(const replica::ServeRead& serve, Work& work) {
+  if (keep_direct(serve.op, {Status::ok, serve.version})) return;
   const auto found = asking_.find(serve.op);
   if (found == asking_.end()) return;
   Asking asking = std::move(found->second);
   asking_.erase(found);
-  if (serve.op == direct_op_) {
-    direct_ = Served{Status::ok, serve.version};
-  } else {
-    answer_read(std::move(asking), {Status::ok, serve.version}, work);
-  }
+  answer_read(std::move(asking), {Status::ok, serve.version}, work);
 }
 
 // A read that was parked.
 void Target::answer_read(Asking asking, Served served, Work& work) {
   work.calls.push_back([self = shared_from_this(), asking = std::move(asking), served] {
-    std::optional<store::Reading> reading;
-    if (served.status == Status::ok) {
-      reading = self->read_version(asking.entry, served.version);
-      if (!reading) reading = self->read(asking.entry, asking.later);  // replaced since
-      if (!reading) return;  // parked again
-    } else {
-      reading.emplace();
-      reading->status = served.status;
-      reading->version = served.version;
-    }
-    asking.later(std::move(*reading));
+    store::Reading reading;
+    if (self->resolve(asking.read, served, asking.later, reading)) asking.later(asking.read.number, std::move(reading));
   });
 }
 
 // That version; or a newer one, committed in its own record, of which the replica has not been told yet. None: the chunk
-// was removed meanwhile.
+// was removed meanwhile. 0: the committed one, or not_found.
 std::optional<store::Reading> Target::read_version(const ReadEntry& entry, Version version) {
   const ChunkId chunk{entry.inode, entry.index};
   auto reading = store_.read(chunk, version, entry.offset, entry.length);
+  if (version == 0) return reading;
   if (reading.status == Status::not_found) reading = store_.read(chunk, 0, entry.offset, entry.length);
   if (reading.status == Status::not_found || reading.version < version) return {};
   return reading;

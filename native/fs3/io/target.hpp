@@ -9,7 +9,7 @@
 // Invariants
 //   - Actions of one step are begun in their order, before those of the next step, but for Apply: nothing that follows
 //     from an Apply is asked for before its Applied.
-//   - No answer leaves and no read is begun when the lease has ended.
+//   - No answer leaves and no read is begun when the lease has ended; it is looked at once for the reads of a frame.
 #pragma once
 
 #include <atomic>
@@ -56,7 +56,11 @@ class Courier {
 class Target : public std::enable_shared_from_this<Target> {
  public:
   using Clock = std::chrono::steady_clock;
-  using Later = std::function<void(store::Reading)>;
+  using Later = std::function<void(std::size_t number, store::Reading)>;
+  struct Numbered {
+    std::size_t number;
+    ReadEntry entry;
+  };
   using Wrote = std::function<void(Status, Version, std::uint32_t length)>;
 
   Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain, replica::Incarnation incarnation,
@@ -74,8 +78,10 @@ class Target : public std::enable_shared_from_this<Target> {
   std::uint32_t chain() const { return chain_; }
   store::Store& store() { return store_; }
 
-  // A read; the Reading at once, or `later`. Statuses other than ok come in it too.
-  std::optional<store::Reading> read(const ReadEntry& entry, Later later);
+  // Reads of a frame, at most kMostEntries, under one lock. readings[number] of each that is answered at once is set;
+  // `later` gets those of the others, maybe before this returns. Returns how many are answered at once. Statuses other
+  // than ok come in a Reading too.
+  std::size_t read(std::span<const Numbered> reads, std::span<store::Reading> readings, const Later& later);
   void write(const WriteEntry& entry, Content content, Wrote wrote);
   void receive(replica::Message message, Content content);
   void failed(replica::Op op);
@@ -109,7 +115,7 @@ class Target : public std::enable_shared_from_this<Target> {
   struct Asking {  // a client's write or a parked read
     Wrote wrote;
     Later later;
-    ReadEntry entry;
+    Numbered read;
   };
   // What a step leaves to be done without the lock, in this order.
   struct Work {
@@ -118,7 +124,7 @@ class Target : public std::enable_shared_from_this<Target> {
   };
   struct Served {  // what becomes of a read
     Status status = Status::ok;
-    Version version = 0;
+    Version version = 0;  // 0 and ok: the one that the store has as committed, or not_found
   };
 
   template <class E>
@@ -132,6 +138,11 @@ class Target : public std::enable_shared_from_this<Target> {
   void carry_out(const replica::Send& send, Work& work);
   void carry_out(const replica::Reply& reply, Work& work);
   void carry_out(const replica::ServeRead& serve, Work& work);
+  void decide(std::span<const Numbered> reads, const Later& later, std::span<std::optional<Served>> served);
+  void confirm(std::span<const Numbered> reads, std::span<const std::optional<Served>> served,
+               std::span<store::Reading> readings);
+  bool keep_direct(replica::Op op, Served served);
+  bool resolve(const Numbered& read, Served served, const Later& later, store::Reading& to);
   void answer_read(Asking asking, Served served, Work& work);
   void do_work(Work& work);
   void give(const replica::Apply& apply, const Content& content);
@@ -164,8 +175,8 @@ class Target : public std::enable_shared_from_this<Target> {
   std::unordered_map<replica::Payload, Content> contents_;
   std::unordered_map<replica::Op, Asking> asking_;
   std::size_t hop_ = 1;  // of its successor
-  replica::Op direct_op_ = 0;       // of the read that is being stepped
-  std::optional<Served> direct_;    // its answer, if it got one in that step
+  replica::Op direct_op_ = 0;                  // of the first read of those that are being stepped
+  std::span<std::optional<Served>> direct_;    // their answers, as far as they get them in their step
   std::vector<replica::Op> riding_;  // Drops and Concludes that the next sync makes durable
   bool stopping_ = false;
   bool refused_ = false;  // the store did not take what it must: nothing happens until it is opened anew

@@ -2,6 +2,7 @@
 #include "fs3/io/target.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -132,8 +133,36 @@ void a_read_gets_the_version_that_its_replica_has_not_heard_of_yet() {
   entry.inode = kA.inode;
   entry.chain_version = 1;
   entry.length = 100;
-  const auto reading = bench.target->read(entry, [](store::Reading) { CHECK(false); });
-  CHECK(reading && reading->status == Status::ok && text_of(*reading) == "newer");
+  store::Reading reading;
+  const auto at_once = [](std::size_t, store::Reading) { CHECK(false); };
+  const Target::Numbered read{0, entry};
+  CHECK(bench.target->read({&read, 1}, {&reading, 1}, at_once) == 1);
+  CHECK(reading.status == Status::ok && text_of(reading) == "newer");
+}
+
+void each_read_of_a_frame_gets_its_own_answer() {
+  Bench bench;
+  bench.chain(1, {{kSelf, State::serving, 1}});
+  CHECK(bench.write(1, "here") == Status::ok);
+  std::vector<Target::Numbered> reads;
+  for (std::size_t n = 0; n < kMostEntries; ++n) {
+    ReadEntry entry;
+    entry.inode = n % 3 == 1 ? kA.inode + 99 : kA.inode;
+    entry.index = kA.index;
+    entry.chain_version = n % 3 == 2 ? 7 : 1;
+    entry.length = 100;
+    reads.push_back({kMostEntries - 1 - n, entry});
+  }
+  std::vector<store::Reading> readings(kMostEntries);
+  const auto at_once = [](std::size_t, store::Reading) { CHECK(false); };
+  CHECK(bench.target->read(reads, readings, at_once) == kMostEntries);
+  constexpr std::array kWanted = {Status::ok, Status::not_found, Status::stale_routing};
+  for (const auto& read : reads) {
+    const auto& reading = readings[read.number];
+    const std::size_t n = kMostEntries - 1 - read.number;
+    CHECK(reading.status == kWanted[n % 3]);
+    CHECK(reading.status != Status::ok || text_of(reading) == "here");
+  }
 }
 
 void a_store_that_is_not_whole_says_so_at_once() {
@@ -259,6 +288,7 @@ void what_cannot_be_read_is_sent_as_damage() {
 
 int main() {
   a_read_gets_the_version_that_its_replica_has_not_heard_of_yet();
+  each_read_of_a_frame_gets_its_own_answer();
   a_store_that_is_not_whole_says_so_at_once();
   complete_is_the_last_word_of_a_sync();
   what_rides_along_waits_for_space();

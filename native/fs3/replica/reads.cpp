@@ -3,13 +3,18 @@
 
 namespace ff::fs3::replica {
 
+Replica::Glance Replica::glance(ChunkId chunk, ChainVersion chain_version) const {
+  if (!serving() || !leased() || chain_version != chain_) return Glance::refuse;
+  return chunks_.contains(chunk) ? Glance::step : Glance::serve;
+}
+
 void Replica::on(const Read& read) {
-  if (!serving() || !leased() || read.chain_version != chain_) {
+  const Glance glanced = glance(read.chunk, read.chain_version);
+  if (glanced == Glance::refuse) {
     reply(read.op, Status::stale_routing);
     return;
   }
-  const auto found = chunks_.find(read.chunk);
-  if (found == chunks_.end()) {
+  if (glanced == Glance::serve) {
     const Entry entry = lookup_.entry(read.chunk);
     if (entry.committed == 0) {
       reply(read.op, Status::not_found);
@@ -18,10 +23,11 @@ void Replica::on(const Read& read) {
     }
     return;
   }
-  Chunk& chunk = found->second;
+  Place& place = *chunks_.find(read.chunk);
+  Chunk& chunk = place.second;
   chunk.reads.push_back(read.op);
   if (chunk.pending == 0) {
-    serve_parked(*found);
+    serve_parked(place);
   } else if (read.allow_uncommitted) {
     chunk.reads.pop_back();
     if (chunk.removes) {

@@ -59,6 +59,10 @@ class Replica {
   ChainVersion chain_version() const { return chain_; }
   State role() const { return role_; }  // in which it works: OFFLINE also where the chain names another incarnation
   bool heads() const { return serving() && head_; }  // whether it is the first of the SERVING ones
+  // What a Read of that chunk would get in a step, where that changes nothing here: ServeRead of the version that the
+  // Lookup has as committed, or Reply not_found if it has none; or Reply stale_routing. `step`: it takes the step.
+  enum class Glance : std::uint8_t { serve, refuse, step };
+  Glance glance(ChunkId chunk, ChainVersion chain_version) const;
   std::size_t busy_chunks() const { return chunks_.size(); }  // with jobs, pending versions or parked reads
   std::size_t outstanding() const { return updates_.size() + asks_.size() + applies_.size(); }
 

@@ -1,5 +1,6 @@
 // The write path behind the bytes: what records do to the state, the group commit, and when space is free.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/error.hpp"
@@ -239,16 +240,23 @@ void Core::hold(Extent extent) {
   ++held_[extent.packed()].count;
 }
 
-void Core::release(std::uint64_t packed) noexcept {
-  bool free = false;
-  {
-    const std::lock_guard lock(held_mutex_);
-    const auto held = held_.find(packed);
-    if (--held->second.count > 0) return;
-    free = held->second.free;
-    held_.erase(held);
+void Core::release(std::span<const std::uint64_t> all) noexcept {
+  std::array<std::uint64_t, 64> freed;
+  while (!all.empty()) {
+    std::size_t count = 0;
+    const auto some = all.first(std::min(all.size(), freed.size()));
+    all = all.subspan(some.size());
+    {
+      const std::lock_guard lock(held_mutex_);
+      for (const std::uint64_t packed : some) {
+        const auto held = held_.find(packed);
+        if (--held->second.count > 0) continue;
+        if (held->second.free) freed[count++] = packed;
+        held_.erase(held);
+      }
+    }
+    for (std::size_t n = 0; n < count; ++n) free_unheld({Extent::unpack(freed[n])});
   }
-  if (free) free_unheld({Extent::unpack(packed)});
 }
 
 }  // namespace ff::fs3::store

@@ -51,10 +51,10 @@ class Core {
   void ride(const Record& record);                                 // installed now, durable with the next sync
   std::vector<Done> sync();
   void free_unheld(const std::vector<Extent>& extents) noexcept;
-  void release(std::uint64_t packed) noexcept;
+  void release(std::span<const std::uint64_t> packed) noexcept;
 
   // read.cpp
-  Reading read(ChunkId chunk, Version version, std::uint32_t offset, std::uint32_t length);
+  void read(std::span<const ReadAsk> asks, bool cached = true);
   Status check(ChunkId chunk);
   Entry entry(ChunkId chunk) const;
   std::vector<Entry> page(std::optional<ChunkId> after, std::size_t limit) const;
@@ -104,6 +104,9 @@ class Core {
   // CRCs of blocks [first, end) of a version, the last one's from its entry.
   std::vector<std::uint32_t> read_crcs(const IndexEntry& entry, std::uint32_t first, std::uint32_t end);
   void hold(Extent extent);
+  bool look_up(const ReadAsk& ask, IndexEntry& entry) const;  // REQUIRES: mutex_
+  void cover(const ReadAsk& ask, const IndexEntry& entry, bool cached);
+  Crcs crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t end, bool cached);
 
   // recover.cpp
   bool read_identity();
@@ -146,9 +149,11 @@ class Core {
   mutable std::mutex held_mutex_;
   std::unordered_map<std::uint64_t, Held> held_;  // by packed extent
 
-  std::mutex files_mutex_;
+  std::shared_mutex files_mutex_;
   std::unordered_map<std::uint64_t, File> files_;  // by packed extent of slot 0
   std::atomic<bool> names_changed_ = false;        // since the last sync_names
+
+  CrcPages crc_pages_;
 };
 
 }  // namespace ff::fs3::store

@@ -1,5 +1,6 @@
 // Reading: entries, bytes, CRCs, the scrub's check.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/crc32c.hpp"
@@ -21,6 +22,11 @@ Core::~Core() {
 
 File Core::file_of(Extent extent) {
   extent.slot = 0;
+  {
+    const std::shared_lock lock(files_mutex_);
+    const auto found = files_.find(extent.packed());
+    if (found != files_.end()) return found->second;
+  }
   const std::lock_guard lock(files_mutex_);
   const auto found = files_.find(extent.packed());
   if (found != files_.end()) return found->second;
@@ -51,47 +57,96 @@ std::vector<std::uint32_t> Core::read_crcs(const IndexEntry& entry, std::uint32_
   return crcs;
 }
 
-Reading Core::read(ChunkId chunk, Version version, std::uint32_t offset, std::uint32_t length) {
-  Reading reading;
-  IndexEntry entry;
-  {
-    const std::shared_lock lock(mutex_);
-    const IndexEntry* const found = index_.find(chunk);
-    if (found == nullptr) return reading;
-    entry = *found;
-    if (version != 0 && entry.version != version) {
-      const auto pending = pending_.find(chunk);
-      if (pending == pending_.end() || pending->second.entry.version != version || pending->second.removes) return reading;
-      entry = pending->second.entry;
+// As read_crcs; those of few blocks from pages that were read before.
+Crcs Core::crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t end, bool cached) {
+  constexpr std::uint32_t kPage = CrcPages::kPage, kFew = 16;
+  const std::uint32_t in_table = blocks_of(entry.length) - 1, page = first / kPage;
+  const std::uint32_t stored = std::min(end, in_table) - std::min(first, in_table);
+  Crcs crcs(end - first);
+  const std::span<std::uint32_t> to(crcs.data(), stored);
+  if (cached && stored != 0 && stored <= kFew && (first + stored - 1) / kPage == page) {
+    const CrcPages::Key key{entry.extent().packed(), page, entry.salt, entry.crc, entry.version};
+    if (!crc_pages_.find(key, first % kPage, to)) {
+      std::vector<std::uint32_t> all(std::min(kPage, in_table - page * kPage));
+      read_bytes(entry.extent(), entry.extent().capacity() + 4 * std::uint64_t{page * kPage}, all.data(), 4 * all.size());
+      std::copy_n(all.data() + first % kPage, stored, to.data());
+      crc_pages_.keep(key, std::move(all));
     }
-    if (entry.version == 0) return reading;
-    if (entry.extent().exists()) {
-      hold(entry.extent());
-      reading.core_ = this;
-      reading.held_ = entry.extent().packed();
-    }
+  } else if (stored != 0) {
+    read_bytes(entry.extent(), entry.extent().capacity() + 4 * std::uint64_t{first}, to.data(), 4 * to.size());
   }
+  for (std::uint32_t& crc : to) crc ^= entry.salt;
+  if (end > in_table) crcs.data()[stored] = entry.last_crc;
+  return crcs;
+}
+
+// The version that is asked for; false: there is none.
+bool Core::look_up(const ReadAsk& ask, IndexEntry& entry) const {
+  const IndexEntry* const found = index_.find(ask.chunk);
+  if (found == nullptr) return false;
+  entry = *found;
+  if (ask.version != 0 && entry.version != ask.version) {
+    const auto pending = pending_.find(ask.chunk);
+    if (pending == pending_.end() || pending->second.entry.version != ask.version || pending->second.removes) return false;
+    entry = pending->second.entry;
+  }
+  return entry.version != 0;
+}
+
+// The blocks that cover what is asked, of a version whose extent is held.
+void Core::cover(const ReadAsk& ask, const IndexEntry& entry, bool cached) {
+  Reading& reading = *ask.to;
   reading.version = entry.version;
   reading.chunk_length = entry.length;
   reading.status = entry.flags & IndexEntry::kLost ? Status::corrupt : Status::ok;
-  if (reading.status != Status::ok || offset >= entry.length || length == 0) return reading;
-  const std::uint32_t first = offset / kBlock32, end = blocks_of(offset + std::min(length, entry.length - offset));
+  if (reading.status != Status::ok || ask.offset >= entry.length || ask.length == 0) return;
+  const std::uint32_t first = ask.offset / kBlock32;
+  const std::uint32_t end = blocks_of(ask.offset + std::min(ask.length, entry.length - ask.offset));
   try {
-    reading.crcs = read_crcs(entry, first, end);
+    reading.crcs = crcs_of(entry, first, end, cached);
     reading.file = file_of(entry.extent());
   } catch (const Error&) {
     reading.status = Status::io_error;
-    return reading;
+    return;
   }
   reading.offset = first * kBlock32;
   reading.length = std::min(end * kBlock32, entry.length) - reading.offset;
   reading.position = entry.extent().position() + reading.offset;
-  return reading;
+}
+
+void Core::read(std::span<const ReadAsk> asks, bool cached) {
+  std::array<IndexEntry, 64> entries;  // version 0: there is none
+  while (!asks.empty()) {
+    const auto some = asks.first(std::min(asks.size(), entries.size()));
+    asks = asks.subspan(some.size());
+    for (const ReadAsk& ask : some) *ask.to = Reading();
+    {
+      const std::shared_lock lock(mutex_);
+      const std::lock_guard held(held_mutex_);
+      for (std::size_t n = 0; n < some.size(); ++n) {
+        if (!look_up(some[n], entries[n])) {
+          entries[n].version = 0;
+        } else if (entries[n].extent().exists()) {
+          some[n].to->core_ = this;
+          some[n].to->held_ = entries[n].extent().packed();
+          ++held_[some[n].to->held_].count;
+        }
+      }
+    }
+    for (std::size_t n = 0; n < some.size(); ++n) {
+      if (entries[n].version != 0) cover(some[n], entries[n], cached);
+    }
+  }
 }
 
 Status Core::check(ChunkId chunk) {
-  const Reading reading = read(chunk, 0, 0, static_cast<std::uint32_t>(kLargestChunk));
+  Reading reading;
+  const ReadAsk ask{chunk, 0, 0, static_cast<std::uint32_t>(kLargestChunk), &reading};
+  read({&ask, 1}, false);
   if (reading.status != Status::ok) return reading.status;
+  // What readers were told of it may be what is wrong: the table is read anew for the next one.
+  if (reading.length != 0)
+    crc_pages_.forget(reading.held_, static_cast<std::uint32_t>(reading.crcs.size() / CrcPages::kPage + 1));
   std::uint32_t expected = 0, whole = 0;
   bool found = false;
   {

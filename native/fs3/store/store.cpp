@@ -24,7 +24,23 @@ Reading& Reading::operator=(Reading&& other) noexcept {
 }
 
 void Reading::release() noexcept {
-  if (core_ != nullptr) std::exchange(core_, nullptr)->release(held_);
+  if (core_ != nullptr) std::exchange(core_, nullptr)->release({&held_, 1});
+}
+
+void Reading::release(std::span<Reading> readings) noexcept {
+  std::array<std::uint64_t, 64> packed;
+  for (std::size_t at = 0; at < readings.size();) {
+    std::size_t count = 0;
+    Core* core = nullptr;
+    for (; at < readings.size() && count < packed.size(); ++at) {
+      Reading& reading = readings[at];
+      if (reading.core_ == nullptr) continue;
+      if (core != nullptr && reading.core_ != core) break;
+      core = std::exchange(reading.core_, nullptr);
+      packed[count++] = reading.held_;
+    }
+    if (core != nullptr) core->release({packed.data(), count});
+  }
 }
 
 Status Reading::copy(void* to) const {
@@ -95,8 +111,12 @@ bool Store::snapshot_due() const { return core_->snapshot_due(); }
 Status Store::snapshot() { return core_->snapshot(); }
 
 Reading Store::read(ChunkId chunk, Version version, std::uint32_t offset, std::uint32_t length) {
-  return core_->read(chunk, version, offset, length);
+  Reading reading;
+  const ReadAsk ask{chunk, version, offset, length, &reading};
+  core_->read({&ask, 1});
+  return reading;
 }
+void Store::read(std::span<const ReadAsk> asks) { core_->read(asks); }
 Entry Store::entry(ChunkId chunk) const { return core_->entry(chunk); }
 std::vector<Entry> Store::page(std::optional<ChunkId> after, std::size_t limit) const { return core_->page(after, limit); }
 std::optional<Entry> Store::last(std::uint64_t inode) const { return core_->last(inode); }

@@ -105,6 +105,44 @@ void lost_write_of_all_is_corrupt() {
   CHECK(reading.status == Status::ok && reading.crcs.size() == 1 && reading.crcs[0] != crc32c(0, old.data(), kBlock));
 }
 
+// CRCs that were read before are those of the version that is read now, and `check` goes by what the disk has.
+void small_reads_get_the_crcs_of_their_version() {
+  SimDisk disk(1);
+  Store store = Store::open(disk, kIdentity, kOptions);
+  const ChunkId chunk{1, 0};
+  const auto verify = [&](const Bytes& wanted) {
+    for (int again = 0; again < 2; ++again) {
+      std::vector<Reading> readings(wanted.size() / kBlock);
+      std::vector<ReadAsk> asks;
+      for (std::uint32_t n = 0; n < readings.size(); ++n) asks.push_back({chunk, 0, n * 4096 + 5, 10, &readings[n]});
+      store.read(asks);
+      for (std::size_t n = 0; n < readings.size(); ++n) {
+        CHECK(readings[n].status == Status::ok && readings[n].crcs.size() == 1 && readings[n].offset == n * kBlock);
+        CHECK(readings[n].crcs[0] == crc32c(0, wanted.data() + n * kBlock, kBlock));
+      }
+      CHECK(store.statistics().held == 1);
+      Reading::release(readings);
+      CHECK(store.statistics().held == 0);
+    }
+  };
+  Bytes bytes = pattern(80 * kBlock, 1);
+  CHECK(put(store, chunk, 0, bytes) == Status::ok);
+  verify(bytes);
+  const Bytes more = pattern(3 * kBlock, 2);  // in place: the same extent and salt
+  CHECK(put(store, chunk, 1, more, 80 * 4096) == Status::ok);
+  bytes.insert(bytes.end(), more.begin(), more.end());
+  verify(bytes);
+  std::copy(more.begin(), more.end(), bytes.begin());
+  CHECK(put(store, chunk, 2, more) == Status::ok);
+  verify(bytes);
+  CHECK(store.check(chunk) == Status::ok);
+  const Reading reading = store.read(chunk, 0, 0, 1);
+  const std::uint32_t zero = 0;
+  overwrite(disk, "data-4-0", reading.position + class_bytes(4), &zero, 4);
+  CHECK(store.check(chunk) == Status::corrupt);
+  CHECK(store.read(chunk, 0, 0, 1).crcs[0] != crc32c(0, bytes.data(), kBlock));
+}
+
 // A REMOVE that the log lost: two chunks claim one extent. Said until the damage is cleared, over restarts and snapshots.
 void damaged_log_is_said() {
   SimDisk disk(1);
@@ -361,6 +399,7 @@ void many_threads() {
 int main() {
   damaged_bytes_are_corrupt();
   lost_write_of_all_is_corrupt();
+  small_reads_get_the_crcs_of_their_version();
   damaged_log_is_said();
   damaged_snapshot_and_identity_are_said();
   large_chunks();

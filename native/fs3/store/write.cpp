@@ -150,7 +150,10 @@ Status Core::apply(std::uint64_t op, const Apply& apply) {
     status = status_of(error);
   }
   if (status == Status::ok) queue(op, apply, plan);
-  if (plan.held) release(plan.base.extent().packed());
+  if (plan.held) {
+    const std::uint64_t packed = plan.base.extent().packed();
+    release({&packed, 1});
+  }
   if (status == Status::ok) return status;
   if (filling.fresh && plan.entry.extent().exists()) free_unheld({plan.entry.extent()});
   const std::unique_lock lock(mutex_);

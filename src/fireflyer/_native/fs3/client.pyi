@@ -84,6 +84,10 @@ class Batch:
 
     def __len__(self) -> int: ...
 
+    @property
+    def bytes(self) -> int:
+        """Of all pieces together."""
+
     def failures(self) -> list[tuple[int, int, int, int]]:
         """(piece, outcome, chain, node asked) of those that are not OK."""
 

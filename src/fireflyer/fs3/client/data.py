@@ -59,14 +59,14 @@ class Data:
         batch = Batch.of_buffers(maps, ends, requests)
         if len(batch):
             retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
-            retry.run(self._cluster.engine.read, batch, sum(batch.counts), deadline_s)
+            retry.run(self._cluster.engine.read, batch, batch.bytes, deadline_s)
         return batch.counts
 
     def read_rows(self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str) -> None:
         """Likewise, to addresses that stay valid: int64[n, 4] of (file, offset, bytes, address)."""
         batch = Batch(maps, rows)
         retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
-        retry.run(self._cluster.engine.read, batch, int(rows[:, 2].sum()), None)
+        retry.run(self._cluster.engine.read, batch, batch.bytes, None)
 
     def write(
         self,
@@ -85,7 +85,7 @@ class Data:
         """
         requests = [(file, offset, memory_of(buffer)) for file, offset, buffer in requests]
         batch = Batch.of_buffers(maps, [], requests)
-        size = sum(batch.counts)
+        size = batch.bytes
         if len(batch):
             self._write(batch, size, f"writing {what}", deadline_s)
         return size
