@@ -25,7 +25,7 @@ from fireflyer.fs3.exporter import CONNECTIONS, HEAD_LIMIT, Exporter
 from fireflyer.fs3.find import Place, announce, attach, find
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role
-from fireflyer.fs3.storage.scrub import BEGIN, ScrubLog
+from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
 from fireflyer.fs3.survey import Health, NodeState, problems
 from fireflyer.rpc.proof import Secret
 
@@ -383,6 +383,16 @@ def test_the_scrub_goes_on_where_it_was(tmp_path: Path) -> None:
     assert ScrubLog(tmp_path).place(1).finished > 0
     (tmp_path / "scrub.json").write_text("{")
     assert ScrubLog(tmp_path).place(1).after == BEGIN
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 15, 16, 17, 1000, 10**7])
+@pytest.mark.parametrize("scrub_s", [4.0, 7 * 86_400.0])
+def test_a_round_of_the_scrub_ends_in_its_time(chunks: int, scrub_s: float) -> None:
+    """However few chunks there are."""
+    pause = pause_before(scrub_s, chunks, 2)
+    steps = -(-(chunks // 2) // STEP_CHUNKS) + -(-(chunks - chunks // 2) // STEP_CHUNKS) + 2
+    assert pause * steps <= scrub_s
+    assert pause <= 60.0
 
 
 def test_what_an_operator_is_told() -> None:

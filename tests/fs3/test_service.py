@@ -3,6 +3,7 @@
 import random
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fireflyer._native.fs3 import io
 CHAIN = 9
 SERVING, WAITING = 0, 4
 INODE = 77
+LIMIT_S = 60.0
 
 
 class Cluster:
@@ -199,6 +201,83 @@ def test_a_whole_scrub_writes_the_index_anew(tmp_path: Path) -> None:
     assert after == (INODE, 1)
     assert node.scrub(target, *after, 16) == (0, 0)
     assert [*folder.glob("index-*")]
+    cluster.close()
+
+
+def flip(folder: Path, data: bytes) -> None:
+    """Another byte in the middle of these, or the old one again where they are flipped."""
+    middle = len(data) // 2
+    for path in folder.glob("data-*"):
+        content = path.read_bytes()
+        at = content.find(data[:middle])
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + middle)
+                file.write(bytes([content[at + middle] ^ 1]))
+            return
+    raise AssertionError("the bytes are nowhere")
+
+
+def whole(cluster: Cluster, number: int, data: bytes) -> bool:
+    """Whether this node has these bytes, without telling it anything."""
+    with cluster.line(number) as line:
+        try:
+            found = frames.read(line, cluster.chain, [(INODE, 0, 0, len(data))])[0]
+        except AssertionError:
+            return False
+    return (found.status, found.data) == (frames.OK, data)
+
+
+def until_whole(cluster: Cluster, number: int, data: bytes) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not whole(cluster, number, data):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def damaged(cluster: Cluster, number: int) -> tuple[int, int]:
+    """What its scrub finds: chunks that are damaged, and not known yet; and chunks read."""
+    node, target = cluster.nodes[number], cluster.targets[number]
+    before = node.targets()[target]
+    node.scrub(target, 0, 0, 100)
+    after = node.targets()[target]
+    return after["damaged"] - before["damaged"], after["checked"] - before["checked"]
+
+
+def test_damage_found_while_it_does_not_serve_is_repaired_when_it_does(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.join()
+    data = random.Random(3).randbytes(20_000)
+    with cluster.line() as line:
+        frames.write(line, cluster.chain, (INODE, 0), 0, data, (1, 1, 1))
+    flip(tmp_path / str(cluster.targets[1]), data)
+    cluster.route(cluster.targets[:1])
+    assert damaged(cluster, 1) == (1, 1)
+    cluster.route(cluster.targets)
+    until_whole(cluster, 1, data)
+    assert damaged(cluster, 1) == (0, 1)
+    cluster.close()
+
+
+def test_what_nobody_could_repair_is_repaired_when_somebody_can(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2)
+    cluster.join()
+    data = random.Random(4).randbytes(20_000)
+    folders = [tmp_path / str(target) for target in cluster.targets]
+    with cluster.line() as line:
+        frames.write(line, cluster.chain, (INODE, 0), 0, data, (1, 1, 1))
+    for folder in folders:
+        flip(folder, data)
+    assert damaged(cluster, 1) == (1, 1)
+    busy = cluster.targets[1]
+    deadline = time.monotonic() + LIMIT_S
+    while cluster.nodes[1].targets()[busy]["busy_chunks"]:  # the other has no good copy
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not whole(cluster, 0, data)
+    assert not whole(cluster, 1, data)
+    flip(folders[0], data)  # the disk reads well again
+    until_whole(cluster, 1, data)
     cluster.close()
 
 

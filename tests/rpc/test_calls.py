@@ -22,6 +22,7 @@ from fireflyer.errors import (
     NotPrimary,
     PeerLost,
     ProtocolMismatch,
+    Unavailable,
     WireError,
 )
 from fireflyer.rpc.aclient import AsyncClient
@@ -279,6 +280,25 @@ def test_a_call_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
         with child_server(address):
             caller.join()
         assert result == [5]
+
+
+def test_what_is_sent_again_says_so(serve: Serve, connect: Connect) -> None:
+    came: list[str] = []
+    server = make()
+
+    def take(call: Call, body: str) -> str:
+        came.append(body)
+        if len(came) < 3:
+            raise Unavailable("not yet")
+        return body
+
+    server.on("take", str, take)
+    client = connect(serve(server))
+    assert client.call("take", "first", str, again="again") == "again"
+    assert came == ["first", "again", "again"]
+    came.clear()
+    assert client.call("take", "first", str) == "first"
+    assert came == ["first", "first", "first"]
 
 
 def test_a_frozen_server_is_left_for_another(serve: Serve) -> None:

@@ -152,16 +152,18 @@ void look_at_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-// Python's callable as the engine's: what says that nobody is there becomes an error of ours, all else goes up.
+// Python's callable as the engine's: what says that nobody is there becomes an error of ours, all else goes up. Nothing of
+// Python's runs between the two, the formatting of a message included: what a signal's handler raises there would be lost.
 Engine::Connect connecting(nb::callable connect) {
-  return [connect = std::move(connect)](std::uint32_t node, std::chrono::milliseconds limit) {
+  const nb::module_ errors = nb::module_::import_("fireflyer.errors");
+  return [connect = std::move(connect), lost = nb::object(errors.attr("PeerLost")),
+          late = nb::object(errors.attr("DeadlineExceeded"))](std::uint32_t node, std::chrono::milliseconds limit) {
     const nb::gil_scoped_acquire held;
     try {
       return nb::cast<int>(connect(node, std::chrono::duration<double>(limit).count()));
-    } catch (nb::python_error& error) {
-      const nb::module_ errors = nb::module_::import_("fireflyer.errors");
-      if (error.matches(errors.attr("PeerLost"))) throw Error(Code::peer_lost, error.what());
-      if (error.matches(errors.attr("DeadlineExceeded"))) throw Error(Code::deadline_exceeded, error.what());
+    } catch (const nb::python_error& error) {
+      if (error.matches(lost)) throw Error(Code::peer_lost, "a node is not reached");
+      if (error.matches(late)) throw Error(Code::deadline_exceeded, "a node is not reached in time");
       throw;
     }
   };

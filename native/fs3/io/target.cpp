@@ -18,6 +18,10 @@ constexpr auto kFullPause = std::chrono::milliseconds(50);  // before what the l
 constexpr std::size_t kAside = std::size_t{256} << 10;  // bytes from which on another thread gives them to the store
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // what needs no sync of its own gets one by then
 
+constexpr auto kLookAgain = std::chrono::seconds(2);  // between looks at what was damaged
+constexpr std::size_t kLooks = 16;                    // chunks of each
+constexpr std::size_t kMostDamage = 4096;             // chunks remembered; the next scrub finds the others
+
 // For bytes that cannot be read: none of them holds.
 std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
   std::vector<std::uint32_t> crcs;
@@ -26,6 +30,9 @@ std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
   }
   return crcs;
 }
+
+// What cannot be read is as good as damaged.
+bool fails(Status status) { return status == Status::corrupt || status == Status::io_error; }
 
 }  // namespace
 
@@ -321,10 +328,48 @@ void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
 
 void Target::suspect(ChunkId chunk) {
   ++checked_;
-  const Status status = store_.check(chunk);  // what cannot be read is as good as damaged
-  if (status != Status::corrupt && status != Status::io_error) return;
-  ++damaged_;
+  const bool bad = fails(store_.check(chunk));
+  {
+    std::lock_guard lock(mutex_);
+    if (!bad) {
+      damage_.erase(chunk);
+      return;
+    }
+    if (damage_.empty()) look_ = Clock::now() + kLookAgain;
+    if (damage_.size() < kMostDamage ? damage_.insert(chunk).second : !damage_.contains(chunk)) ++damaged_;
+  }
   step(replica::Damaged{chunk});
+}
+
+// A reader got this status instead of bytes.
+void Target::doubt(ChunkId chunk, Status status) {
+  if (!fails(status)) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (damage_.contains(chunk)) return;
+  }
+  courier_->aside([self = shared_from_this(), chunk] { self->suspect(chunk); });
+}
+
+// By the syncer.
+void Target::look_again() {
+  std::vector<ChunkId> chunks;
+  {
+    std::lock_guard lock(mutex_);
+    if (deaf() || looking_ || damage_.empty() || seat_ == Seat::none || Clock::now() < look_) return;
+    for (auto at = damage_.upper_bound(looked_at_); chunks.size() < std::min(kLooks, damage_.size()); ++at) {
+      if (at == damage_.end()) at = damage_.begin();
+      chunks.push_back(*at);
+    }
+    looked_at_ = chunks.back();
+    look_ = Clock::now() + kLookAgain;
+    looking_ = true;
+  }
+  courier_->aside([self = shared_from_this(), chunks = std::move(chunks)] {
+    for (const ChunkId chunk : chunks) self->suspect(chunk);
+    std::lock_guard lock(self->mutex_);
+    self->looking_ = false;
+  });
 }
 
 Target::Counts Target::counts() const { return {groups_, made_durable_, checked_, damaged_, syncing_.read()}; }
@@ -444,7 +489,7 @@ std::vector<std::byte> Target::tags_of(bool settled) const {
 Content Target::contents_of(ChunkId chunk, Version version, bool as_is, Status& status) {
   const auto reading = store_.read(chunk, version, 0, kLargestChunk);
   status = reading.status;
-  const bool lost = status == Status::corrupt || status == Status::io_error;
+  const bool lost = fails(status);
   if (status != Status::ok && !(as_is && lost)) return {};
   auto bytes = std::make_shared<std::vector<std::byte>>(lost ? reading.chunk_length : reading.length);
   if (!lost) status = reading.copy(bytes->data());
@@ -497,6 +542,7 @@ std::optional<store::Reading> Target::read_version(const ReadEntry& entry, Versi
   if (version == 0) return reading;
   if (reading.status == Status::not_found) reading = store_.read(chunk, 0, entry.offset, entry.length);
   if (reading.status == Status::not_found || reading.version < version) return {};
+  doubt(chunk, reading.status);
   return reading;
 }
 
@@ -508,8 +554,7 @@ replica::Payload Target::keep(Content content) {
 // ---- The syncer --------------------------------------------------------------------------------------------------
 
 void Target::sync_always() {
-  while (sync_once()) {
-  }
+  while (sync_once()) look_again();
 }
 
 bool Target::sync_once() {

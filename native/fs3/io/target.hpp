@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <thread>
 #include <unordered_map>
@@ -92,7 +93,8 @@ class Target : public std::enable_shared_from_this<Target> {
   // The chunk with the largest index of an inode, as far as it is committed.
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
-  // A reader says that the bytes of this chunk failed their CRCs; it is read here before anything is done about it.
+  // The bytes of this chunk may fail their CRCs: they are read, and repaired if they do. What was damaged is looked at
+  // again every few seconds in which this target serves, until it is whole: nobody may have been there to repair it from.
   void suspect(ChunkId chunk);
 
   struct Counts {
@@ -150,6 +152,8 @@ class Target : public std::enable_shared_from_this<Target> {
   Content contents_of(ChunkId chunk, Version version, bool as_is, Status& status);
   void accepted(Status status, Work& work);
   bool deaf() const { return stopping_ || refused_; }  // REQUIRES: mutex_
+  void doubt(ChunkId chunk, Status status);
+  void look_again();
   std::vector<std::byte> tags_of(bool settled) const;
   void ride(replica::Op op);
   void sync_always();
@@ -181,6 +185,11 @@ class Target : public std::enable_shared_from_this<Target> {
   bool stopping_ = false;
   bool refused_ = false;  // the store did not take what it must: nothing happens until it is opened anew
   std::atomic<Seat> seat_ = Seat::none;
+
+  std::set<ChunkId> damage_;  // found, and not seen whole since
+  ChunkId looked_at_;         // the last of them that was looked at again
+  bool looking_ = false;
+  Clock::time_point look_{};  // not before
 
   std::condition_variable queued_;
   std::size_t applied_ = 0;  // Applies given to the store since the last sync

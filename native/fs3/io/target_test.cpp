@@ -284,6 +284,26 @@ void what_cannot_be_read_is_sent_as_damage() {
   CHECK(crcs.size() == 2 && !holds(fetched->second.bytes, 0, std::as_bytes(std::span(crcs))));
 }
 
+// Found while it waits for its turn to sync; nobody says it again.
+void damage_is_looked_at_again_once_it_serves() {
+  Bench bench;
+  bench.chain(1, {{kSelf, State::serving, 1}});
+  CHECK(bench.write(1, std::string(5000, 'x')) == Status::ok);
+  for (const std::string& name : bench.disk->list()) {
+    if (!name.starts_with("data-")) continue;
+    const std::string other(5000, 'y');
+    const store::File file = bench.disk->open(name, false);
+    bench.disk->write(file, 0, other.data(), other.size());
+    bench.disk->close(file);
+  }
+  bench.chain(2, {{kOther, State::serving, 1}, {kSelf, State::waiting, 0}});
+  bench.target->suspect(kA);
+  CHECK(bench.target->counts().damaged == 1 && bench.target->report().busy_chunks == 0);
+  bench.chain(3, {{kOther, State::serving, 1}, {kSelf, State::serving, 1}});
+  const auto asked = bench.box->wait<replica::Fetch>();
+  CHECK(asked->first.chunk == kA && asked->first.chain_version == 3 && bench.target->counts().damaged == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -295,4 +315,5 @@ int main() {
   a_store_that_fails_behind_everybodys_back_is_reported();
   a_target_whose_commit_was_refused_says_nothing_more();
   what_cannot_be_read_is_sent_as_damage();
+  damage_is_looked_at_again_once_it_serves();
 }

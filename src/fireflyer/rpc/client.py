@@ -64,12 +64,14 @@ class Client:
         body: Any = None,
         result: type[T] | None = None,
         *,
+        again: Any = None,
         deadline_s: float = 30.0,
     ) -> T:
         """What the server answers, as `result` (None: nothing is expected).
 
         A call that fails in a way that may pass is made again until the deadline: what must not happen
-        twice needs a number of its own in the body.
+        twice needs a number of its own in the body. `again`: the body from the second time on, when
+        copies of the first may still be on their way; None: the same.
 
         Raises:
             DeadlineExceeded, PeerLost, ProtocolMismatch: of the connection.
@@ -86,6 +88,7 @@ class Client:
                 pause = attempts.pause_after(error, now())
                 if self._closed.wait(pause):
                     raise
+                body = body if again is None else again
 
     def close(self) -> None:
         """Calls under way raise PeerLost."""

@@ -1,6 +1,7 @@
 """The engine's face for Python: errors of connecting, signals, forks, what no batch can be."""
 
 import os
+import random
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -78,6 +79,39 @@ def test_a_signal_ends_a_call(silent: Callable[[int, float], int]) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Rang):
             engine(silent).query_last(question(), 60.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_what_a_handler_raises_while_nobody_is_reached_ends_the_call() -> None:
+    """At any moment of a connecting that fails, as it does again and again while a node is away."""
+
+    class Rang(BaseException):
+        """Raised by the handler."""
+
+    rung = 0
+
+    def ring(*_: object) -> None:
+        nonlocal rung
+        rung += 1
+        raise Rang
+
+    def connect(node: int, seconds: float) -> int:
+        raise PeerLost(f"nobody is at {node}")
+
+    def ask_until(turn: int) -> None:
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 1e-3))
+        while rung < turn:
+            made.query_last(question(), 10.0)
+
+    made = engine(connect)
+    chance = random.Random(1)
+    old = signal.signal(signal.SIGALRM, ring)
+    try:
+        for turn in range(1, 301):
+            with pytest.raises(Rang):
+                ask_until(turn)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)

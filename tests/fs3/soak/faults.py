@@ -16,6 +16,7 @@ from tests.fs3.soak.cluster import MANAGERS, Cluster, free_bytes
 KILL_EVERY_S = 2.0
 RESTART_S = 1.0
 FLIPS = 40
+HEAL_S = 60.0
 
 
 class Fault(NamedTuple):
@@ -93,6 +94,7 @@ class Anything:
         self.done: list[Fault] = []
         self.counts: Counter[str] = Counter()
         self.flipped = 0
+        self.problems: list[str] = []
 
     def run(self, seconds: float, victim: str) -> None:
         """`victim`: the one node whose bytes are flipped in this time."""
@@ -181,22 +183,26 @@ class Anything:
         return True
 
     def _flip(self, victim: str) -> bool:
-        """Bytes of chunk files of one node, if none of its targets is the only up-to-date one of a chain.
+        """Bytes of chunk files of one node, which may die then, while all others stay.
 
-        Within the budget: one target of each chain is damaged until the scrub has been over it.
+        Within the budget: until that node is whole again it is nowhere the only up-to-date one of a chain.
         """
-        if any(manager in self._ends for manager in MANAGERS):
-            return False  # nobody to ask
-        state = self._cluster.health()
-        own = [chain for chain in state.chains if victim in [t.node for t in chain.targets]]
-        if any(chain.state != "whole" for chain in own):
-            return False
+        self.calm()
+        self._cluster.wait_until_whole(HEAL_S)
         files = sorted((self._cluster.folder / victim).glob("target-*/data-*"))
         for _ in range(FLIPS if files else 0):
             place = _flip_one(path := self._chance.choice(files), self._chance)
             if place >= 0:
                 self._cluster.note(f"flip byte {place} of {path.relative_to(self._cluster.folder)}")
                 self.flipped += 1
+        if self._chance.random() < 0.5:
+            self._end(victim, self._chance.uniform(0.1, 2.0))
+            while self._ends:
+                time.sleep(0.05)
+                self._expire()
+            self._cluster.wait_until_whole(HEAL_S)
+        self.problems += self._cluster.verify([]).problems
+        self._cluster.note("nothing is damaged any more")
         return bool(files)
 
 

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
+
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.settings import Settings
 from fireflyer.fs3.meta.messages import (
@@ -79,7 +81,9 @@ class Metadata:
             acknowledged = min(self._under_way) - 1
         try:
             request = Request(self._user, self.client, call, number, acknowledged)
-            return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
+            again = msgspec.structs.replace(request, again=True)
+            limit_s = self._settings.deadline_s
+            return self._wire.call(METHOD, request, kind, again=again, deadline_s=limit_s)
         finally:
             with self._lock:
                 self._under_way.remove(number)

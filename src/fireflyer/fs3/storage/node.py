@@ -18,13 +18,12 @@ from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
-from fireflyer.fs3.storage.scrub import BEGIN, ScrubLog
+from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
 from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
 
 PAUSE_S = 0.2
 """Between attempts to reach a node, or to open a target's store again."""
-SCRUB_CHUNKS = 16
 VITALS_EVERY_S = 1.0
 """How often a heartbeat says how the node is; every one says what a chain depends on."""
 
@@ -338,15 +337,18 @@ class StorageNode:
         if self.settings.scrub_s <= 0:
             return
         while not self._stopping.wait(1.0):
-            chunks = max(1, self._service.statistics()["chunks"])
-            pause = self.settings.scrub_s * SCRUB_CHUNKS / chunks
             for target in sorted(self._chains, key=self._last_scrub):
                 after = self._scrubbed.place(target % SLOTS).after
-                while not self._stopping.wait(min(pause, 60.0)):
-                    after = self._service.scrub(target, *after, SCRUB_CHUNKS)
+                while not self._stopping.wait(self._scrub_pause()) and target in self._chains:
+                    after = self._service.scrub(target, *after, STEP_CHUNKS)
                     self._scrubbed.note(target % SLOTS, after)
                     if after == BEGIN:
                         break
+
+    def _scrub_pause(self) -> float:
+        """As things are now: chunks come and go while a round is on."""
+        chunks = self._service.statistics()["chunks"]
+        return pause_before(self.settings.scrub_s, chunks, len(self._chains))
 
     def _last_scrub(self, target: int) -> float:
         return self._scrubbed.place(target % SLOTS).finished

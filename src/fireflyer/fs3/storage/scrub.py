@@ -11,6 +11,18 @@ from fireflyer.log import get_logger
 FILE = "scrub.json"
 SAVE_EVERY_S = 60.0
 BEGIN = (0, 0)
+STEP_CHUNKS = 16
+LONGEST_PAUSE_S = 60.0
+
+
+def pause_before(scrub_s: float, chunks: int, targets: int) -> float:
+    """Seconds to wait before each step of a round: all of them come to `scrub_s`, or less.
+
+    A round of a target has a step for each `STEP_CHUNKS` of its chunks, of which the last may have fewer,
+    and one that finds the end.
+    """
+    steps = chunks / STEP_CHUNKS + 2 * max(1, targets)
+    return min(scrub_s / steps, LONGEST_PAUSE_S)
 
 
 class Place(msgspec.Struct):
