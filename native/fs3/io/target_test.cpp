@@ -264,8 +264,10 @@ void a_target_whose_commit_was_refused_says_nothing_more() {
   entry.inode = kA.inode;
   entry.chain_version = 1;
   entry.length = 100;
-  const auto reading = bench.target->read(entry, [](store::Reading) { CHECK(false); });
-  CHECK(reading && reading->status == Status::stale_routing);
+  const Target::Numbered read{0, entry};
+  store::Reading reading;
+  CHECK(bench.target->read({&read, 1}, {&reading, 1}, [](std::size_t, store::Reading) { CHECK(false); }) == 1);
+  CHECK(reading.status == Status::stale_routing);
   CHECK(bench.write(2, "more bytes") == Status::stale_routing);
 }
 
