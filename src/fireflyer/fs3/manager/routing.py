@@ -159,10 +159,13 @@ class View:
         self.tables: dict[tuple[int, int], Table] = {}
 
     def take(self, part: Routing) -> list[Routing]:
-        """Returns the parts that are known from now on, in order.
+        """Returns the parts that are known from now on, in order; none of them is older than what was known.
 
-        None: something before this one is missing. It is kept for when that comes; ask for it if it does not.
+        None: it says nothing new, or something before this one is missing. Then it is kept for when that
+        comes; ask for it if it does not.
         """
+        if part.version <= self.version:
+            return []
         if part.since > self.version:
             self._ahead = [*self._ahead, part][-MOST_AHEAD:]
             return []
@@ -178,11 +181,7 @@ class View:
         return taken
 
     def _add(self, part: Routing) -> None:
-        for chain in part.chains:
-            known = self.chains.get(chain.id)
-            if known is None or known.version < chain.version:
-                self.chains[chain.id] = chain
-        if part.version >= self.version:
-            self.nodes.update((node.id, node) for node in part.nodes)
-            self.tables.update(((table.id, table.version), table) for table in part.tables)
-            self.version = part.version
+        self.chains.update((chain.id, chain) for chain in part.chains)
+        self.nodes.update((node.id, node) for node in part.nodes)
+        self.tables.update(((table.id, table.version), table) for table in part.tables)
+        self.version = part.version
