@@ -380,7 +380,9 @@ def test_routing_in_parts_is_the_whole() -> None:
         assert not late.take(part)
     assert late.take(steps[0]) == steps
     assert (late.chains, late.version) == (whole.chains, whole.version)
-    assert not view.take(steps[0])  # an answer that later pushes overtook: nobody is told old chains as news
+    assert not view.take(
+        steps[0]
+    )  # an answer that later pushes overtook: nobody is told old chains as news
     assert view.chains == whole.chains
     assert made.core.records.after(10**9) == made.core.records.after(0)
 
