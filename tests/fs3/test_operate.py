@@ -267,8 +267,12 @@ def test_a_cluster_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
                 more, manager=first.manager, secret_file=config.secret_file
             )
             with Process(more, {Role.STORAGE}, ["n2"]) as second:
-                lines = problems(survey.health(find(place)))
-                assert any("2 targets of node n2 are in no chain" in line for line in lines)
+
+                def unused() -> bool:
+                    lines = problems(survey.health(find(place)))
+                    return any("2 targets of node n2 are in no chain" in line for line in lines)
+
+                until(unused)
                 assert run_line(["fs", "grow", "--dir", place]) == 0
                 assert "2 chains of 1 targets made" in capsys.readouterr().out
                 numbers = iter(range(10_000))

@@ -155,11 +155,15 @@ class Cluster:
             )  # fmt: skip
         self._clients.append((process, out))
 
-    def end_load(self, limit_s: float) -> list[Path]:
-        """The manifests of the clients."""
+    def stop_load(self) -> None:
+        """Asks the clients to end."""
         for process, _ in self._clients:
             assert process.stdin
             process.stdin.close()
+
+    def end_load(self, limit_s: float) -> list[Path]:
+        """The manifests of the clients."""
+        self.stop_load()
         end = time.monotonic() + limit_s
         for n, (process, _) in enumerate(self._clients):
             code = process.wait(max(1.0, end - time.monotonic()))

@@ -126,6 +126,7 @@ def soak(run: str, seconds: float, seed: int, folder: Path, pace: Pace) -> Summa
         else:
             shape = Shape()
         cluster = Cluster(lab, folder, shape)
+        stack.callback(cluster.stop_load)
         cluster.start()
         for number in range(pace.clients):
             cluster.load(number, seed, pace.threads)

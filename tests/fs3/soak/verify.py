@@ -35,7 +35,9 @@ REPAIR_S = 60.0
 """Within which the scrub must have found and repaired what was damaged."""
 
 Seen = tuple[int, int, bytes] | str
-"""Of a replica: status, version and bytes; or "damaged"."""
+"""Of a replica: status, version and bytes; or "damaged", or "away" while its node cannot be asked."""
+
+BAD = {"damaged", "away"}
 
 
 class Verdict(msgspec.Struct):
@@ -62,7 +64,8 @@ class Replicas:
     def differences(self, inode: Inode) -> tuple[int, list[str]]:
         """How many replicas of chunks were read, and what is wrong with them.
 
-        What is damaged is looked at again for as long as repairs may take.
+        What is damaged, or away, is looked at again for as long as repairs may take: a node that was
+        started again a moment ago may not listen yet, though the manager never missed it.
         """
         layout = layout_of(inode)
         table = self._link.table(layout.table, layout.table_version)
@@ -73,11 +76,12 @@ class Replicas:
         replicas = 0
         for index, number in enumerate(chains):
             seen = self._replicas(inode, index, number)
-            while "damaged" in seen.values() and time.monotonic() < self._until:
+            while BAD & set(seen.values()) and time.monotonic() < self._until:
                 time.sleep(0.2)
+                self._link.refresh()
                 seen = self._replicas(inode, index, number)
             replicas += len(seen)
-            if len(set(seen.values())) > 1 or "damaged" in seen.values():
+            if len(set(seen.values())) > 1 or BAD & set(seen.values()):
                 told = {
                     t: s if isinstance(s, str) else (*s[:2], len(s[2])) for t, s in seen.items()
                 }
@@ -90,10 +94,15 @@ class Replicas:
         seen: dict[int, Seen] = {}
         for target in chain.targets(Public.SERVING):
             ask = [(inode.number, index, 0, layout_of(inode).chunk_size)]
+            node = target // SLOTS
             try:
-                read = frames.read(self._line(target // SLOTS), (number, chain.version), ask)
+                read = frames.read(self._line(node), (number, chain.version), ask)
             except AssertionError:
                 seen[target] = "damaged"
+            except (FireflyerError, OSError):
+                seen[target] = "away"
+                if line := self._lines.pop(node, None):
+                    line.close()
             else:
                 seen[target] = (read[0].status, read[0].version, read[0].data)
         return seen
@@ -186,7 +195,7 @@ def damage(config: str) -> Verdict:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 inodes.append(client.inode(found.path))
     _replicas(config, [inode for inode in inodes if inode.kind == FILE], verdict)
-    verdict.problems = [text for text in verdict.problems if "damaged" in text]
+    verdict.problems = [text for text in verdict.problems if any(bad in text for bad in BAD)]
     return verdict
 
 
