@@ -143,10 +143,10 @@ def test_reductions_start_before_backward_ends_and_in_one_order(
         first = layers[0]
         started: list[int] = []
         first.register_full_backward_hook(
-            lambda *_: started.append(sum(b.work is not None for b in model._buckets))
+            lambda *_: started.append(sum(b.work is not None for b in model.reducer.buckets))
         )
         model(torch.ones(2, 64, requires_grad=True)).sum().backward()
-        return started, model.comm_wait_s > 0
+        return started, model.reducer.times.exposed_s > 0
 
     for started, waited in start_gang(body, 2).results():
         assert started[0] >= 10, "five of six layers (weight and bias each) must be under way"

@@ -152,7 +152,7 @@ class Trainer:
 
     def train_step(self) -> dict[str, Any]:
         """One step, and a checkpoint when one is due. Returns a line for metrics.jsonl."""
-        args, started, waited_s = self.args, time.monotonic(), self.ddp.comm_wait_s
+        args, started, waited_s = self.args, time.monotonic(), self.ddp.reducer.times.exposed_s
         first = (self.step * self.world + self.rank) * args.batch
         numbers = sample_numbers(first, args.batch, self.records.n, args.seed)
         loss = loss_of(self.ddp, read(self.records, numbers))
@@ -181,7 +181,7 @@ class Trainer:
             "loss": mean_loss,
             "tokens": self.world * args.batch * self.meta["context"],
             "step_s": ended - started,
-            "comm_s": self.ddp.comm_wait_s - waited_s + reduced - now,
+            "comm_s": self.ddp.reducer.times.exposed_s - waited_s + reduced - now,
             "monotonic": ended,
             "wall": time.time(),
             "trained_s": self.trained_s,

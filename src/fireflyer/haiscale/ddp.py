@@ -1,91 +1,62 @@
-"""Data-parallel training: gradients are averaged by HFReduce while backward still runs.
+"""Data-parallel training: gradients are averaged by HFReduce while backward, and the next forward, run.
 
-Gradients live in buckets of zero-copy memory (`hfreduce.empty`), so that a reduction moves no byte that the
-algorithm does not need to. The idea of buckets filled in backward order is PyTorch's (Li et al., VLDB 2020).
+The idea of buckets filled in backward order is PyTorch's (Li et al., VLDB 2020); that of communication which
+goes on into the next forward, most urgent first, ByteScheduler's (Peng et al., SOSP 2019). Design:
+docs/haiscale.md.
 """
 
 import contextlib
-import time
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from fireflyer import hfreduce
-from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.errors import ConfigError
+from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first
+from fireflyer.haiscale.reducer import FIRST, Options, Reducer
+from fireflyer.haiscale.stepping import SplitOptimizer
 
 DEFAULT_BUCKET_BYTES = 2 << 20
 
 
-class _Bucket:
-    """Parameters reduced together: one flat tensor, their gradients side by side, then a flag each.
-
-    The flags travel with the gradients: a flag that is zero after averaging belongs to a parameter that took
-    part in no rank's backward, whose gradient is then None as without data parallelism.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        sizes = [p.numel() for p in parameters]
-        self.flat = hfreduce.empty(sum(sizes) + len(parameters), dtype=parameters[0].dtype)
-        self.flat.zero_()
-        *pieces, self.used = self.flat.split([*sizes, len(parameters)])
-        self.views = [v.view_as(p) for v, p in zip(pieces, parameters, strict=True)]
-        self.missing = len(parameters)
-        self.work: dist.Work | None = None
-
-    def fill_missing(self) -> None:
-        """Parameters that this backward did not reach: what they hold already, or zero."""
-        for index in (self.used == 0).nonzero().flatten().tolist():
-            grad = self.parameters[index].grad
-            if grad is None:
-                self.views[index].zero_()
-                continue
-            if grad is not self.views[index]:
-                self.views[index].copy_(grad)
-            self.used[index] = 1
-
-    def hand_out(self) -> None:
-        """The averages become the parameters' gradients."""
-        for parameter, view, used in zip(
-            self.parameters, self.views, self.used.tolist(), strict=True
-        ):
-            if not used:
-                parameter.grad = None
-            elif parameter.grad is not view:
-                parameter.grad = view
-
-    def reset(self) -> None:
-        self.missing = len(self.parameters)
-        self.work = None
-        self.used.zero_()
-
-
 class DistributedDataParallel(nn.Module):
-    """Replicates `module` over the ranks of a group and averages gradients at the end of backward.
+    """Replicates `module` over the ranks of a group and averages gradients.
 
-    After `loss.backward()` every parameter's `.grad` is the average over the ranks: any optimizer works
-    unchanged. Parameters that a backward does not reach on some rank count as zero there; one that no rank
+    Without `optimizer`, every parameter's `.grad` is the average over the ranks when `loss.backward()`
+    returns. Parameters that a backward does not reach on some rank count as zero there; one that no rank
     reached keeps `grad = None`.
 
+    With `optimizer`, `backward` and `optimizer.step()` return before the gradients have arrived. A parameter
+    is waited for, and stepped with the settings that `optimizer.step()` found, when it is next used: by the
+    next forward, in a `state_dict`, by `print`. `.grad` can be read, and clipped, before `optimizer.step()`,
+    which waits for it; after it gradients are None.
+
     Args:
-        module: on CPU, float32, float64 or bfloat16 parameters. Parameters and buffers are copied from the
+        module: float32, float64, bfloat16 or float16 parameters. Parameters and buffers are copied from the
             group's first rank.
         process_group: of backend "hfreduce"; the default group when None.
+        optimizer: of `torch.optim`, or any other that updates each parameter from its own gradient and state.
+        wire: how gradients travel between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`); as they are
+            when None.
         bucket_bytes: gradients are reduced in portions of about this size.
-        broadcast_buffers: copy the first rank's buffers before each forward in training mode.
+        broadcast_buffers: copy the first rank's buffers to all before each forward in training mode.
+        static_graph: every backward reaches the same parameters: the ranks need not tell each other which.
+        check_gradients: log the names of parameters whose local gradients are not finite.
 
     Attributes:
         module: the wrapped module.
-        comm_wait_s: seconds this rank has blocked waiting for reductions, since construction.
+        reducer: `reducer.times` has what was waited for; `reducer.stop()` ends data parallelism.
 
     Raises:
-        ConfigError: the group is not of the hfreduce backend, or nothing requires a gradient.
-        CollectiveError, RankFailed: a reduction failed; raised by `backward`.
+        ConfigError: the group is not of the hfreduce backend, nothing requires a gradient, a module makes
+            sparse gradients, the ranks' models differ, or the optimizer cannot be cut in parts.
+        CollectiveError, RankFailed: a reduction failed; raised by `backward`, or by whoever waits.
     """
 
     def __init__(
@@ -93,8 +64,12 @@ class DistributedDataParallel(nn.Module):
         module: nn.Module,
         process_group: ProcessGroup | None = None,
         *,
+        optimizer: Optimizer | None = None,
+        wire: str | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         broadcast_buffers: bool = True,
+        static_graph: bool = False,
+        check_gradients: bool = True,
     ) -> None:
         super().__init__()
         group = process_group or dist.group.WORLD
@@ -103,115 +78,101 @@ class DistributedDataParallel(nn.Module):
                 "DistributedDataParallel needs a process group of backend 'hfreduce': "
                 "init_process_group('hfreduce') or process_group=new_group(backend='hfreduce')"
             )
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        if not parameters:
-            raise ConfigError("DistributedDataParallel: no parameter requires a gradient")
-        self.module = module
-        self.comm_wait_s = 0.0
-        self._group = group
-        self._synchronise = True
-        self._in_backward = False
-        self._buffers_of_module = list(module.buffers()) if broadcast_buffers else []
+        _check_module(module)
+        check_alike(module, group)
         copy_from_first([*module.parameters(), *module.buffers()], group)
-        self._buckets = [_Bucket(chunk) for chunk in _partition(parameters, bucket_bytes)]
-        self._next_bucket = 0  # reductions start in this order on every rank
-        for bucket in self._buckets:
-            for index, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(self._make_hook(bucket, index))
+        self.module = module
+        self._group = group
+        self._options = Options(bucket_bytes, wire, static_graph, check_gradients)
+        self._optimizer = optimizer
+        self._broadcast_buffers = broadcast_buffers
+        self._at_once = any(map(_reads_behind_python, module.modules()))
+        self._wrap()
+
+    def _wrap(self) -> None:
+        named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        self._trained = [p for _, p in named]
+        self.reducer = Reducer(named, self._group, self._options)
+        if self._optimizer is not None:
+            optimizer = self._optimizer
+            self.reducer.cross(lambda close, settle: SplitOptimizer(optimizer, close, settle))
+        buffers = list(self.module.buffers()) if self._broadcast_buffers else []
+        self._buffer_copy = BufferCopy(buffers, self._group) if buffers else None
+        self.reducer.after_backward = self._send_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self._in_backward:
-            raise CollectiveError(
-                "an earlier backward failed half way and the ranks may disagree: end this process group"
-            )
-        if self.training and self._synchronise and self._buffers_of_module:
-            copy_from_first(self._buffers_of_module, self._group)
+        if torch.is_grad_enabled():
+            self._follow_changes()
+            self.reducer.before_forward()
+        if self._at_once or _compiles():
+            self.reducer.settle()
+        if self._buffer_copy is not None:
+            if self._optimizer is None and self.training and self.reducer.synchronise:
+                self._buffer_copy.start(0)
+            self._buffer_copy.finish()
         return self.module(*args, **kwargs)
+
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # the module below is compiled, this is not
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward inside accumulates locally; the first one outside reduces the sum."""
-        before, self._synchronise = self._synchronise, False
+        before, self.reducer.synchronise = self.reducer.synchronise, False
         try:
             yield
         finally:
-            self._synchronise = before
+            self.reducer.synchronise = before
 
-    def _make_hook(self, bucket: _Bucket, index: int) -> Any:
-        def gradient_is_ready(parameter: torch.Tensor) -> None:
-            if self._synchronise:
-                self._ready(bucket, index, parameter)
+    def settle(self) -> None:
+        """Returns when every gradient has arrived and every step that was asked for is done."""
+        self.reducer.settle()
 
-        return gradient_is_ready
+    def _send_buffers(self) -> None:
+        if self._buffer_copy is not None and self._optimizer is not None and self.training:
+            self._buffer_copy.start(FIRST)
 
-    def _ready(self, bucket: _Bucket, index: int, parameter: torch.Tensor) -> None:
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._finish)
-        if bucket.work is not None or bucket.used[index] != 0:
-            raise CollectiveError(
-                "a parameter got a second gradient within one backward; use no_sync() around all but the "
-                "last backward, and use_reentrant=False for activation checkpointing"
-            )
-        view = bucket.views[index]
-        if parameter.grad is not view:
-            # zero_grad(set_to_none=True), or the first backward: autograd made a gradient of its own.
-            assert parameter.grad is not None
-            view.copy_(parameter.grad)
-            parameter.grad = view
-        bucket.used[index] = 1
-        bucket.missing -= 1
-        while self._next_bucket < len(self._buckets):
-            if self._buckets[self._next_bucket].missing:
-                break
-            self._launch_next()
-
-    def _launch_next(self) -> None:
-        bucket = self._buckets[self._next_bucket]
-        bucket.work = dist.all_reduce(
-            bucket.flat, op=ReduceOp.AVG, group=self._group, async_op=True
-        )
-        self._next_bucket += 1
-
-    def _finish(self) -> None:
-        """At the end of backward: reduces what is left and waits for all of it."""
-        try:
-            while self._next_bucket < len(self._buckets):
-                self._buckets[self._next_bucket].fill_missing()
-                self._launch_next()
-            start = time.monotonic()
-            for bucket in self._buckets:
-                assert bucket.work is not None
-                bucket.work.wait()
-            self.comm_wait_s += time.monotonic() - start
-            for bucket in self._buckets:
-                bucket.hand_out()
-        finally:
-            for bucket in self._buckets:
-                bucket.reset()
-            self._next_bucket = 0
-            self._in_backward = False
+    def _follow_changes(self) -> None:
+        """Parameters that were added, frozen or thawed: the ranks must have done the same."""
+        now = [p for p in self.module.parameters() if p.requires_grad]
+        if len(now) == len(self._trained) and all(map(_same, now, self._trained)):
+            return
+        self.reducer.stop()
+        _check_module(self.module)
+        check_alike(self.module, self._group)
+        known = {id(p) for p in self._trained}
+        copy_from_first([p for p in now if id(p) not in known], self._group)
+        self._wrap()
 
 
-def _partition(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Chunks of one dtype and about `bucket_bytes`, in the order in which backward reaches them."""
-    chunks: list[list[nn.Parameter]] = []
-    size = 0
-    for parameter in reversed(parameters):
-        if not chunks or size >= bucket_bytes or chunks[-1][0].dtype != parameter.dtype:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(parameter)
-        size += parameter.nbytes
-    return chunks
+def _same(one: object, other: object) -> bool:
+    return one is other
 
 
-def copy_from_first(tensors: list[torch.Tensor], group: ProcessGroup) -> None:
-    """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
-    root = dist.get_global_rank(group, 0)
-    works = [
-        dist.broadcast(tensor.detach(), src=root, group=group, async_op=True) for tensor in tensors
-    ]
-    for work in works:
-        assert work is not None
-        work.wait()
+def _reads_behind_python(module: nn.Module) -> bool:
+    """Compiled and scripted modules get at values of parameters without a call that could be seen."""
+    compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    return compiled or isinstance(module, torch.jit.ScriptModule)
+
+
+def _compiles() -> bool:
+    """Whether what is called now is compiled, or runs compiled."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    return get_eval_frame_callback() not in (None, False)
+
+
+def _check_module(module: nn.Module) -> None:
+    """Raises ConfigError for what cannot be trained so."""
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not trained:
+        raise ConfigError("DistributedDataParallel: no parameter requires a gradient")
+    for name, parameter in trained:
+        if nn.parameter.is_lazy(parameter):
+            raise ConfigError(f"{name} has no shape yet: run a forward before wrapping")
+        if not parameter.dtype.is_floating_point:
+            raise ConfigError(f"{name} is {parameter.dtype}: gradients of floating types only")
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            raise ConfigError(f"{name or 'the module'} makes sparse gradients: use sparse=False")

@@ -1,0 +1,112 @@
+"""What all ranks must have alike before anything is reduced, and copies from the first rank."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup, ReduceOp
+
+from fireflyer import hfreduce
+from fireflyer.errors import ConfigError
+
+
+def check_alike(module: nn.Module, group: ProcessGroup) -> None:
+    """Collective. Raises ConfigError on every rank, naming what differs and where, unless all ranks have the
+    same parameters and buffers: names, shapes, dtypes, and which of them require gradients."""
+    own = _described(module)
+    digest = hashlib.sha256(json.dumps(own).encode()).digest()
+    mine = torch.tensor(list(digest), dtype=torch.uint8)
+    all_digests = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_digests, mine, group)
+    differing = [
+        rank for rank, other in enumerate(all_digests) if not torch.equal(other, all_digests[0])
+    ]
+    if not differing:
+        return
+    first, other = (_description_of(rank, own, group) for rank in (0, differing[0]))
+    raise ConfigError(
+        f"the ranks wrapped different models: {_difference(first, other, differing[0])}"
+        + (f"; ranks {differing} differ from rank 0" if len(differing) > 1 else "")
+    )
+
+
+def _described(module: nn.Module) -> list[str]:
+    parameters = [
+        f"parameter {name} {tuple(p.shape)} {p.dtype}" + ("" if p.requires_grad else " frozen")
+        for name, p in module.named_parameters()
+    ]
+    return parameters + [
+        f"buffer {name} {tuple(b.shape)} {b.dtype}" for name, b in module.named_buffers()
+    ]
+
+
+def _description_of(rank: int, own: list[str], group: ProcessGroup) -> list[str]:
+    """Collective: that of one rank."""
+    root = dist.get_global_rank(group, rank)
+    text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
+    size = torch.tensor(len(text))
+    dist.broadcast(size, root, group)
+    if dist.get_rank(group) != rank:
+        text = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, root, group)
+    described: list[str] = json.loads(bytes(text.tolist()))
+    return described
+
+
+def _difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
+    for ours, theirs in zip(first, other, strict=False):
+        if ours != theirs:
+            return f"rank 0 has {ours}, rank {rank} has {theirs}"
+    more, who = (first, 0) if len(first) > len(other) else (other, rank)
+    return f"only rank {who} has {more[min(len(first), len(other))]}"
+
+
+def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> None:
+    """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
+    root = dist.get_global_rank(group, 0)
+    works = [
+        dist.broadcast(tensor.detach(), src=root, group=group, async_op=True) for tensor in tensors
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+class BufferCopy:
+    """Buffers of the first rank, on their way to all others between two steps.
+
+    They travel as one reduction of bytes in which the others take part with zeros, since that can have a
+    priority: a broadcast would wait for every gradient before it.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+        self._buffers, self._group = list(buffers), group
+        self._first = dist.get_rank(group) == 0
+        self._bytes = hfreduce.empty(sum(b.nbytes for b in self._buffers), dtype=torch.uint8)
+        self._work: dist.Work | None = None
+
+    def start(self, priority: int) -> None:
+        """Sends what they hold now."""
+        if self._first:
+            pieces = [b.detach().contiguous().view(-1).view(torch.uint8) for b in self._buffers]
+            torch.cat(pieces, out=self._bytes)
+        else:
+            self._bytes.zero_()
+        self._work = hfreduce.allreduce(
+            self._bytes, ReduceOp.BOR, self._group, priority=priority, async_op=True
+        )
+
+    def finish(self) -> None:
+        """They hold it, if anything was sent."""
+        if self._work is None:
+            return
+        work, self._work = self._work, None
+        work.wait()
+        if self._first:
+            return
+        pieces = self._bytes.split([b.nbytes for b in self._buffers])
+        for buffer, piece in zip(self._buffers, pieces, strict=True):
+            buffer.detach().copy_(piece.view(buffer.dtype).view(buffer.shape))

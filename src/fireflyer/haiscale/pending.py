@@ -1,0 +1,97 @@
+"""Parameters that wait for their gradients only when somebody looks at them.
+
+While the bucket of a parameter is under way, the parameter's class is `Pending`. Whatever torch function then
+gets it, in the next forward or in the script, first makes the bucket arrive; thus nothing reads a value that
+an update is still to change, and what is needed last is waited for last. (ByteScheduler, SOSP 2019, crosses
+the barrier between steps with hooks on modules; those miss a weight that is used outside its module's forward.)
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Owner(Protocol):
+    """Whoever can make a parameter arrive."""
+
+    stepping: bool
+    """Whether the script's `optimizer.step()` was already called: gradients are as good as used up."""
+
+    def arrive(self) -> None:
+        """Waits, and calls `restore` for its parameters."""
+
+
+_owners: dict[int, Owner] = {}
+"""By the id of each pending parameter, which the owner keeps alive."""
+
+
+def _getters(*names: str) -> Iterator[Any]:
+    for name in names:
+        yield getattr(torch.Tensor, name).__get__
+
+
+_GRAD: Any = torch.Tensor.grad
+_GET_GRAD, _SET_GRAD = _GRAD.__get__, _GRAD.__set__
+_SAFE = {
+    *_getters("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn"),
+    *_getters("is_sparse", "is_cuda", "is_meta", "is_cpu", "nbytes", "itemsize"),
+    *(torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.size, torch.Tensor.dim),
+    *(torch.Tensor.stride, torch.Tensor.element_size, torch.Tensor.is_floating_point),
+    *(torch.Tensor.is_contiguous, torch.Tensor.is_complex, torch.Tensor.storage_offset),
+    *(torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook),
+}
+"""What reads neither value nor gradient."""
+
+
+class Pending(nn.Parameter):
+    """See the module."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _SAFE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        found = [_owners[id(p)] for p in _pending((args, kwargs))]
+        used_up = len(found) == 1 and found[0].stepping
+        if used_up and (func == _GET_GRAD or (func == _SET_GRAD and args[1] is None)):
+            return None
+        for owner in found or list(_owners.values()):
+            owner.arrive()
+        return func(*args, **(kwargs or {}))
+
+
+def _pending(value: Any) -> Iterator[Pending]:
+    if type(value) is Pending:
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _pending(item)
+    elif isinstance(value, dict):
+        yield from _pending(tuple(value.values()))
+
+
+def can_be(parameter: nn.Parameter) -> bool:
+    """Whether a parameter can be made pending: a class of its own stays."""
+    return type(parameter) is nn.Parameter
+
+
+def defer(parameters: Iterable[nn.Parameter], owner: Owner) -> None:
+    """Makes them pending, until `restore`."""
+    for parameter in parameters:
+        _owners[id(parameter)] = owner
+        parameter.__class__ = Pending
+
+
+def restore(parameters: Iterable[nn.Parameter]) -> None:
+    """They are ordinary again; those that were not pending stay as they are."""
+    for parameter in parameters:
+        if _owners.pop(id(parameter), None) is not None:
+            parameter.__class__ = nn.Parameter

@@ -1,0 +1,310 @@
+"""When each bucket's reduction starts, who waits for it, and what happens then.
+
+A step of a synchronised backward, for each bucket:
+
+    filling --(all its gradients are ready, and those of the buckets before it)--> reducing
+    reducing --(classic: at the end of backward; crossing: when somebody looks)--> arrived
+    arrived --(crossing, and the script has called optimizer.step())--> stepped
+
+Invariant: reductions start in the order of the buckets' numbers on every rank, then one of the mask that says
+which parameters any rank's backward reached; nothing else of this reducer is reduced. Single-threaded:
+autograd of CPU modules runs hooks in the thread that called backward.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed import ProcessGroup, ReduceOp
+
+from fireflyer import hfreduce
+from fireflyer.errors import CollectiveError
+from fireflyer.haiscale import pending
+from fireflyer.haiscale.buckets import Bucket, plan
+from fireflyer.haiscale.stepping import Settings, SplitOptimizer
+from fireflyer.log import get_logger
+
+_log = get_logger("haiscale")
+FIRST = 2**30
+"""The priority of what all buckets wait for."""
+
+
+@dataclass
+class Options:
+    """How gradients travel; the arguments of `DistributedDataParallel` explain them."""
+
+    bucket_bytes: int
+    wire: str | None
+    static_graph: bool
+    check_gradients: bool
+
+
+@dataclass
+class Times:
+    """Seconds that this rank blocked, and counts, since construction."""
+
+    exposed_s: float = 0.0
+    steps: int = 0
+    reductions: int = 0
+
+
+class Flight:
+    """A bucket under way: what pending parameters know of it."""
+
+    def __init__(self, reducer: "Reducer", bucket: Bucket) -> None:
+        self._reducer, self._bucket = reducer, bucket
+        self.stepping = False
+
+    def arrive(self) -> None:
+        self._reducer.arrive(self._bucket)
+
+
+class Reducer:
+    """Averages the gradients of parameters over a group.
+
+    Args:
+        named: the parameters that require gradients, by name, in the model's order.
+    """
+
+    def __init__(
+        self, named: Sequence[tuple[str, nn.Parameter]], group: ProcessGroup, options: Options
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.group, self.options = group, options
+        self.times = Times()
+        self.synchronise = True
+        self.after_backward: Callable[[], None] = lambda: None
+        self.in_backward = False
+        self._observed: list[int] | None = []  # until the buckets have been laid out anew
+        self._used = bytearray(len(named))  # what this backward reached here
+        self._mask = hfreduce.empty(len(named), dtype=torch.uint8)
+        self._mask_work: dist.Work | None = None
+        self._reached: list[int] = []  # what it reached anywhere
+        self._static: bytes | None = None  # what every backward reaches here
+        self._flights: dict[int, Flight] = {}
+        self._split: SplitOptimizer | None = None
+        self._settings: Settings = []
+        self._next = 0
+        self._lay_out(list(reversed(range(len(named)))))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, parameter in enumerate(self.parameters)
+        ]
+
+    def cross(
+        self, split: Callable[[Callable[[], None], Callable[[], None]], SplitOptimizer]
+    ) -> None:
+        """From now on buckets are waited for, and stepped, when somebody looks at them."""
+        self._split = split(self._close_step, self.settle)
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        kinds = [(p.dtype, p.device) for p in self.parameters]
+        sizes = [p.nbytes for p in self.parameters]
+        cuts = plan(sizes, kinds, order, self.options.bucket_bytes)
+        self.buckets = [
+            Bucket(number, indexes, [self.parameters[i] for i in indexes])
+            for number, indexes in enumerate(cuts)
+        ]
+        self._place = {
+            index: (bucket, position)
+            for bucket in self.buckets
+            for position, index in enumerate(bucket.indexes)
+        }
+
+    def before_forward(self) -> None:
+        """Once after the first backward: buckets in the order in which rank 0 saw gradients become ready."""
+        if self.in_backward:
+            raise CollectiveError(
+                "an earlier backward failed half way and the ranks may disagree: end this process group"
+            )
+        if not self._observed or not self.synchronise:
+            return
+        self.settle()
+        rest = [i for i in reversed(range(len(self.parameters))) if i not in set(self._observed)]
+        order = torch.tensor(self._observed + rest)
+        self._observed = None
+        dist.broadcast(order, dist.get_global_rank(self.group, 0), self.group)
+        self._lay_out(order.tolist())
+
+    # Backward
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def gradient_is_ready(_: torch.Tensor) -> None:
+            if self.synchronise:
+                self._ready(index)
+
+        return gradient_is_ready
+
+    def _begin_backward(self) -> None:
+        self.settle()
+        self._used[:] = bytes(len(self._used))
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+        self.in_backward = True
+        Variable._execution_engine.queue_callback(self._finish)
+
+    def _ready(self, index: int) -> None:
+        if not self.in_backward:
+            self._begin_backward()
+        if self._used[index]:
+            raise CollectiveError(
+                f"{self.names[index]} got a second gradient within one backward; use no_sync() around "
+                "all but the last backward, and use_reentrant=False for activation checkpointing"
+            )
+        grad = self.parameters[index].grad
+        if grad is not None and grad.layout is not torch.strided:
+            raise CollectiveError(f"{self.names[index]} has a sparse gradient: use sparse=False")
+        self._used[index] = 1
+        if self._observed is not None:
+            self._observed.append(index)
+        bucket, position = self._place[index]
+        bucket.fill(position)
+        self._use_view(bucket, position)
+        bucket.missing -= 1
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self._launch()
+
+    def _use_view(self, bucket: Bucket, position: int) -> None:
+        """Classic: the gradient lives in the bucket. Crossing: nobody sees it before it has arrived."""
+        parameter = bucket.parameters[position]
+        grad = None if self._defers(bucket) else bucket.views[position]
+        if parameter.grad is not grad:
+            parameter.grad = grad
+
+    def _defers(self, bucket: Bucket) -> bool:
+        return self._split is not None and all(map(pending.can_be, bucket.parameters))
+
+    def _launch(self) -> None:
+        bucket = self.buckets[self._next]
+        self._next += 1
+        if self.options.check_gradients:
+            self._check(bucket)
+        crossing = self._split is not None
+        bucket.work = hfreduce.allreduce(
+            bucket.flat,
+            ReduceOp.AVG,
+            self.group,
+            wire=self.options.wire,
+            priority=1 + bucket.number if crossing else 0,
+            async_op=True,
+        )
+        self.times.reductions += 1
+
+    def _check(self, bucket: Bucket) -> None:
+        if bucket.flat.sum().isfinite():
+            return
+        bad = [
+            self.names[index]
+            for index, view in zip(bucket.indexes, bucket.views, strict=True)
+            if not view.isfinite().all()
+        ]
+        if bad:
+            rank = dist.get_rank(self.group)
+            _log.warning("rank %d has gradients that are not finite: %s", rank, ", ".join(bad))
+
+    def _finish(self) -> None:
+        """At the end of backward: reduces what is left; waits for all of it unless it is waited for later."""
+        while self._next < len(self.buckets):
+            bucket = self.buckets[self._next]
+            for position, index in enumerate(bucket.indexes):
+                if not self._used[index]:
+                    self._used[index] = bucket.fill(position)
+                    self._use_view(bucket, position)
+            self._launch()
+        self._tell_what_was_reached()
+        self.in_backward = False
+        self.times.steps += 1
+        self.after_backward()
+        for bucket in [bucket for bucket in self.buckets if self._defers(bucket)]:
+            flight = self._flights[bucket.number] = Flight(self, bucket)
+            pending.defer(bucket.parameters, flight)
+        for bucket in self.buckets:
+            if bucket.number not in self._flights:
+                self.arrive(bucket)
+
+    def _tell_what_was_reached(self) -> None:
+        if self._static is not None:
+            changed = [
+                n for n, a, b in zip(self.names, self._static, self._used, strict=True) if a != b
+            ]
+            if changed:
+                raise CollectiveError(
+                    f"static_graph=True, but this backward did not reach the same parameters: {changed}"
+                )
+            return
+        self._mask.copy_(torch.frombuffer(self._used, dtype=torch.uint8))
+        self._mask_work = hfreduce.allreduce(
+            self._mask,
+            ReduceOp.MAX,
+            self.group,
+            priority=FIRST if self._split is not None else 0,
+            async_op=True,
+        )
+        if self.options.static_graph:
+            self._static = bytes(self._used)
+
+    # Arrival
+
+    def arrive(self, bucket: Bucket) -> None:
+        """Waits for a bucket, hands its gradients out, and steps it where the script already did."""
+        flight = self._flights.pop(bucket.number, None)
+        pending.restore(bucket.parameters)
+        if bucket.work is None:
+            return
+        begun = time.monotonic()
+        if self._mask_work is not None:
+            self._mask_work.wait()
+            self._mask_work = None
+            self._reached = self._mask.tolist()
+        work, bucket.work = bucket.work, None
+        work.wait()
+        self.times.exposed_s += time.monotonic() - begun
+        for parameter, view, index in zip(
+            bucket.parameters, bucket.views, bucket.indexes, strict=True
+        ):
+            parameter.grad = view if self._reached[index] else None
+        if flight is not None and flight.stepping:
+            self._step(bucket.parameters)
+
+    def settle(self) -> None:
+        """Nothing is under way any more."""
+        for bucket in self.buckets:
+            self.arrive(bucket)
+
+    def _close_step(self) -> None:
+        """The script's `optimizer.step()`."""
+        assert self._split is not None
+        if any(flight.stepping for flight in self._flights.values()):
+            self.settle()  # a step of its own was asked for before
+        self._settings = self._split.settings()
+        away = [self.buckets[number] for number in self._flights]
+        self._step_now(away)
+        for flight in self._flights.values():
+            flight.stepping = True
+
+    def _step_now(self, away: Sequence[Bucket]) -> None:
+        """What is not under way: classic buckets, those already looked at, and what is not reduced at all."""
+        assert self._split is not None
+        later = [p for bucket in away for p in bucket.parameters]
+        self._split.apply(self._split.others(later), self._settings)
+
+    def _step(self, parameters: Sequence[nn.Parameter]) -> None:
+        assert self._split is not None
+        self._split.apply(parameters, self._settings)
+        for parameter in parameters:
+            parameter.grad = None
+
+    def stop(self) -> None:
+        """Settles, and lets go of the parameters and the optimizer."""
+        self.settle()
+        for hook in self._hooks:
+            hook.remove()
+        if self._split is not None:
+            self._split.release()
+            self._split = None
