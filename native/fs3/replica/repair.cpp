@@ -148,7 +148,9 @@ void Replica::give_up(Place& place) {
     }
     return;
   }
-  if (job.what == What::inherited && !job.committed && alone_.contains(place.first)) {
+  const bool nobodys = job.what == What::client ? job.durable && !job.left
+                                                : job.what == What::inherited && alone_.contains(place.first);
+  if (nobodys && !job.committed) {
     drop(place, Status::stale_routing);  // its client writes again; what others have whole is not replaced by it
     return;
   }

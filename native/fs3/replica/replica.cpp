@@ -126,6 +126,7 @@ void Replica::regroup_front(Place& place) {
       }
       break;
     case Stage::sending:
+      job.left = true;
       break;
   }
   job.what == What::sync || !serving() ? remove_front(place) : advance(place);
@@ -233,7 +234,7 @@ void Replica::on(const SendFailed& failed) {
     Job& job = place.second.jobs.front();
     if (job.paused) return;
     if (failed.status != Status::corrupt || job.as_is) {
-      job.paused = true;
+      job.left = job.paused = true;
       pause(failed.op);
       return;
     }
@@ -294,6 +295,7 @@ void Replica::on(const Answer& told) {
   Place& place = *chunks_.find(update->second);
   Job& job = place.second.jobs.front();
   const bool whole = job.whole || successor_syncs_;
+  job.left = true;
   if (told.status == Status::ok) {
     updates_.erase(update);
     acknowledged(place);

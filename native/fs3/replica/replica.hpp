@@ -79,6 +79,7 @@ class Replica {
     bool whole = false;           // goes on as REPLACE
     bool as_is = false;           // goes on whatever its CRCs say
     bool mended = false;          // its contents were fetched anew once
+    bool left = false;            // an Update of it may have reached the successor
     bool forget = false;
     bool paused = false;          // a Retry of `op` comes
     bool unsure = false;          // fetching: some source did not answer

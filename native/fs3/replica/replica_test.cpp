@@ -347,6 +347,34 @@ void a_damaged_version_that_nobody_else_has_is_dropped() {
   CHECK(b.store.entry(kA).pending == 0 && b.store.entry(kA).committed == 2);
 }
 
+// The disk lost what the head has just written, before anything of it went to the SYNCING successor.
+void a_damaged_write_that_went_nowhere_is_written_again() {
+  Bench b = lone();
+  b.chain(2, {{1, kServing, 1}, {2, kSyncing, 1}});
+  b.step(write(9, 2, kA, 2));
+  b.sync();
+  b.store.spoil(kA, 3);
+  EXPECT(b.step(SendFailed{4, Status::corrupt}), {"Send to 2: Fetch 5 from 1 at 2 1.0 v3"});
+  EXPECT(b.step(Fetched{5, 2, 2, kA, 3, Status::not_found, 0, 0}), {"Drop 6 1.0 v3"});
+  EXPECT(b.sync(), {"Reply 9 stale_routing", "Release payload 7"});
+  EXPECT(b.step(write(10, 2, kA, 2)), {"Apply 7 write 1.0 v4 on v2 at 0+9 pending tag 5/0#2 payload 7"});
+}
+
+// Likewise, but an Update of it did leave.
+void a_damaged_write_that_may_be_elsewhere_stays() {
+  Bench b = lone();
+  b.chain(2, {{1, kServing, 1}, {2, kSyncing, 1}});
+  b.step(write(9, 2, kA, 2));
+  b.sync();
+  EXPECT(b.step(SendFailed{4, Status::io_error}), {"Pause 4"});
+  b.store.spoil(kA, 3);
+  b.step(Retry{4});
+  EXPECT(b.step(SendFailed{4, Status::corrupt}), {"Send to 2: Fetch 5 from 1 at 2 1.0 v3"});
+  EXPECT(b.step(Fetched{5, 2, 2, kA, 3, Status::not_found, 0, 0}),
+         {"Unrepairable 1.0 v3",
+          "Send to 2: Update 6 from 1 at 2 replace 1.0 v3 on v2 tag 5/0#2 (as is)"});
+}
+
 void a_version_of_another_life_is_no_good_copy() {
   Bench b = lone();
   b.store.spoil(kA, 2);
@@ -486,6 +514,8 @@ int main() {
   damage_is_fetched_from_another();
   what_the_syncing_target_has_is_fetched_not_replaced();
   a_damaged_version_that_nobody_else_has_is_dropped();
+  a_damaged_write_that_went_nowhere_is_written_again();
+  a_damaged_write_that_may_be_elsewhere_stays();
   a_version_of_another_life_is_no_good_copy();
   a_syncing_target_says_what_it_has();
   recovery_takes_damaged_contents_as_they_are_from_nobody_else();

@@ -133,7 +133,9 @@ def linearize(
             if len(path) > len(best):
                 best = path.copy()
             following = frontier.candidates(place[0])
-            if any(j < known and doomed(after, ops[j]) for j in following):
+            # Far too many orders of unknown ones could be tried before a known one that they doom comes up.
+            to_come = (j for j in (following if i < known else range(known)) if j < known)
+            if any(not place[0] >> j & 1 and doomed(after, ops[j]) for j in to_come):
                 path.pop()
                 continue
             stack.append((place[0], after, iter(following)))

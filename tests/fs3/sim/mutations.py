@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         "damaged bytes replace what others have",
         REPLICA + "repair.cpp",
-        "!job.committed && alone_.contains(place.first)) {",
-        "!job.committed && job.version == 0) {",
+        "What::inherited && alone_.contains(place.first);",
+        "What::inherited && job.version == 0;",
         ("lies",),
     ),
     Mutant(
