@@ -6,13 +6,13 @@ docs/haiscale.md.
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -21,6 +21,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first
 from fireflyer.haiscale.reducer import FIRST, Options, Reducer
 from fireflyer.haiscale.stepping import SplitOptimizer
+from fireflyer.hfreduce import Wire
 
 DEFAULT_BUCKET_BYTES = 2 << 20
 
@@ -83,6 +84,7 @@ class DistributedDataParallel(nn.Module):
         copy_from_first([*module.parameters(), *module.buffers()], group)
         self.module = module
         self._group = group
+        Wire(wire or "fp32")  # is there such a codec?
         self._options = Options(bucket_bytes, wire, static_graph, check_gradients)
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
@@ -100,19 +102,23 @@ class DistributedDataParallel(nn.Module):
         self._buffer_copy = BufferCopy(buffers, self._group) if buffers else None
         self.reducer.after_backward = self._send_buffers
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._before_forward(get_eval_frame_callback() not in (None, False))
+        return self.module(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_forward(self, compiles: bool) -> None:
+        """`compiles`: what is called next is compiled, or runs compiled."""
         if torch.is_grad_enabled():
             self._follow_changes()
             self.reducer.before_forward()
-        if self._at_once or _compiles():
+        if self._at_once or compiles:
             self.reducer.settle()
         if self._buffer_copy is not None:
             if self._optimizer is None and self.training and self.reducer.synchronise:
                 self._buffer_copy.start(0)
             self._buffer_copy.finish()
-        return self.module(*args, **kwargs)
-
-    forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # the module below is compiled, this is not
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -152,15 +158,6 @@ def _reads_behind_python(module: nn.Module) -> bool:
     """Compiled and scripted modules get at values of parameters without a call that could be seen."""
     compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
     return compiled or isinstance(module, torch.jit.ScriptModule)
-
-
-def _compiles() -> bool:
-    """Whether what is called now is compiled, or runs compiled."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    from torch._C._dynamo.eval_frame import get_eval_frame_callback
-
-    return get_eval_frame_callback() not in (None, False)
 
 
 def _check_module(module: nn.Module) -> None:
