@@ -3,7 +3,7 @@
 While the bucket of a parameter is under way, the parameter's class is `Pending`. Whatever torch function then
 gets it, in the next forward or in the script, first makes the bucket arrive; thus nothing reads a value that
 an update is still to change, and what is needed last is waited for last. (ByteScheduler, SOSP 2019, crosses
-the barrier between steps with hooks on modules; those miss a weight that is used outside its module's forward.)
+the barrier between steps with hooks on modules; those miss a weight used outside its module's forward.)
 """
 
 from collections.abc import Callable, Iterable, Iterator
