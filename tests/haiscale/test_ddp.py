@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.test_allocator import mapped_by_a_large_block
 from torch import nn
 from torch.nn import functional
 
@@ -234,3 +235,12 @@ def test_an_unmodified_torch_ddp_script(start_gang: Callable[..., Any], store_pa
     for result in start_gang(body, 2).results():
         for got, expected in zip(result, reference, strict=True):
             assert relative(torch.from_numpy(got), expected) <= 2e-6
+
+
+def test_ranks_keep_freed_memory(start_gang: Callable[..., Any], store_path: str) -> None:
+    def body(rank: int, world: int) -> int:
+        init(store_path, rank, world)
+        DistributedDataParallel(nn.Linear(2, 2))
+        return mapped_by_a_large_block()
+
+    assert start_gang(body, 1).results() == [0]

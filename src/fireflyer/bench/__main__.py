@@ -444,6 +444,50 @@ def fs(
     _report("fs", machine, rows, [], json_to)
 
 
+@app.command()
+def train(
+    only: Annotated[str, typer.Option(help="stub, gpt, vgg (minutes, 16 GB), host")] = ",".join(
+        options.TRAIN
+    ),
+    hosts: Annotated[int, typer.Option(min=2, max=32, help="hosts of the lab")] = 2,
+    ranks_per_host: RanksPerHost = 1,
+    rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
+    shape: Annotated[
+        str, typer.Option(help="of the stub's layers: gpt, or even ones of as many parameters")
+    ] = "gpt",
+    rounds: Rounds = 5,
+    steps: Annotated[int, typer.Option(min=1, help="timed steps of a candidate's turn")] = 3,
+    json_to: JsonTo = None,
+) -> None:
+    """Training steps of data parallelism.
+
+    Against torch DDP over gloo, the same work alone, and the line's rate, between the hosts of a lab (root).
+    stub and vgg compute by sleeping, as if on a device; host runs on this host alone.
+
+    \b
+    fireflyer bench train --only stub,gpt --hosts 2 --ranks-per-host 2
+    fireflyer bench train --only host --json train.json
+    """
+    machine = Machine.here()
+    cases = _names("--only", only, options.TRAIN)
+    if shape not in options.TRAIN_SHAPES:
+        raise typer.BadParameter(f"--shape: {shape!r} is none of {', '.join(options.TRAIN_SHAPES)}")
+    from fireflyer.bench import train as bench
+
+    spec = bench.Spec(
+        cases=cases,
+        hosts=hosts,
+        ranks_per_host=ranks_per_host,
+        rate=rate,
+        rounds=rounds,
+        steps=steps,
+        shape=shape,
+    )
+    rows = bench.run(spec, _say)
+    _say("")
+    _report("train", machine, rows, [], json_to)
+
+
 def _say(text: str) -> None:
     """What goes on now, in place on a terminal."""
     if sys.stderr.isatty():

@@ -143,10 +143,18 @@ class Session:
         os.sched_setaffinity(0, {self._cores[self.rank % len(self._cores)]})
         os.sched_setaffinity(0, self._cores)
 
-    def time(self, call: Callable[[], object], calls: int) -> Timing:
-        """`calls` calls on every rank, begun together, on cores of their own where there are enough."""
+    def time(
+        self, call: Callable[[], object], calls: int, first: Callable[[], object] | None = None
+    ) -> Timing:
+        """`calls` calls on every rank, begun together, on cores of their own where there are enough.
+
+        Args:
+            first: called once before, not timed.
+        """
         self.barrier()
         self._spread()
+        if first is not None:
+            first()
         begin, cpu = time.monotonic(), time.process_time()
         for _ in range(calls):
             call()

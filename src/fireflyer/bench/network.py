@@ -95,12 +95,16 @@ def _rank(
     spec: Spec, order: str, lab: Lab, secret: str, store: str, rank: int
 ) -> dict[int, Measured]:
     host = enter(lab, spec.host_of(rank, order), secret)
-    with Session(store, rank, spec.ranks) as session, _RawStream(session, spec, order, host) as raw:
+    second = next(r for r in range(spec.ranks) if spec.host_of(r, order) == 1)
+    with (
+        Session(store, rank, spec.ranks) as session,
+        RawStream(session, second, host, max(spec.sizes)) as raw,
+    ):
         return {size: _measure(session, spec, lab.hosts, raw, size) for size in spec.sizes}
 
 
 def _measure(
-    session: Session, spec: Spec, hosts: list[Host], raw: "_RawStream", size: int
+    session: Session, spec: Spec, hosts: list[Host], raw: "RawStream", size: int
 ) -> Measured:
     tensor = hfreduce.empty(size // 4, dtype=torch.float32).zero_()
     plain = torch.zeros(size // 4)
@@ -123,25 +127,38 @@ def _counted(
 ) -> Run:
     """A run that also appends the bytes a call that the busiest host's card has sent; on rank 0 alone."""
 
-    def counters() -> list[int]:
-        session.barrier()
-        return [host.tx_bytes for host in hosts] if session.rank == 0 else [0] * len(hosts)
-
     def run(calls: int) -> Timing:
-        before = counters()
-        timing = session.time(call, calls)
-        after = counters()
-        sent.append(max(a - b for a, b in zip(after, before, strict=True)) / calls)
+        timing, most = sent_by_a_host(session, hosts, partial(session.time, call, calls))
+        sent.append(most / calls)
         return timing
 
     return run
 
 
-class _RawStream:
-    """One TCP connection from a rank of the first host to one of the second; the others look on."""
+def sent_by_a_host(
+    session: Session, hosts: list[Host], act: Callable[[], Timing]
+) -> tuple[Timing, int]:
+    """What `act` gives, and the bytes that the busiest host's card sent meanwhile; on rank 0, else 0."""
 
-    def __init__(self, session: Session, spec: Spec, order: str, host: Host) -> None:
-        second = next(r for r in range(spec.ranks) if spec.host_of(r, order) == 1)
+    def counters() -> list[int]:
+        session.barrier()
+        return [host.tx_bytes for host in hosts] if session.rank == 0 else [0] * len(hosts)
+
+    before = counters()
+    timing = act()
+    after = counters()
+    return timing, max(a - b for a, b in zip(after, before, strict=True))
+
+
+class RawStream:
+    """One TCP connection from rank 0 to a rank of another host; the others look on.
+
+    Args:
+        host: that this rank is on.
+        most: bytes of a call.
+    """
+
+    def __init__(self, session: Session, second: int, host: Host, most: int) -> None:
         self._sends = session.rank == 0
         self._socket: socket.socket | None = None
         if session.rank == second:
@@ -152,9 +169,9 @@ class _RawStream:
         elif self._sends:
             address, port = session.store.get("raw").decode().split()
             self._socket = socket.create_connection((address, int(port)))
-        self._buffer = bytearray(max(spec.sizes) if self._socket else 0)
+        self._buffer = bytearray(most if self._socket else 0)
 
-    def __enter__(self) -> "_RawStream":
+    def __enter__(self) -> "RawStream":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -49,6 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         peers: Sequence[float],
         bounds: Sequence[float] = (),
         goal: float | None = None,
+        aim: float | None = None,
     ) -> "Row":
         """A row of durations or bytes, one value a round; less is better.
 
@@ -70,6 +71,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             rounds=len(ours),
             spread=max(ours) / min(ours),
             goal=goal if theirs is not None else None,
+            aim=aim if theirs is not None else None,
         )
 
     @classmethod

@@ -19,6 +19,7 @@ from types import ModuleType
 
 import msgspec
 
+from fireflyer import allocator
 from fireflyer.hai.engines.messages import Fork, Forked, RankSpec, Ready, Refused
 from fireflyer.hai.engines.rankstart import become_rank
 from fireflyer.rpc import FrameBuffer, frame
@@ -124,6 +125,7 @@ def _enter(spec: RankSpec, parent: int, go: int) -> RankSpec:
         os._exit(1)
     os.environ.clear()
     os.environ.update(spec.env)
+    allocator.follow(spec.env)
     _restart_interpreter_state(spec)
     return spec
 

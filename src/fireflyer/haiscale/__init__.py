@@ -1,4 +1,25 @@
 """HaiScale: parallel training over HFReduce (paper section V).
 
 `ddp.DistributedDataParallel` replicates a module and averages its gradients while backward runs.
+`record(model)` and `report(model)` tell where the time of its steps goes; `show(model)` prints that.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fireflyer.haiscale.recorder import Recorder as Recorder
+    from fireflyer.haiscale.reporting import Report as Report
+    from fireflyer.haiscale.reporting import peak_flops as peak_flops
+    from fireflyer.haiscale.reporting import record as record
+    from fireflyer.haiscale.reporting import report as report
+    from fireflyer.haiscale.reporting import show as show
+
+__all__ = ["Recorder", "Report", "peak_flops", "record", "report", "show"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        import fireflyer.haiscale.reporting as face
+
+        return getattr(face, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

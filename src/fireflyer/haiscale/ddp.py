@@ -6,6 +6,7 @@ docs/haiscale.md.
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from fireflyer import hfreduce
+from fireflyer import allocator, hfreduce
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first
-from fireflyer.haiscale.reducer import FIRST, Options, Reducer
+from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
+from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times
 from fireflyer.haiscale.stepping import SplitOptimizer
 from fireflyer.hfreduce import Wire
 
@@ -79,6 +81,7 @@ class DistributedDataParallel(nn.Module):
                 "DistributedDataParallel needs a process group of backend 'hfreduce': "
                 "init_process_group('hfreduce') or process_group=new_group(backend='hfreduce')"
             )
+        allocator.follow(os.environ)
         _check_module(module)
         check_alike(module, group)
         copy_from_first([*module.parameters(), *module.buffers()], group)
@@ -86,6 +89,7 @@ class DistributedDataParallel(nn.Module):
         self._group = group
         Wire(wire or "fp32")  # is there such a codec?
         self._options = Options(bucket_bytes, wire, static_graph, check_gradients)
+        self._times = Times()
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
         self._at_once = any(map(_reads_behind_python, module.modules()))
@@ -94,7 +98,7 @@ class DistributedDataParallel(nn.Module):
     def _wrap(self) -> None:
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._trained = [p for _, p in named]
-        self.reducer = Reducer(named, self._group, self._options)
+        self.reducer = Reducer(named, self._group, self._options, self._times)
         if self._optimizer is not None:
             optimizer = self._optimizer
             self.reducer.cross(lambda close, settle: SplitOptimizer(optimizer, close, settle))
@@ -132,6 +136,22 @@ class DistributedDataParallel(nn.Module):
     def settle(self) -> None:
         """Returns when every gradient has arrived and every step that was asked for is done."""
         self.reducer.settle()
+
+    def facts(self) -> Facts:
+        """What `haiscale.report` asks; not collective."""
+        wire = self._options.wire
+        flats = [bucket.flat for bucket in self.reducer.buckets]
+        return Facts(
+            times=self._times,
+            group=self._group,
+            wire=wire,
+            crosses=self._optimizer is not None,
+            sharded=False,
+            gradient_bytes=sum(flat.nbytes for flat in flats),
+            must_send=2 * sum(bytes_to_send(flat, wire, self._group) for flat in flats),
+            element_bytes=max(wire_bytes(flat.dtype, wire) for flat in flats),
+            reductions=len(flats),
+        )
 
     def _send_buffers(self) -> None:
         if self._buffer_copy is not None and self._optimizer is not None and self.training:

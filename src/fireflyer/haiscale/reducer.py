@@ -45,11 +45,21 @@ class Options:
 
 @dataclass
 class Times:
-    """Seconds that this rank blocked, and counts, since construction."""
+    """Of this rank since construction; seconds of `clock`.
+
+    Attributes:
+        exposed_s: it waited for reductions.
+        optimizer_s: the optimizer stepped buckets here; without `optimizer=` the script's own call does that.
+        under_way_s: from the first reduction of each backward until the last was found to have arrived.
+        steps: synchronised backwards.
+    """
 
     exposed_s: float = 0.0
+    optimizer_s: float = 0.0
+    under_way_s: float = 0.0
     steps: int = 0
     reductions: int = 0
+    clock: Callable[[], float] = time.monotonic
 
 
 class Flight:
@@ -68,15 +78,20 @@ class Reducer:
 
     Args:
         named: the parameters that require gradients, by name, in the model's order.
+        times: it adds to them.
     """
 
     def __init__(
-        self, named: Sequence[tuple[str, nn.Parameter]], group: ProcessGroup, options: Options
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        group: ProcessGroup,
+        options: Options,
+        times: Times,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.group, self.options = group, options
-        self.times = Times()
+        self.times = times
         self.synchronise = True
         self.after_backward: Callable[[], None] = lambda: None
         self.in_backward = False
@@ -90,6 +105,8 @@ class Reducer:
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
         self._next = 0
+        self._launched_at = 0.0  # the first reduction that is under way
+        self._away = 0  # buckets under way
         self._lay_out(list(reversed(range(len(named)))))
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
@@ -185,6 +202,9 @@ class Reducer:
         self._next += 1
         if self.options.check_gradients:
             self._check(bucket)
+        if not self._away:
+            self._launched_at = self.times.clock()
+        self._away += 1
         crossing = self._split is not None
         bucket.work = hfreduce.allreduce(
             bucket.flat,
@@ -257,14 +277,18 @@ class Reducer:
         pending.restore(bucket.parameters)
         if bucket.work is None:
             return
-        begun = time.monotonic()
+        begun = self.times.clock()
         if self._mask_work is not None:
             self._mask_work.wait()
             self._mask_work = None
             self._reached = self._mask.tolist()
         work, bucket.work = bucket.work, None
         work.wait()
-        self.times.exposed_s += time.monotonic() - begun
+        now = self.times.clock()
+        self.times.exposed_s += now - begun
+        self._away -= 1
+        if not self._away:
+            self.times.under_way_s += now - self._launched_at
         for parameter, view, index in zip(
             bucket.parameters, bucket.views, bucket.indexes, strict=True
         ):
@@ -292,13 +316,18 @@ class Reducer:
         """What is not under way: classic buckets, those already looked at, and what is not reduced at all."""
         assert self._split is not None
         later = [p for bucket in away for p in bucket.parameters]
-        self._split.apply(self._split.others(later), self._settings)
+        self._apply(self._split.others(later))
 
     def _step(self, parameters: Sequence[nn.Parameter]) -> None:
-        assert self._split is not None
-        self._split.apply(parameters, self._settings)
+        self._apply(parameters)
         for parameter in parameters:
             parameter.grad = None
+
+    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
+        assert self._split is not None
+        begun = self.times.clock()
+        self._split.apply(parameters, self._settings)
+        self.times.optimizer_s += self.times.clock() - begun
 
     def stop(self) -> None:
         """Settles, and lets go of the parameters and the optimizer."""

@@ -143,6 +143,11 @@ class EngineGroup(ProcessGroup):
         """Bytes that this rank has sent to other hosts so far."""
         return self._engine.network_bytes_sent
 
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host, both in order of rank."""
+        return self._connection.topology.hosts
+
     def flight_records(self) -> list[dict[str, Any]]:
         """The group's last operations on this rank, oldest first; see `flight`."""
         return self._engine.records()

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
+from fireflyer import allocator
+
 Stage = Any
 Start = Literal["fork", "exec"]
 both_starts = pytest.mark.parametrize("start", ["fork", "exec"])
@@ -61,6 +63,7 @@ def test_environment_and_arguments(stage: Stage, start: Start) -> None:
                 "FIREFLYER_SECRET": "5ec7e7",
                 "FIREFLYER_TASK_DIR": str(s.folder / s.task),
                 "FIREFLYER_KEEPER": str(s.folder / s.task / f"n{rank // 2}.keeper.sock"),
+                **allocator.KEEP,
                 "OMP_NUM_THREADS": s.env.get("OMP_NUM_THREADS", "1"),
                 "PYTHONUNBUFFERED": "1",
             }
@@ -101,6 +104,27 @@ def test_each_attempt_has_a_port_that_stays_reserved(stage: Stage) -> None:
             ((_, port),) = await s.reports(1)
             ports.append(port)
         assert "0" not in ports
+
+    stage.play(scene)
+
+
+@both_starts
+@pytest.mark.parametrize(("env", "mapped"), [({}, 0), ({"MALLOC_MMAP_MAX_": "65536"}, 1)])
+def test_memory_that_is_freed_stays_unless_the_user_says_otherwise(
+    stage: Stage, start: Start, env: dict[str, str], mapped: int
+) -> None:
+    script = """
+        from tests.test_allocator import mapped_by_a_large_block
+        print(mapped_by_a_large_block())
+    """
+
+    async def scene(s: Stage) -> None:
+        engine = s.engine(1)
+        path = {"PYTHONPATH": str(Path(__file__).parents[3])}
+        await engine.launch(s.gang(script, nodes=1, env=path | env, start=start))
+        _, end = await s.ended(engine)
+        assert end.outcome == "finished", s.log(0)
+        assert s.log(0) == f"{mapped}\n"
 
     stage.play(scene)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fireflyer import allocator
 from fireflyer._native.hai import SuspendPage
 from fireflyer.hai.engines import RankExited, RankStarted
 from fireflyer.hai.engines.journal import Journal, journal_path
@@ -92,6 +93,7 @@ class Attempt:
         part = self.part
         return {
             "OMP_NUM_THREADS": "1",
+            **allocator.KEEP,
             **part.env,
             "PYTHONUNBUFFERED": "1",
             "RANK": str(part.first_rank + local),

@@ -1,0 +1,183 @@
+"""Training steps of data parallelism: ours, torch's, and the same work without any.
+
+On a lab's hosts every candidate has a model of its own in the same processes, and a block of steps in turn. A
+block begins with a step that is not timed and ends with the return of a step, so what goes on behind a step's
+end is paid for by the next one, as in a long run. docs/haiscale-bench.md explains the figures.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fireflyer.bench import train_models as models
+from fireflyer.bench.engine import Session
+from fireflyer.bench.report import Row
+from fireflyer.bench.train_candidates import CANDIDATES, LOCAL, TORCH_DDP, Trainer
+from fireflyer.bench.train_place import RAW_BYTES, Area, Measured, Place
+from fireflyer.bench.train_rows import host_rows, lab_rows
+from fireflyer.lab.hosts import Lab
+
+LOCAL_OF_LINE = {"0.45": 0.45, "1": 1.0}
+"""How long the stub computes, over the time that its gradients need on the line."""
+VGG = (LOCAL, TORCH_DDP, "ddp", "ddp, bf16")
+HOST = (LOCAL, TORCH_DDP, "ddp, classic", "ddp")
+HOST_RANKS = (2, 4)
+
+Say = Callable[[str], None]
+Layers = Sequence[models.Layer]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to measure.
+
+    Attributes:
+        cases: of `options.TRAIN`.
+        shape: of the stub, of `options.TRAIN_SHAPES`.
+        steps: timed steps of a block, at least.
+        vgg_ranks_per_host: in the case vgg, on as many hosts.
+    """
+
+    cases: tuple[str, ...]
+    hosts: int = 2
+    ranks_per_host: int = 1
+    rate: str = "1gbit"
+    rounds: int = 5
+    steps: int = 3
+    shape: str = "gpt"
+    sizes: models.Sizes = field(default_factory=models.Sizes)
+    vgg_ranks_per_host: int = 4
+
+    @property
+    def layout(self) -> str:
+        return f"{self.hosts}x{self.ranks_per_host}"
+
+    def bound(self, size: int) -> float:
+        """Bytes that each host must send to average `size` bytes."""
+        return 2 * size * (self.hosts - 1) / self.hosts
+
+
+def run(spec: Spec, say: Say) -> list[Row]:
+    """The rows of all cases.
+
+    Raises:
+        LabError: no root, no iproute2, or a rate that is none.
+        FireflyerError: a rank failed, or ranks had different parameters after training.
+    """
+    cases = {"stub": _stub, "gpt": _gpt, "vgg": _vgg, "host": _host}
+    rows = []
+    for name in spec.cases:
+        say(name)
+        rows += cases[name](spec, say)
+    return rows
+
+
+@contextlib.contextmanager
+def _lab(spec: Spec, ranks_per_host: int) -> Iterator[Area]:
+    with Lab(spec.hosts, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
+        yield Area(lab, ranks_per_host, folder)
+
+
+def _gradient_bytes(layers: Layers) -> int:
+    return 4 * sum(torch.Size(shape).numel() for layer in layers for shape in layer.shapes)
+
+
+def _builds(session: Session, works: dict[str, models.Workload]) -> dict[str, Trainer]:
+    return {name: CANDIDATES[name].build(session, work) for name, work in works.items()}
+
+
+def _stub(spec: Spec, say: Say) -> list[Row]:
+    layers = (models.gpt_layers if spec.shape == "gpt" else models.even_layers)(spec.sizes)
+    size = _gradient_bytes(layers)
+    raw_bytes = min(size, RAW_BYTES)
+    with _lab(spec, spec.ranks_per_host) as area:
+        pool = models.pool_for(layers, area.ranks)
+
+        def body(place: Place) -> dict[str, Measured]:
+            line_s = spec.bound(size) / place.line(raw_bytes)
+            works = {name: models.stub(layers, pool, place.rank) for name in CANDIDATES}
+            trainers = _builds(place.session, works)
+            found = {}
+            for name, factor in LOCAL_OF_LINE.items():
+                if place.rank == 0:
+                    say(f"stub: local {name} of line")
+                for work in works.values():
+                    models.pace(work, line_s * factor)
+                found[name] = place.measure(trainers, spec.rounds, spec.steps, raw_bytes)
+            place.check(trainers)
+            return found
+
+        found = area.train(body)
+    rows = []
+    for name, measured in found.items():
+        case = f"stub {spec.shape} {spec.layout}, local {name} of line"
+        rows += lab_rows(case, measured, spec.bound(size), goals_of=name)
+    return rows
+
+
+def _gpt(spec: Spec, _say: Say) -> list[Row]:
+    size = _gradient_bytes(models.gpt_layers(spec.sizes))
+
+    def body(place: Place) -> Measured:
+        works = {name: models.gpt(spec.sizes, place.rank) for name in CANDIDATES}
+        trainers = _builds(place.session, works)
+        measured = place.measure(trainers, spec.rounds, spec.steps, min(size, RAW_BYTES))
+        place.check(trainers)
+        return measured
+
+    with _lab(spec, spec.ranks_per_host) as area:
+        measured = area.train(body)
+    return lab_rows(f"gpt {spec.layout}", measured, spec.bound(size), goals_of="gpt")
+
+
+def _vgg(spec: Spec, say: Say) -> list[Row]:
+    """Each candidate in processes of its own: their memory would not fit together."""
+    layers = models.vgg_layers(spec.sizes)
+    size = _gradient_bytes(layers)
+    raw_bytes = min(size, RAW_BYTES)
+    whole = Measured({name: [] for name in VGG}, {name: [] for name in VGG})
+    with _lab(spec, spec.vgg_ranks_per_host) as area:
+        pool = models.pool_for(layers, area.ranks)
+        line_s = spec.bound(size) / area.train(lambda place: place.line(raw_bytes))
+        for number in range(spec.rounds):
+            for name in VGG:
+                say(f"vgg: round {number + 1}, {name}")
+
+                def body(place: Place, name: str = name) -> Measured:
+                    work = models.stub(layers, pool, place.rank)
+                    models.pace(work, line_s)
+                    trainers = _builds(place.session, {name: work})
+                    measured = place.measure(trainers, 1, spec.steps, raw_bytes)
+                    place.check(trainers)
+                    return measured
+
+                one = area.train(body)
+                whole.timings[name] += one.timings[name]
+                whole.sent[name] += one.sent[name]
+                if name == LOCAL:
+                    whole.line += one.line
+    case = f"vgg {spec.hosts}x{spec.vgg_ranks_per_host}"
+    return lab_rows(case, whole, spec.bound(size), goals_of="vgg")
+
+
+def _host(spec: Spec, say: Say) -> list[Row]:
+    rows = []
+    for ranks in HOST_RANKS:
+        say(f"host: {ranks} ranks")
+
+        def body(place: Place) -> Measured:
+            trainers = _builds(
+                place.session, {name: models.gpt(spec.sizes, place.rank) for name in HOST}
+            )
+            measured = place.measure(trainers, spec.rounds, spec.steps, 0)
+            place.check(trainers)
+            return measured
+
+        with tempfile.TemporaryDirectory() as folder:
+            rows += host_rows(
+                f"gpt on one host, {ranks} ranks", Area(None, ranks, folder).train(body)
+            )
+    return rows

@@ -1,0 +1,75 @@
+"""What a wrapper of a model tells of itself, for reports; and the least bytes that averaging must send."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from fireflyer import hfreduce
+from fireflyer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fireflyer.haiscale.reducer import Times
+
+WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 256}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one rank; bytes of one step.
+
+    Attributes:
+        wire: the codec of gradients between hosts; None: as they are.
+        crosses: communication goes on into the next forward.
+        sharded: parameters are spread over ranks.
+        gradient_bytes: memory of gradients that this rank keeps.
+        must_send: the rank's share of the least bytes that its host has to send.
+        element_bytes: of an element of the gradients between hosts.
+        reductions: portions into which the gradients are cut.
+    """
+
+    times: "Times"
+    group: hfreduce.ProcessGroupHFReduce
+    wire: str | None
+    crosses: bool
+    sharded: bool
+    gradient_bytes: int
+    must_send: float
+    element_bytes: float
+    reductions: int
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A wrapper that can be recorded."""
+
+    def facts(self) -> Facts:
+        """As they are now; not collective."""
+
+
+def facts_of(model: nn.Module) -> Facts:
+    """Raises ConfigError for a module that is not wrapped by HaiScale."""
+    if not isinstance(model, Measurable):
+        raise ConfigError(
+            f"{type(model).__name__} cannot be recorded: give what haiscale wrapped, such as a "
+            "DistributedDataParallel"
+        )
+    return model.facts()
+
+
+def wire_bytes(dtype: torch.dtype, wire: str | None) -> float:
+    """Bytes of an element between hosts; int8 with the scales of its blocks."""
+    narrow = dtype.is_floating_point and dtype != torch.float64
+    return float(dtype.itemsize) if wire is None or not narrow else WIRE_BYTES[wire]
+
+
+def bytes_to_send(
+    tensor: torch.Tensor, wire: str | None, group: hfreduce.ProcessGroupHFReduce
+) -> float:
+    """This rank's share of S(H-1)/H: what a host sends of S bytes in a reduce-scatter, or in an all-gather,
+    over H hosts. An allreduce is both."""
+    hosts = group.hosts
+    mine = next(ranks for ranks in hosts if group.rank() in ranks)
+    size = tensor.numel() * wire_bytes(tensor.dtype, wire)
+    return size * (len(hosts) - 1) / len(hosts) / len(mine)

@@ -1,0 +1,212 @@
+"""What training costs, in figures and in words."""
+
+import sys
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TextIO
+
+import torch
+from torch import nn
+
+from fireflyer.errors import ConfigError
+from fireflyer.haiscale.advice import advise
+from fireflyer.haiscale.facts import Facts, facts_of
+from fireflyer.haiscale.recorder import Recorder
+
+_recorders: weakref.WeakKeyDictionary[nn.Module, Recorder] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank.
+
+    Attributes:
+        optimizer: of the states of the optimizers that have stepped meanwhile.
+        activations: the most that autograd held for backward; None unless `record(activations=True)`.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    activations: int | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Means of one step of one rank; seconds and bytes.
+
+    `compute_s`, `exposed_s`, `optimizer_s` and `data_s` add up to `step_s`.
+
+    Attributes:
+        exposed_s: it waited for reductions.
+        data_s: neither in forward, backward nor optimizer: reading data, and whatever else the script does.
+        under_way_s: some reduction was under way, seen or hidden.
+        sent: bytes to other hosts; `must_send`: the rank's share of the least possible.
+        tokens_per_s: of all ranks. mfu: floating-point operations of the model over the machine's peak.
+        advice: what would make a step shorter; empty where communication is hidden.
+    """
+
+    steps: int
+    compute_s: float
+    exposed_s: float
+    optimizer_s: float
+    data_s: float
+    under_way_s: float
+    sent: float
+    must_send: float
+    memory: Memory
+    tokens_per_s: float | None
+    mfu: float | None
+    advice: tuple[str, ...]
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exposed_s + self.optimizer_s + self.data_s
+
+    def text(self) -> str:
+        """Several lines for people."""
+        parts = (
+            ("compute", self.compute_s),
+            ("exposed communication", self.exposed_s),
+            ("optimizer", self.optimizer_s),
+            ("data and the rest", self.data_s),
+        )
+        lines = [f"a step, mean of {self.steps}: {self.step_s * 1e3:,.1f} ms"]
+        lines += [
+            f"  {name:<22}{seconds * 1e3:>10,.1f} ms  {seconds / self.step_s:>4.0%}"
+            for name, seconds in parts
+        ]
+        if self.must_send:
+            over = self.sent / self.must_send
+            lines.append(f"sent to other hosts: {_size(self.sent)}, {over:.3f}x the least possible")
+        memory = [
+            f"{name} {_size(size)}" for name, size in vars(self.memory).items() if size is not None
+        ]
+        lines.append("memory: " + ", ".join(memory))
+        if self.tokens_per_s is not None:
+            lines.append(f"tokens: {self.tokens_per_s:,.0f} a second")
+        if self.mfu is not None:
+            lines.append(f"model flops utilization: {self.mfu:.1%}")
+        return "\n".join([*lines, *self.advice])
+
+
+def record(model: nn.Module, *, activations: bool = False) -> Recorder:
+    """Records where the time of `model`'s steps goes, from its next forward on; costs microseconds a step.
+
+    Args:
+        model: wrapped by haiscale. A recording of it that goes on ends.
+        activations: count what autograd holds for backward, too. That looks at each saved tensor.
+
+    Raises:
+        ConfigError: the model is not wrapped.
+    """
+    facts_of(model)
+    if (before := _recorders.get(model)) is not None:
+        before.stop()
+    recorder = _recorders[model] = Recorder(model, activations)
+    return recorder
+
+
+def report(
+    model: nn.Module,
+    *,
+    tokens: int | None = None,
+    flops: float | None = None,
+    peak: float | None = None,
+) -> Report:
+    """The means over the whole steps since `record(model)`, but for the first one. Not collective.
+
+    Args:
+        tokens: of all ranks in one step.
+        flops: of all ranks in one step; 6 a parameter and token when None.
+        peak: floating-point operations a second of one rank: `peak_flops()`, or the maker's figure.
+
+    Raises:
+        ConfigError: the model is not recorded, or no second step has ended yet.
+    """
+    recorder = _recorders.get(model)
+    if recorder is None:
+        raise ConfigError("nothing was recorded: call haiscale.record(model) before the first step")
+    sums = recorder.sums
+    if not sums.steps:
+        raise ConfigError(
+            "no second step has ended yet: it ends where the first forward after its backward begins"
+        )
+    facts = facts_of(model)
+    step_s = (sums.compute_s + sums.exposed_s + sums.optimizer_s + sums.data_s) / sums.steps
+    exposed_s, under_way_s = sums.exposed_s / sums.steps, sums.under_way_s / sums.steps
+    if flops is None and tokens is not None:
+        flops = 6.0 * sum(p.numel() for p in model.parameters()) * tokens
+    world = facts.group.size()
+    return Report(
+        steps=sums.steps,
+        compute_s=sums.compute_s / sums.steps,
+        exposed_s=exposed_s,
+        optimizer_s=sums.optimizer_s / sums.steps,
+        data_s=sums.data_s / sums.steps,
+        under_way_s=under_way_s,
+        sent=sums.sent / sums.steps,
+        must_send=facts.must_send,
+        memory=_memory(model, facts, recorder),
+        tokens_per_s=None if tokens is None else tokens / step_s,
+        mfu=None if flops is None or peak is None else flops / (step_s * peak * world),
+        advice=tuple(advise(facts, step_s, exposed_s, under_way_s)),
+    )
+
+
+def show(
+    model: nn.Module,
+    *,
+    tokens: int | None = None,
+    flops: float | None = None,
+    peak: float | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Prints the report of the group's first rank, to standard output when `file` is None."""
+    if facts_of(model).group.rank() == 0:
+        made = report(model, tokens=tokens, flops=flops, peak=peak)
+        print(made.text(), file=file or sys.stdout)
+
+
+def peak_flops(seconds: float = 0.2, size: int = 1024, dtype: torch.dtype = torch.float32) -> float:
+    """Floating-point operations a second of this process's fastest matmul of [size, size] by [size, size],
+    with the threads that torch has now; all ranks of a machine should measure at once."""
+    a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    out = a @ b
+    best, begun = float("inf"), time.monotonic()
+    while best == float("inf") or time.monotonic() - begun < seconds:
+        before = time.perf_counter()
+        torch.matmul(a, b, out=out)
+        best = min(best, time.perf_counter() - before)
+    return 2.0 * size**3 / best
+
+
+def _memory(model: nn.Module, facts: Facts, recorder: Recorder) -> Memory:
+    states = [
+        value
+        for optimizer in recorder.optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return Memory(
+        parameters=sum(map(_kept, model.parameters())),
+        gradients=facts.gradient_bytes,
+        optimizer=sum(map(_kept, states)),
+        buffers=sum(map(_kept, model.buffers())),
+        activations=recorder.activations.peak if recorder.activations is not None else None,
+    )
+
+
+def _kept(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor on this rank: a sharded one's own part."""
+    return int(getattr(tensor, "_local_tensor", tensor).nbytes)
+
+
+def _size(count: float) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count:.0f} B"

@@ -1,0 +1,174 @@
+"""The benchmark of training steps with tiny models: rows, bytes and equal parameters, never times."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fireflyer.bench import goals, train, train_models
+from fireflyer.bench.__main__ import app
+from fireflyer.bench.engine import Timing
+from fireflyer.bench.report import Row
+from fireflyer.bench.train_candidates import CANDIDATES, LOCAL, TORCH_DDP, Trainer, digest
+from fireflyer.bench.train_place import Area, Measured, Place
+from fireflyer.bench.train_rows import lab_rows
+from fireflyer.errors import FireflyerError
+from fireflyer.lab import namespaces
+from fireflyer.program import run_app
+
+TINY = train_models.Sizes(vocabulary=1024, context=16, width=64, layers=2, heads=2, channels=8)
+OURS = [name for name, candidate in CANDIDATES.items() if candidate.peer]
+
+
+def spec(*cases: str, **changed: Any) -> train.Spec:
+    return train.Spec(cases, sizes=TINY, rounds=2, steps=2, vgg_ranks_per_host=2, **changed)
+
+
+def say(_: str) -> None:
+    pass
+
+
+def test_models_have_the_sizes_of_the_real_ones() -> None:
+    whole = train_models.Sizes()
+    layers = {
+        "gpt": train_models.gpt_layers(whole),
+        "even": train_models.even_layers(whole),
+        "vgg": train_models.vgg_layers(whole),
+    }
+    counts = {
+        name: sum(torch.Size(shape).numel() for layer in found for shape in layer.shapes)
+        for name, found in layers.items()
+    }
+    assert counts["gpt"] == 17_006_592
+    assert counts["even"] == pytest.approx(counts["gpt"], rel=1e-5)
+    assert counts["vgg"] == 138_357_544
+    share = layers["vgg"][-3].flops / sum(layer.flops for layer in layers["vgg"])
+    assert share < 0.01, "the first dense layer has most parameters and little work"
+
+
+def test_a_stub_sleeps_as_asked_and_gives_its_gradients_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(train_models.time, "sleep", slept.append)
+    layers = [train_models.Layer(((4, 4), (4,)), 3.0), train_models.Layer(((8,),), 1.0)]
+    pool = train_models.pool_for(layers, ranks=2)
+    work = train_models.stub(layers, pool, rank=1)
+    train_models.pace(work, 12.0)
+    work.loss(work.module).backward()
+    assert slept == [3.0, 1.0, 2.0, 6.0]
+    for parameter in work.module.parameters():
+        gradient = parameter.grad
+        assert gradient is not None
+        assert gradient.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
+        assert torch.equal(gradient.flatten(), pool[1024 : 1024 + gradient.numel()])
+
+
+def test_one_host() -> None:
+    rows = train.run(spec("host"), say)
+    cases = [row.case.split(", ", 2) for row in rows]
+    names = ["ddp, classic", "ddp"]
+    whats = ["wall a step", "CPU a step"]
+    wanted = [f"{name}, {what}" for name in names for what in whats]
+    assert [case[2] for case in cases] == wanted * 2
+    assert [case[1] for case in cases] == ["2 ranks"] * 4 + ["4 ranks"] * 4
+    for row in rows:
+        assert (row.peer, row.rounds, row.unit) == (TORCH_DDP, 2, "ms")
+        assert (row.goal is None) == ("classic" in row.case)
+
+
+@pytest.fixture
+def needs_lab() -> None:
+    if reason := namespaces.why_not():
+        pytest.skip(f"needs network namespaces: {reason}")
+
+
+def check_lab_rows(rows: list[Row], names: list[str], size: int) -> None:
+    assert [row.peer for row in rows] == [TORCH_DDP, TORCH_DDP, "ideal", "2S(H-1)/H"] * len(names)
+    assert [row.case.split(", ", 2)[-1].rsplit(",", 1)[0] for row in rows[::4]] == names
+    for name, row in zip(names, rows[3::4], strict=True):
+        bound = size * {"bf16": 0.5, "int8": 0.25}.get(CANDIDATES[name].wire, 1)  # two hosts
+        assert row.bound == bound
+        assert bound <= row.ours <= 1.1 * bound + 20_000, (
+            "what the parts of a turn say to each other"
+        )
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("needs_lab")
+def test_stubs_on_two_hosts() -> None:
+    rows = train.run(spec("stub", ranks_per_host=2, rate="10gbit"), say)
+    size = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters()) * 4
+    half = len(rows) // 2
+    for name, part in (("0.45", rows[:half]), ("1", rows[half:])):
+        assert all(row.case.startswith(f"stub gpt 2x2, local {name} of line, ") for row in part)
+        check_lab_rows(part, OURS, size)
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("needs_lab")
+def test_a_real_model_on_two_hosts() -> None:
+    rows = train.run(spec("gpt", rate="10gbit"), say)
+    size = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters()) * 4
+    assert all(row.case.startswith("gpt 2x1, ") for row in rows)
+    assert len(rows) == 4 * len(OURS)
+    for row, name in zip(rows[3::4], OURS, strict=True):
+        share = {"bf16": 0.5, "int8": 0.25}.get(CANDIDATES[name].wire, 1)
+        assert row.bound == size * share
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("needs_lab")
+def test_vgg_in_processes_of_its_own() -> None:
+    rows = train.run(spec("vgg", rate="10gbit"), say)
+    assert {row.rounds for row in rows} == {2}
+    assert [row.case for row in rows[::4]] == ["vgg 2x2, ddp, step", "vgg 2x2, ddp, bf16, step"]
+
+
+def test_rows_follow_from_what_was_measured() -> None:
+    """Line 1 MB/s, 600 kB to send, so 600 ms at best; local 500 ms, torch 1200 ms, ours 750 ms."""
+
+    def timings(ms: float) -> list[Timing]:
+        return [Timing(ms * 1e3, 0.0)] * 3
+
+    measured = Measured(
+        {LOCAL: timings(500), TORCH_DDP: timings(1200), "ddp": timings(750)},
+        {"ddp": [606e3] * 3},
+        [1e6] * 3,
+    )
+    step, exposed, over, sent = lab_rows("case", measured, 600e3, goals_of="1")
+    assert (step.ratio, step.of_bound) == (pytest.approx(1.6), pytest.approx(0.8))
+    assert (step.goal, step.aim) == (pytest.approx(1 / 0.70), pytest.approx(1 / 0.62))
+    assert (exposed.ours, exposed.peer_value) == (250, 700)
+    assert exposed.goal == pytest.approx(1 / goals.EXPOSED_DDP[0])
+    assert (over.peer_value, over.ratio) == (600, pytest.approx(0.8))
+    assert over.missed, "1.25 of the ideal is more than 1.2"
+    assert sent.ratio == pytest.approx(1 / 1.01)
+    assert not sent.missed
+    assert [row.goal for row in lab_rows("case", measured, 600e3, goals_of="")] == [None] * 4
+
+
+def test_different_parameters_end_the_benchmark(tmp_path: Any) -> None:
+    def body(place: Place) -> None:
+        weights = torch.full((8,), float(place.rank))
+        place.check({"ddp": Trainer(lambda: None, lambda: None, [weights])})
+
+    with pytest.raises(FireflyerError, match="ddp: the ranks' parameters differ"):
+        Area(None, 2, str(tmp_path)).train(body)
+
+
+def test_a_digest_sees_one_bit() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8)
+    before = digest(list(layer.parameters()))
+    with torch.no_grad():
+        layer.bias.view(torch.int32)[3] ^= 1
+    assert digest(list(layer.parameters())) != before
+
+
+def test_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, "fireflyer bench", ["train", "--shape", "round"]) == 2
+    assert "'round' is none of gpt, even" in capsys.readouterr().err
+    assert run_app(app, "fireflyer bench", ["train", "--only", "resnet"]) == 2
+    assert "'resnet' is none of stub, gpt, vgg, host" in capsys.readouterr().err
