@@ -1,18 +1,19 @@
 """The benchmark of training steps with tiny models: rows, bytes and equal parameters, never times."""
 
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fireflyer.bench import goals, train, train_models
+from fireflyer.bench import train, train_models
 from fireflyer.bench.__main__ import app
 from fireflyer.bench.engine import Timing
 from fireflyer.bench.report import Row
 from fireflyer.bench.train_candidates import CANDIDATES, LOCAL, TORCH_DDP, Trainer, digest
 from fireflyer.bench.train_place import Area, Measured, Place
-from fireflyer.bench.train_rows import lab_rows
+from fireflyer.bench.train_rows import host_rows, lab_rows
 from fireflyer.errors import FireflyerError
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
@@ -36,22 +37,34 @@ def test_models_have_the_sizes_of_the_real_ones() -> None:
         "even": train_models.even_layers(whole),
         "vgg": train_models.vgg_layers(whole),
     }
-    counts = {
-        name: sum(torch.Size(shape).numel() for layer in found for shape in layer.shapes)
-        for name, found in layers.items()
-    }
-    assert counts["gpt"] == 17_006_592
-    assert counts["even"] == pytest.approx(counts["gpt"], rel=1e-5)
-    assert counts["vgg"] == 138_357_544
+    payloads = {name: train_models.payload(found) for name, found in layers.items()}
+    ends = 2 * 8320 * 384
+    assert payloads["gpt"] == train_models.Payload(4 * 17_006_592, 4 * ends)
+    assert payloads["even"].whole == pytest.approx(4 * 17_006_592, rel=1e-5)
+    assert payloads["even"].root == 0
+    assert payloads["vgg"] == train_models.Payload(4 * 138_357_544, 4 * 138_357_544)
     share = layers["vgg"][-3].flops / sum(layer.flops for layer in layers["vgg"])
     assert share < 0.01, "the first dense layer has most parameters and little work"
+
+
+def test_stub_and_real_model_are_alike() -> None:
+    real = train_models.gpt(TINY, rank=0)
+    layers = train_models.gpt_layers(TINY)
+    stub = train_models.stub(layers, train_models.pool_for(layers, 1), rank=0)
+
+    def shapes(module: nn.Module) -> list[torch.Size]:
+        return [parameter.shape for parameter in module.parameters()]
+
+    assert sorted(shapes(stub.module)) == sorted(shapes(real.module))
+    assert list(map(shapes, stub.units)) == list(map(shapes, real.units))
+    assert len(stub.units) == TINY.layers
 
 
 def test_a_stub_sleeps_as_asked_and_gives_its_gradients_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(train_models.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     layers = [train_models.Layer(((4, 4), (4,)), 3.0), train_models.Layer(((8,),), 1.0)]
     pool = train_models.pool_for(layers, ranks=2)
     work = train_models.stub(layers, pool, rank=1)
@@ -75,7 +88,7 @@ def test_one_host() -> None:
     assert [case[1] for case in cases] == ["2 ranks"] * 4 + ["4 ranks"] * 4
     for row in rows:
         assert (row.peer, row.rounds, row.unit) == (TORCH_DDP, 2, "ms")
-        assert (row.goal is None) == ("classic" in row.case)
+        assert row.goal is None, "goals are for the whole sizes"
 
 
 @pytest.fixture
@@ -85,10 +98,10 @@ def needs_lab() -> None:
 
 
 def check_lab_rows(rows: list[Row], names: list[str], size: int) -> None:
-    assert [row.peer for row in rows] == [TORCH_DDP, TORCH_DDP, "ideal", "2S(H-1)/H"] * len(names)
+    assert [row.peer for row in rows] == [TORCH_DDP, TORCH_DDP, "ideal", "the least"] * len(names)
     assert [row.case.split(", ", 2)[-1].rsplit(",", 1)[0] for row in rows[::4]] == names
     for name, row in zip(names, rows[3::4], strict=True):
-        bound = size * {"bf16": 0.5, "int8": 0.25}.get(CANDIDATES[name].wire, 1)  # two hosts
+        bound = size * CANDIDATES[name].wire_bytes / 4  # two hosts
         assert row.bound == bound
         assert bound <= row.ours <= 1.1 * bound + 20_000, (
             "what the parts of a turn say to each other"
@@ -111,11 +124,10 @@ def test_stubs_on_two_hosts() -> None:
 def test_a_real_model_on_two_hosts() -> None:
     rows = train.run(spec("gpt", rate="10gbit"), say)
     size = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters()) * 4
-    assert all(row.case.startswith("gpt 2x1, ") for row in rows)
+    assert all(row.case.startswith("gpt 2x1, ") and row.goal is None for row in rows)
     assert len(rows) == 4 * len(OURS)
     for row, name in zip(rows[3::4], OURS, strict=True):
-        share = {"bf16": 0.5, "int8": 0.25}.get(CANDIDATES[name].wire, 1)
-        assert row.bound == size * share
+        assert row.bound == size * CANDIDATES[name].wire_bytes / 4
 
 
 @pytest.mark.netns
@@ -129,6 +141,8 @@ def test_vgg_in_processes_of_its_own() -> None:
 def test_rows_follow_from_what_was_measured() -> None:
     """Line 1 MB/s, 600 kB to send, so 600 ms at best; local 500 ms, torch 1200 ms, ours 750 ms."""
 
+    payload = train_models.Payload(600_000, 0)  # two hosts
+
     def timings(ms: float) -> list[Timing]:
         return [Timing(ms * 1e3, 0.0)] * 3
 
@@ -137,16 +151,25 @@ def test_rows_follow_from_what_was_measured() -> None:
         {"ddp": [606e3] * 3},
         [1e6] * 3,
     )
-    step, exposed, over, sent = lab_rows("case", measured, 600e3, goals_of="1")
-    assert (step.ratio, step.of_bound) == (pytest.approx(1.6), pytest.approx(0.8))
-    assert (step.goal, step.aim) == (pytest.approx(1 / 0.70), pytest.approx(1 / 0.62))
+    step, exposed, over, sent = lab_rows("case", measured, payload, 2, goals_of="1")
+    assert [step.ratio, step.of_bound] == pytest.approx([1.6, 0.8])
+    assert [step.goal, step.aim] == pytest.approx([1 / 0.70, 1 / 0.62])
     assert (exposed.ours, exposed.peer_value) == (250, 700)
-    assert exposed.goal == pytest.approx(1 / goals.EXPOSED_DDP[0])
-    assert (over.peer_value, over.ratio) == (600, pytest.approx(0.8))
+    assert exposed.goal == pytest.approx(1 / 0.35)
+    assert [over.peer_value, over.ratio] == pytest.approx([600, 0.8])
     assert over.missed, "1.25 of the ideal is more than 1.2"
     assert sent.ratio == pytest.approx(1 / 1.01)
     assert not sent.missed
-    assert [row.goal for row in lab_rows("case", measured, 600e3, goals_of="")] == [None] * 4
+    assert [row.goal for row in lab_rows("case", measured, payload, 2, goals_of="")] == [None] * 4
+
+
+def test_rows_of_one_host() -> None:
+    names = (LOCAL, TORCH_DDP, "ddp, classic", "ddp")
+    timings = {name: [Timing(4e3 - at * 1e3, 8e3)] for at, name in enumerate(names)}
+    *classic, wall, cpu = host_rows("case", Measured(timings, {}), goals_of="host")
+    assert [row.goal for row in classic] == [None, None]
+    assert [wall.ours, wall.ratio, wall.goal] == pytest.approx([1, 3, 1 / 0.95])
+    assert (cpu.ours, cpu.ratio, cpu.missed) == (8, 1, True)
 
 
 def test_different_parameters_end_the_benchmark(tmp_path: Any) -> None:

@@ -128,22 +128,38 @@ def fs(case: str, peer: str) -> tuple[float, float]:
     return _FS[case, peer]
 
 
-EXPOSED_DDP = (0.35, 0.1)
-OVER_IDEAL_DDP = (1.2, 1.08)
-TRAIN_BYTES = (1.02, 1.005)
-_TRAIN = {
-    ("0.45", "fp32"): (0.87, 0.80),
-    ("0.45", "bf16"): (0.52, 0.42),
-    ("0.45", "int8"): (0.44, 0.37),
-    ("1", "fp32"): (0.70, 0.62),
-    ("1", "bf16"): (0.64, 0.60),
-    ("1", "int8"): (0.62, 0.59),
-    ("vgg", "fp32"): (0.6, 0.5),
-    ("vgg", "bf16"): (0.35, 0.28),
-    ("host", "fp32"): (0.95, 0.85),
+Shares = tuple[float, float] | None
+_STEP = {
+    ("0.45", "ddp"): (0.87, 0.80),
+    ("0.45", "ddp, bf16"): (0.52, 0.42),
+    ("0.45", "ddp, int8"): (0.44, 0.37),
+    ("1", "ddp"): (0.70, 0.62),
+    ("1", "ddp, bf16"): (0.64, 0.60),
+    ("1", "ddp, int8"): (0.62, 0.59),
+    ("vgg", "ddp"): (0.6, 0.5),
+    ("vgg", "ddp, bf16"): (0.35, 0.28),
+    ("host", "ddp"): (0.95, 0.85),
 }
+_OVER_IDEAL = {"ddp": (1.2, 1.08)}
+_SENT = {"ddp": (1.02, 1.005)}
+_EXPOSED = {("1", "ddp"): (0.35, 0.1)}
 
 
-def train_ddp(case: str, wire: str) -> tuple[float, float] | None:
-    """Times over those of torch DDP: what is asked, and what is aimed at."""
-    return _TRAIN.get((case, wire))
+def train_step(case: str, candidate: str) -> Shares:
+    """A step over the peer's: what is asked at most, and what is aimed at."""
+    return _STEP.get((case, candidate))
+
+
+def train_exposed(case: str, candidate: str) -> Shares:
+    """Exposed communication over the peer's."""
+    return _EXPOSED.get((case, candidate))
+
+
+def train_over_ideal(case: str, candidate: str) -> Shares:
+    """A step over the longer of the work alone and the least bytes at the line's rate."""
+    return _OVER_IDEAL.get(candidate) if case in ("0.45", "1", "gpt") else None
+
+
+def train_sent(case: str, candidate: str) -> Shares:
+    """Bytes over the least."""
+    return _SENT.get(candidate) if case else None

@@ -9,20 +9,21 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-
-import torch
+from functools import partial
 
 from fireflyer.bench import train_models as models
 from fireflyer.bench.engine import Session
 from fireflyer.bench.report import Row
-from fireflyer.bench.train_candidates import CANDIDATES, LOCAL, TORCH_DDP, Trainer
+from fireflyer.bench.train_candidates import CANDIDATES, LOCAL, TORCH_DDP, Trainer, averaged
+from fireflyer.bench.train_models import Payload
 from fireflyer.bench.train_place import RAW_BYTES, Area, Measured, Place
 from fireflyer.bench.train_rows import host_rows, lab_rows
 from fireflyer.lab.hosts import Lab
 
 LOCAL_OF_LINE = {"0.45": 0.45, "1": 1.0}
 """How long the stub computes, over the time that its gradients need on the line."""
-VGG = (LOCAL, TORCH_DDP, "ddp", "ddp, bf16")
+VGG = {1.0: "ddp", 0.5: "ddp, bf16"}
+"""By the line time of its wire, over that of float32."""
 HOST = (LOCAL, TORCH_DDP, "ddp, classic", "ddp")
 HOST_RANKS = (2, 4)
 
@@ -51,13 +52,18 @@ class Spec:
     sizes: models.Sizes = field(default_factory=models.Sizes)
     vgg_ranks_per_host: int = 4
 
+    def goals_of(self, case: str) -> str:
+        """The case, where goals are asked of it; else nothing."""
+        whole = self.sizes == models.Sizes() and (case == "host" or self.rate == "1gbit")
+        return case if whole else ""
+
     @property
     def layout(self) -> str:
         return f"{self.hosts}x{self.ranks_per_host}"
 
-    def bound(self, size: int) -> float:
-        """Bytes that each host must send to average `size` bytes."""
-        return 2 * size * (self.hosts - 1) / self.hosts
+    def line_bytes(self, payload: Payload) -> float:
+        """That each host must send to average gradients as they are."""
+        return averaged(payload) * (self.hosts - 1) / self.hosts
 
 
 def run(spec: Spec, say: Say) -> list[Row]:
@@ -81,23 +87,19 @@ def _lab(spec: Spec, ranks_per_host: int) -> Iterator[Area]:
         yield Area(lab, ranks_per_host, folder)
 
 
-def _gradient_bytes(layers: Layers) -> int:
-    return 4 * sum(torch.Size(shape).numel() for layer in layers for shape in layer.shapes)
-
-
 def _builds(session: Session, works: dict[str, models.Workload]) -> dict[str, Trainer]:
     return {name: CANDIDATES[name].build(session, work) for name, work in works.items()}
 
 
 def _stub(spec: Spec, say: Say) -> list[Row]:
     layers = (models.gpt_layers if spec.shape == "gpt" else models.even_layers)(spec.sizes)
-    size = _gradient_bytes(layers)
-    raw_bytes = min(size, RAW_BYTES)
+    payload = models.payload(layers)
+    raw_bytes = min(payload.whole, RAW_BYTES)
     with _lab(spec, spec.ranks_per_host) as area:
         pool = models.pool_for(layers, area.ranks)
 
         def body(place: Place) -> dict[str, Measured]:
-            line_s = spec.bound(size) / place.line(raw_bytes)
+            line_s = spec.line_bytes(payload) / place.line(raw_bytes)
             works = {name: models.stub(layers, pool, place.rank) for name in CANDIDATES}
             trainers = _builds(place.session, works)
             found = {}
@@ -114,53 +116,52 @@ def _stub(spec: Spec, say: Say) -> list[Row]:
     rows = []
     for name, measured in found.items():
         case = f"stub {spec.shape} {spec.layout}, local {name} of line"
-        rows += lab_rows(case, measured, spec.bound(size), goals_of=name)
+        rows += lab_rows(case, measured, payload, spec.hosts, spec.goals_of(name))
     return rows
 
 
 def _gpt(spec: Spec, _say: Say) -> list[Row]:
-    size = _gradient_bytes(models.gpt_layers(spec.sizes))
+    payload = models.payload(models.gpt_layers(spec.sizes))
 
     def body(place: Place) -> Measured:
         works = {name: models.gpt(spec.sizes, place.rank) for name in CANDIDATES}
         trainers = _builds(place.session, works)
-        measured = place.measure(trainers, spec.rounds, spec.steps, min(size, RAW_BYTES))
+        measured = place.measure(trainers, spec.rounds, spec.steps, min(payload.whole, RAW_BYTES))
         place.check(trainers)
         return measured
 
     with _lab(spec, spec.ranks_per_host) as area:
         measured = area.train(body)
-    return lab_rows(f"gpt {spec.layout}", measured, spec.bound(size), goals_of="gpt")
+    return lab_rows(f"gpt {spec.layout}", measured, payload, spec.hosts, spec.goals_of("gpt"))
 
 
 def _vgg(spec: Spec, say: Say) -> list[Row]:
     """Each candidate in processes of its own: their memory would not fit together."""
     layers = models.vgg_layers(spec.sizes)
-    size = _gradient_bytes(layers)
-    raw_bytes = min(size, RAW_BYTES)
-    whole = Measured({name: [] for name in VGG}, {name: [] for name in VGG})
+    payload = models.payload(layers)
+    raw_bytes = min(payload.whole, RAW_BYTES)
+    rows = []
     with _lab(spec, spec.vgg_ranks_per_host) as area:
         pool = models.pool_for(layers, area.ranks)
-        line_s = spec.bound(size) / area.train(lambda place: place.line(raw_bytes))
-        for number in range(spec.rounds):
-            for name in VGG:
-                say(f"vgg: round {number + 1}, {name}")
+        line_s = spec.line_bytes(payload) / area.train(lambda place: place.line(raw_bytes))
 
-                def body(place: Place, name: str = name) -> Measured:
-                    work = models.stub(layers, pool, place.rank)
-                    models.pace(work, line_s)
-                    trainers = _builds(place.session, {name: work})
-                    measured = place.measure(trainers, 1, spec.steps, raw_bytes)
-                    place.check(trainers)
-                    return measured
+        def measure(place: Place, name: str, local_s: float) -> Measured:
+            work = models.stub(layers, pool, place.rank)
+            models.pace(work, local_s)
+            trainers = _builds(place.session, {name: work})
+            measured = place.measure(trainers, 1, spec.steps, raw_bytes if name == LOCAL else 0)
+            place.check(trainers)
+            return measured
 
-                one = area.train(body)
-                whole.timings[name] += one.timings[name]
-                whole.sent[name] += one.sent[name]
-                if name == LOCAL:
-                    whole.line += one.line
-    case = f"vgg {spec.hosts}x{spec.vgg_ranks_per_host}"
-    return lab_rows(case, whole, spec.bound(size), goals_of="vgg")
+        for share, ours in VGG.items():
+            whole = Measured({}, {})
+            for number in range(spec.rounds):
+                for name in (LOCAL, TORCH_DDP, ours):
+                    say(f"vgg: {ours}: round {number + 1}, {name}")
+                    whole.add(area.train(partial(measure, name=name, local_s=line_s * share)))
+            case = f"vgg {spec.hosts}x{spec.vgg_ranks_per_host}"
+            rows += lab_rows(case, whole, payload, spec.hosts, spec.goals_of("vgg"))
+    return rows
 
 
 def _host(spec: Spec, say: Say) -> list[Row]:
@@ -177,7 +178,6 @@ def _host(spec: Spec, say: Say) -> list[Row]:
             return measured
 
         with tempfile.TemporaryDirectory() as folder:
-            rows += host_rows(
-                f"gpt on one host, {ranks} ranks", Area(None, ranks, folder).train(body)
-            )
+            measured = Area(None, ranks, folder).train(body)
+        rows += host_rows(f"gpt on one host, {ranks} ranks", measured, spec.goals_of("host"))
     return rows

@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
 from fireflyer.bench.engine import Session
-from fireflyer.bench.train_models import Workload
+from fireflyer.bench.options import WIRES
+from fireflyer.bench.train_models import Payload, Workload
 from fireflyer.haiscale.ddp import DistributedDataParallel
 
 LOCAL, TORCH_DDP = "local", "torch DDP"
@@ -30,18 +31,29 @@ class Trainer:
     parameters: list[Tensor]
 
 
+def averaged(payload: Payload) -> int:
+    """Bytes that a step reduces to shards and gathers; each costs a host (H-1)/H of them."""
+    return 2 * payload.whole
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """Attributes:
-    peer: the candidate that it is compared with; None: it is a peer itself, or the work without peers.
-    wire: codec of gradients between hosts; "fp32": as they are.
-    asked: whether it has goals.
+    """Goals are found in `goals` by its name.
+
+    Attributes:
+        peer: the candidate that it is compared with; None: it is a peer itself, or the work without peers.
+        wire_bytes: of an element between hosts.
+        moves: bytes of float32 that a step reduces to shards and gathers at least.
     """
 
     build: Callable[[Session, Workload], Trainer]
     peer: str | None = None
-    wire: str = "fp32"
-    asked: bool = False
+    wire_bytes: int = 4
+    moves: Callable[[Payload], int] = averaged
+
+    def least(self, payload: Payload, hosts: int) -> float:
+        """Bytes that each host must send in a step."""
+        return self.moves(payload) * (hosts - 1) / hosts * self.wire_bytes / 4
 
 
 def _trainer(
@@ -82,9 +94,9 @@ CANDIDATES = {
     LOCAL: Candidate(_local),
     TORCH_DDP: Candidate(_torch_ddp),
     "ddp, classic": Candidate(_ours(crosses=False), TORCH_DDP),
-    "ddp": Candidate(_ours(crosses=True), TORCH_DDP, asked=True),
-    "ddp, bf16": Candidate(_ours(crosses=True, wire="bf16"), TORCH_DDP, "bf16", asked=True),
-    "ddp, int8": Candidate(_ours(crosses=True, wire="int8"), TORCH_DDP, "int8", asked=True),
+    "ddp": Candidate(_ours(crosses=True), TORCH_DDP),
+    "ddp, bf16": Candidate(_ours(crosses=True, wire="bf16"), TORCH_DDP, WIRES["bf16"]),
+    "ddp, int8": Candidate(_ours(crosses=True, wire="int8"), TORCH_DDP, WIRES["int8"]),
 }
 
 

@@ -6,6 +6,7 @@ the rest in backward, and its gradients are there at once: slices of one random 
 machine share (each begins at another place), which autograd takes over without a copy.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,34 @@ _APART = 1024  # elements between the gradients of two ranks
 
 @dataclass(frozen=True)
 class Layer:
-    """Shapes of a layer's parameters, and its share of the model's operations in any unit."""
+    """Attributes:
+    shapes: of its parameters.
+    flops: its share of the model's operations, on any scale.
+    unit: what is sharded together has one number; 0: what is in no unit but the whole model.
+    """
 
     shapes: tuple[Shape, ...]
     flops: float
+    unit: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * sum(torch.Size(shape).numel() for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What a step is about: bytes of all parameters, and of those in no unit."""
+
+    whole: int
+    root: int
+
+
+def payload(layers: Sequence[Layer]) -> Payload:
+    return Payload(
+        sum(layer.nbytes for layer in layers),
+        sum(layer.nbytes for layer in layers if not layer.unit),
+    )
 
 
 @dataclass(frozen=True)
@@ -45,9 +70,14 @@ class Sizes:
 
 @dataclass
 class Workload:
-    """What a candidate wraps and trains."""
+    """What a candidate wraps and trains.
+
+    Attributes:
+        units: parts of the module that can be sharded apart from the rest.
+    """
 
     module: nn.Module
+    units: list[nn.Module]
     optimizer: Callable[[Any], Optimizer]
     loss: Callable[[nn.Module], Tensor]
 
@@ -87,14 +117,23 @@ class SleepModel(nn.Sequential):
     """Args: pool: at least as many random numbers as the largest parameter has elements; only read."""
 
     def __init__(self, layers: Sequence[Layer], pool: Tensor) -> None:
-        super().__init__(*(SleepLayer(layer, pool) for layer in layers))
+        sleepers = [SleepLayer(layer, pool) for layer in layers]
+        parts: list[nn.Module] = []
+        for unit, group in itertools.groupby(zip(layers, sleepers, strict=True), _unit):
+            members = [sleeper for _, sleeper in group]
+            parts += [nn.Sequential(*members)] if unit else members
+        super().__init__(*parts)
+        self.sleepers = sleepers
         self._shares = [layer.flops / sum(each.flops for each in layers) for layer in layers]
 
     def pace(self, seconds: float) -> None:
         """From now on forward and backward together last so long."""
-        for layer, share in zip(self, self._shares, strict=True):
-            assert isinstance(layer, SleepLayer)
-            layer.seconds = seconds * share
+        for sleeper, share in zip(self.sleepers, self._shares, strict=True):
+            sleeper.seconds = seconds * share
+
+
+def _unit(pair: tuple[Layer, SleepLayer]) -> int:
+    return pair[0].unit
 
 
 def pool_for(layers: Sequence[Layer], ranks: int) -> Tensor:
@@ -107,7 +146,8 @@ def pool_for(layers: Sequence[Layer], ranks: int) -> Tensor:
 def stub(layers: Sequence[Layer], pool: Tensor, rank: int) -> Workload:
     model = SleepModel(layers, pool[rank * _APART :])
     x = torch.ones(1, requires_grad=True)
-    return Workload(model, _sgd, lambda wrapped: wrapped(x).sum())
+    units = [part for part in model if not isinstance(part, SleepLayer)]
+    return Workload(model, units, _sgd, lambda wrapped: wrapped(x).sum())
 
 
 def pace(work: Workload, seconds: float) -> None:
@@ -122,19 +162,22 @@ def _sgd(parameters: Any) -> Optimizer:
 
 def even_layers(sizes: Sizes, count: int = 26) -> list[Layer]:
     """As many parameters as the GPT has, in equal layers."""
-    total = sum(torch.Size(s).numel() for layer in gpt_layers(sizes) for s in layer.shapes)
-    return [Layer(((total // count,),), 1.0)] * count
+    elements = payload(gpt_layers(sizes)).whole // 4
+    return [Layer(((elements // count,),), 1.0, 1 + number // 4) for number in range(count)]
 
 
 def gpt_layers(sizes: Sizes) -> list[Layer]:
     """The demo's GPT: an embedding that computes nothing, matrices of equal work a parameter."""
     with torch.device("meta"):
         model = GPT(sizes.vocabulary, sizes.context, sizes.width, sizes.layers, sizes.heads)
-    shapes = [tuple(parameter.shape) for parameter in model.parameters()]
-    return [
-        Layer((shape,), 0.0 if index == 0 else float(torch.Size(shape).numel()))
-        for index, shape in enumerate(shapes)
-    ]
+    layers = [Layer((tuple(model.embedding.weight.shape),), 0.0)]
+    for number, block in enumerate(model.blocks):
+        layers += [_matrix(weight, 1 + number) for weight in block.parameters()]
+    return [*layers, _matrix(model.head.weight)]
+
+
+def _matrix(weight: Tensor, unit: int = 0) -> Layer:
+    return Layer((tuple(weight.shape),), float(weight.numel()), unit)
 
 
 def vgg_layers(sizes: Sizes) -> list[Layer]:
@@ -168,4 +211,5 @@ def gpt(sizes: Sizes, rank: int) -> Workload:
         logits = wrapped(tokens[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    return Workload(model, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), loss)
+    units = list(model.blocks)
+    return Workload(model, units, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), loss)

@@ -37,6 +37,13 @@ class Measured:
     sent: dict[str, list[float]]
     line: list[float] = field(default_factory=list)
 
+    def add(self, other: "Measured") -> None:
+        """Appends the rounds of another measurement."""
+        for name, timings in other.timings.items():
+            self.timings.setdefault(name, []).extend(timings)
+            self.sent.setdefault(name, []).extend(other.sent[name])
+        self.line += other.line
+
 
 @dataclass
 class Area:
@@ -103,10 +110,10 @@ class Place:
     def measure(
         self, trainers: Mapping[str, Trainer], rounds: int, steps: int, raw_bytes: int
     ) -> Measured:
-        """All candidates in turn, and the line in each round where there is one."""
+        """All candidates in turn, and the line in each round unless `raw_bytes` is 0."""
         sent: dict[str, list[float]] = {name: [] for name in trainers}
         runs = {name: self._run_of(trainer, sent[name]) for name, trainer in trainers.items()}
-        if self.raw is not None:
+        if raw_bytes:
             runs[RAW] = self._raw_run(raw_bytes)
         timings = interleave(runs, rounds, least=steps)
         line = [raw_bytes / timing.wall * 1e6 for timing in timings.pop(RAW, [])]
