@@ -69,6 +69,8 @@ class Recorder:
         self.sums = Sums()
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.activations = Activations(model) if activations else None
+        facts = facts_of(model)
+        self._times, self._group = facts.times, facts.group
         self._model = weakref.ref(model)
         self._open = Sums()  # of the step that goes on
         self._first = True  # is it the first one?
@@ -99,11 +101,7 @@ class Recorder:
     # The clock
 
     def _now(self) -> _Mark:
-        model = self._model()
-        assert model is not None, "its hooks are gone with it"
-        facts = facts_of(model)
-        t = facts.times
-        sent = facts.group.network_bytes_sent
+        t, sent = self._times, self._group.network_bytes_sent
         return _Mark(t.clock(), t.exposed_s, t.optimizer_s, t.under_way_s, sent, t.steps)
 
     def _enter(self, span: str) -> None:

@@ -102,7 +102,7 @@ def record(model: nn.Module, *, activations: bool = False) -> Recorder:
     Raises:
         ConfigError: the model is not wrapped.
     """
-    facts_of(model)
+    facts_of(model)  # it can be recorded
     if (before := _recorders.get(model)) is not None:
         before.stop()
     recorder = _recorders[model] = Recorder(model, activations)
