@@ -38,7 +38,7 @@ def test_a_codec_keeps_its_bound_and_its_bytes(
         output = torch.empty(COUNT)
         before = group.network_bytes_sent
         hfreduce.reduce_scatter(output, source, dist.ReduceOp.AVG, wire=codec)
-        sent = group.network_bytes_sent - before
+        sent: int = group.network_bytes_sent - before
         assert torch.equal(source, given), "the input is read only"
         all_inputs = torch.stack([values(r, world * COUNT).double() for r in range(world)])
         mine = all_inputs[:, rank * COUNT : (rank + 1) * COUNT]
@@ -159,7 +159,7 @@ def test_what_does_not_fit(start_gang: Callable[..., Any], store_path: str) -> N
         with pytest.raises(ValueError, match="priority"):
             hfreduce.reduce_scatter(torch.empty(2), torch.ones(4), priority=2**31)
         gloo: Any = dist.new_group(backend="gloo")
-        with pytest.raises(ConfigError, match="hfreduce.reduce_scatter"):
+        with pytest.raises(ConfigError, match=r"hfreduce\.reduce_scatter"):
             hfreduce.reduce_scatter(torch.empty(2), torch.ones(4), group=gloo)
 
     start_gang(body, 2).results()
