@@ -89,8 +89,8 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, MakeOptimizer] = {
-    "sgd": partial(torch.optim.SGD, lr=0.05),
-    "adamw": partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1),
+    "sgd": partial(torch.optim.SGD, lr=0.05, foreach=True),
+    "adamw": partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1, foreach=True),
 }
 
 
@@ -164,27 +164,29 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("crossing", [False, True], ids=["classic", "crossing"])
 @pytest.mark.parametrize("mode", MODES)
 def test_equals_one_process_with_the_global_batch(
-    start_gang: Callable[..., Any], store_path: str, mode: str, crossing: bool
+    start_gang: Callable[..., Any], store_path: str, mode: str
 ) -> None:
     options = dict(MODES[mode])
     reference = Model(micro=options.get("micro", 1)).double()
     clip, micro = options.get("clip", 0.0), options.get("micro", 1)
     train(reference, OPTIMIZERS["adamw"]([*reference.parameters()]), clip=clip, micro=micro)
 
-    def body(rank: int, world: int) -> dict[str, Any]:
+    def body(rank: int, world: int) -> list[dict[str, Any]]:
         init(store_path, rank, world)
-        return outcome(rank, world, torch.float64, "adamw", crossing, **options)
+        return [
+            outcome(rank, world, torch.float64, "adamw", crossing, **options)
+            for crossing in (False, True)
+        ]
 
-    for found in start_gang(body, 2, 2 if mode == "zero-3" else 1).results():
-        wrong = {name: d for name, d in differences(found, reference).items() if not d <= 1e-10}
-        assert wrong == {}
+    for both in start_gang(body, 2, 2 if mode == "zero-3" else 1).results():
+        for way, found in zip(("classic", "crossing"), both, strict=True):
+            wrong = {name: d for name, d in differences(found, reference).items() if not d <= 1e-10}
+            assert wrong == {}, way
 
 
-@pytest.mark.parametrize("crossing", [False, True], ids=["classic", "crossing"])
-@pytest.mark.parametrize("reshard", [True, False, 2], ids=["zero-3", "zero-2", "in pairs"])
+@pytest.mark.parametrize(("reshard", "crossing"), [(True, True), (False, False), (2, True)])
 def test_four_ranks_on_two_hosts(
     start_gang: Callable[..., Any], store_path: str, reshard: bool | int, crossing: bool
 ) -> None:
@@ -201,8 +203,9 @@ def test_four_ranks_on_two_hosts(
     assert max(differences(ranks[0], reference).values()) <= 2e-6
 
 
-@pytest.mark.parametrize("crossing", [False, True], ids=["classic", "crossing"])
-@pytest.mark.parametrize("given", ["helper", "mesh", "one a host"])
+@pytest.mark.parametrize(
+    ("given", "crossing"), [("helper", True), ("mesh", False), ("one a host", True)]
+)
 def test_shards_inside_the_host_and_replicas_between(
     start_gang: Callable[..., Any], store_path: str, given: str, crossing: bool
 ) -> None:
@@ -221,15 +224,14 @@ def test_shards_inside_the_host_and_replicas_between(
         assert max(differences(found, reference).values()) <= 1e-10
 
 
-@pytest.mark.parametrize("crossing", [False, True], ids=["classic", "crossing"])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "crossing"),
     [
-        {"wire": "bf16"},
-        {"wire": "int8"},
-        {"gather_dtype": torch.bfloat16, "wire": "bf16"},
-        {"mixed_precision": MixedPrecisionPolicy(torch.bfloat16)},
-        {"mixed_precision": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
+        ({"wire": "bf16"}, False),
+        ({"wire": "int8"}, True),
+        ({"gather_dtype": torch.bfloat16, "wire": "bf16"}, True),
+        ({"mixed_precision": MixedPrecisionPolicy(torch.bfloat16)}, False),
+        ({"mixed_precision": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, True),
     ],
     ids=["bf16", "int8", "bf16 both ways", "bf16 compute", "bf16 compute, fp32 sums"],
 )
