@@ -17,8 +17,21 @@ Posted places(const Request& request) {
   return mine;
 }
 
-void copy(const Piece& from, const Piece& to) {
-  if (from.data != to.data) std::memmove(to.data, from.data, to.bytes);
+// Sums of 16- and 8-bit types that are not rounded on their way are kept in float32 beside the tensor.
+bool is_unrounded(const Call& call) {
+  return call.wire == Codec::fp32 && call.dtype != DType::f32 && call.dtype != DType::f64 &&
+         is_floating(call.dtype);
+}
+
+bool is_coded(const Call& call) { return call.wire != Codec::none && call.wire != Codec::fp32; }
+
+// `count` elements by a kernel of one source, or as they are, `bytes` of them.
+void convert(simd::ReduceFn kernel, const void* from, void* to, std::size_t count, std::size_t bytes) {
+  if (kernel != nullptr) {
+    kernel(&to, 1, &from, 1, count, 1.0);
+  } else if (bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
 }
 
 }  // namespace
@@ -170,9 +183,7 @@ void Hierarchy::team_gather(const Request& request, const Plan& plan, Leg* leg, 
 void Hierarchy::allreduce(const Request& request) {
   const Call& call = request.call;
   const std::size_t width = size_of(call.dtype);
-  // Sums that are not rounded on their way are kept in float32 beside the tensor.
-  const bool unrounded = call.wire == Codec::fp32 && call.dtype != DType::f32 &&
-                         call.dtype != DType::f64 && is_floating(call.dtype);
+  const bool unrounded = is_unrounded(call);
   const auto plan = planner_.plan(call, unrounded ? sizeof(float) : width);
   const bool lane = has_lane(*plan);
   const std::size_t begin = lane ? plan->begins[layout().place] : 0;
@@ -182,7 +193,7 @@ void Hierarchy::allreduce(const Request& request) {
     partial_.resize(std::max(partial_.size(), plan->counts[layout().place] * sizeof(float)));
     own = partial_.data();
   }
-  const bool coded = call.wire != Codec::none && call.wire != Codec::fp32;
+  const bool coded = is_coded(call);
   std::optional<Leg> leg;
   if (lane) {
     const Data data{own, unrounded ? DType::f32 : call.dtype, call.op, scale_of(call, world()),
@@ -195,9 +206,8 @@ void Hierarchy::allreduce(const Request& request) {
   team_sum(request, *plan, running, own, unrounded ? DType::f32 : call.dtype);
   if (unrounded && lane) {
     pump(*running);
-    void* to = slice;
-    const void* from = own;
-    simd::narrow_kernel(call.dtype)(&to, 1, &from, 1, plan->counts[layout().place], 1.0);
+    const std::size_t count = plan->counts[layout().place];
+    convert(simd::narrow_kernel(call.dtype), own, slice, count, count * width);
   }
   team_gather(request, *plan, running, slice, request.out[0].data, true);
 }
@@ -222,7 +232,7 @@ void Hierarchy::allreduce_shared(Operation& operation) {
   char* slice = nullptr;
   if (has_lane(*plan)) {
     slice = own->data() + plan->begins[layout().place] * size_of(call.dtype);
-    const bool coded = call.wire != Codec::none && call.wire != Codec::fp32;
+    const bool coded = is_coded(call);
     const Data data{slice, call.dtype, call.op, scale_of(call, world()), coded ? call.wire : Codec::none};
     leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
   }
@@ -241,7 +251,8 @@ void Hierarchy::reduce(const Request& request) {
   std::optional<Leg> leg;
   if (lane) {
     partial_.resize(std::max(partial_.size(), plan->counts[layout().place] * width));
-    const Data data{partial_.data(), call.dtype, call.op, scale_of(call, world())};
+    const Data data{partial_.data(), call.dtype, call.op, scale_of(call, world()),
+                    is_coded(call) ? call.wire : Codec::none};
     leg.emplace(*plan, lane_ranks(), transport_, scratch_, data, greeting(call));
   }
   Leg* running = lane ? &*leg : nullptr;
@@ -313,7 +324,9 @@ void Hierarchy::barrier(const Request& request) {
 void Hierarchy::reduce_scatter(const Request& request) {
   if (!layout().even()) return reduce_scatter_uneven(request);
   const Call& call = request.call;
-  const std::size_t width = size_of(call.dtype), hosts = layout().hosts.size();
+  const bool unrounded = is_unrounded(call), coded = is_coded(call);
+  const DType partial = unrounded ? DType::f32 : call.dtype;
+  const std::size_t width = size_of(partial), hosts = layout().hosts.size();
   const std::size_t bytes = call.count * width;
   const std::size_t line = std::max<std::size_t>(1, 64 / width);
   std::vector<Chunk> blocks;
@@ -322,7 +335,9 @@ void Hierarchy::reduce_scatter(const Request& request) {
   plan.program = ring_reduce_scatter(layout().host, blocks, {hosts * call.count, (64u << 10) / width, line});
   plan.input_chunks = plan.program.input_order;
   partial_.resize(std::max(partial_.size(), hosts * bytes));
-  const Data data{partial_.data(), call.dtype, call.op, scale_of(call, world())};
+  const Data data{partial_.data(), partial, call.op, scale_of(call, world()),
+                  coded ? call.wire : Codec::none, coded ? request.residual : nullptr,
+                  coded && request.seed != 0 ? request.seed + static_cast<std::uint64_t>(layout().host) : 0};
   Leg leg(plan, lane_ranks(), transport_, scratch_, data, greeting(call));
   std::vector<std::uint32_t> steps(hosts, 0);
   // The ring needs the blocks of the hosts before this one first, its own last.
@@ -333,12 +348,12 @@ void Hierarchy::reduce_scatter(const Request& request) {
     for (const int rank : layout().hosts[target]) part.in.push_back(request.in[static_cast<std::size_t>(rank)]);
     char* own = partial_.data() + target * bytes;
     if (team_ == nullptr) {
-      copy(part.in[0], {own, bytes});
+      convert(unrounded ? simd::widen_kernel(call.dtype) : nullptr, part.in[0].data, own, call.count, bytes);
     } else {
       ReducePass::Job job{};
       job.dtype = call.dtype;
       job.out_width = width;
-      job.kernel = simd::reduce_kernel(call.dtype, call.op);
+      job.kernel = unrounded ? simd::widen_kernel(call.dtype) : simd::reduce_kernel(call.dtype, call.op);
       job.counts.assign(team_->size(), call.count);
       for (const Piece& piece : part.in) job.in.push_back(piece.data);
       job.out.assign(team_->size(), nullptr);
@@ -362,7 +377,8 @@ void Hierarchy::reduce_scatter(const Request& request) {
     leg.advance();
   }
   pump(leg);
-  copy({partial_.data() + layout().host * bytes, bytes}, request.out[0]);
+  convert(unrounded ? simd::narrow_kernel(call.dtype) : nullptr, partial_.data() + layout().host * bytes,
+          request.out[0].data, call.count, bytes);
 }
 
 // Hosts of different sizes have no common lanes for everybody's piece: one reduction a target.

@@ -1,6 +1,7 @@
 """HaiScale: parallel training over HFReduce (paper section V).
 
-`ddp.DistributedDataParallel` replicates a module and averages its gradients while backward runs.
+`ddp.DistributedDataParallel` replicates a module and averages its gradients while backward runs;
+`fsdp.FullyShardedDataParallel` shards it; `mesh` names the dimensions of a mesh of ranks.
 `record(model)` and `report(model)` tell where the time of its steps goes; `show(model)` prints that.
 """
 

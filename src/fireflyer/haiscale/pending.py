@@ -45,8 +45,10 @@ _SAFE = {
 """What reads neither value nor gradient."""
 
 
-class Pending(nn.Parameter):
-    """See the module."""
+class Waits:
+    """What the class of a pending parameter is made of, before its ordinary class."""
+
+    __slots__ = ()
 
     @classmethod
     def __torch_function__(
@@ -68,8 +70,16 @@ class Pending(nn.Parameter):
         return func(*args, **(kwargs or {}))
 
 
-def _pending(value: Any) -> Iterator[Pending]:
-    if type(value) is Pending:
+class Pending(Waits, nn.Parameter):
+    """A pending `nn.Parameter`."""
+
+
+CLASSES: dict[type, type[Any]] = {nn.Parameter: Pending}
+"""The pending class of each ordinary class that has one."""
+
+
+def _pending(value: Any) -> Iterator[Waits]:
+    if isinstance(value, Waits):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
@@ -80,18 +90,27 @@ def _pending(value: Any) -> Iterator[Pending]:
 
 def can_be(parameter: nn.Parameter) -> bool:
     """Whether a parameter can be made pending: a class of its own stays."""
-    return type(parameter) is nn.Parameter
+    return type(parameter) in CLASSES
 
 
 def defer(parameters: Iterable[nn.Parameter], owner: Owner) -> None:
     """Makes them pending, until `restore`."""
     for parameter in parameters:
         _owners[id(parameter)] = owner
-        parameter.__class__ = Pending
+        parameter.__class__ = CLASSES[type(parameter)]
 
 
 def restore(parameters: Iterable[nn.Parameter]) -> None:
     """They are ordinary again; those that were not pending stay as they are."""
     for parameter in parameters:
         if _owners.pop(id(parameter), None) is not None:
-            parameter.__class__ = nn.Parameter
+            parameter.__class__ = _ordinary(type(parameter))
+
+
+def _ordinary(kind: type) -> type:
+    return next(ordinary for ordinary, waiting in CLASSES.items() if waiting is kind)
+
+
+def owner_of(parameter: Waits) -> Owner:
+    """Whom a pending parameter waits for."""
+    return _owners[id(parameter)]

@@ -20,8 +20,17 @@ if TYPE_CHECKING:
     from fireflyer.hfreduce.torch import allreduce as allreduce
     from fireflyer.hfreduce.torch import empty as empty
     from fireflyer.hfreduce.torch import empty_like as empty_like
+    from fireflyer.hfreduce.torch import reduce_scatter as reduce_scatter
 
-__all__ = ["ProcessGroupHFReduce", "Wire", "allreduce", "empty", "empty_like", "register_backend"]
+__all__ = [
+    "ProcessGroupHFReduce",
+    "Wire",
+    "allreduce",
+    "empty",
+    "empty_like",
+    "reduce_scatter",
+    "register_backend",
+]
 
 
 def register_backend() -> None:

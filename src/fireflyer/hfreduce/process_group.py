@@ -103,7 +103,7 @@ class ProcessGroupHFReduce(EngineGroup):
         dtype = dtype_for(data, op)
         buffers = [(data.data_ptr(), data.nbytes)]
         wire = wire or self.wire
-        options = wire.options(data, op, self._rank) if wire is not None else {}
+        options = self._wire_options(wire, data.dtype, data.numel(), op)
         work = self._submit(
             native.Kind.ALLREDUCE,
             buffers,
@@ -187,25 +187,56 @@ class ProcessGroupHFReduce(EngineGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
-        op = op_of(opts)
+        return self._scatter_sums(output, inputs, op_of(opts), will_wait(opts), 0, None)
+
+    def reduce_scatter_pieces(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        op: native.ReduceOp,
+        inline: bool,
+        priority: int,
+        wire: Wire | None,
+    ) -> Work:
+        """Sums of the equal pieces of `source`, each to its rank; see `hfreduce.reduce_scatter`."""
+        return self._scatter_sums(output, self._split(source), op, inline, priority, wire)
+
+    def _scatter_sums(
+        self,
+        output: torch.Tensor,
+        inputs: list[torch.Tensor],
+        op: native.ReduceOp,
+        inline: bool,
+        priority: int,
+        wire: Wire | None,
+    ) -> Work:
         flat, finish = writable(output)
         target = real(flat)
         sources = [real(piece.contiguous()) for piece in inputs]
         self._check_pieces(sources, target)
         check_dtypes(target, sources)
+        wire = wire or self.wire
+        options = self._wire_options(wire, target.dtype, target.numel() * len(sources), op)
         return self._submit(
             native.Kind.REDUCE_SCATTER,
             buffers_of(sources),
             buffers_of([target]),
             target.numel(),
             dtype_for(target, op),
-            will_wait(opts),
+            inline,
             [output],
-            (flat, sources),
+            (flat, sources, wire),
             finish,
             target,
             op=op,
+            priority=priority,
+            **options,
         )
+
+    def _wire_options(
+        self, wire: Wire | None, dtype: torch.dtype, count: int, op: native.ReduceOp
+    ) -> dict[str, Any]:
+        return wire.options(dtype, count, op, self._rank) if wire is not None else {}
 
     # Copies.
 

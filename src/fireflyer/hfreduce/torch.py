@@ -14,7 +14,7 @@ from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
 from fireflyer.hfreduce.tensors import op_named
 from fireflyer.hfreduce.wire import Wire
 
-__all__ = ["ProcessGroupHFReduce", "Wire", "allreduce", "empty", "empty_like"]
+__all__ = ["ProcessGroupHFReduce", "Wire", "allreduce", "empty", "empty_like", "reduce_scatter"]
 
 
 def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -77,17 +77,56 @@ def allreduce(
         ConfigError: the group is of another backend.
         ValueError: a priority that is no integer of 32 bits.
     """
-    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise ValueError(f"priority={priority!r}: not an integer of 32 bits")
-    group = group or dist.group.WORLD
-    if not isinstance(group, ProcessGroupHFReduce):
-        raise ConfigError("hfreduce.allreduce needs a process group of backend 'hfreduce'")
+    pg = _checked(group, priority, "allreduce")
     codec = Wire(wire) if isinstance(wire, str) else wire
-    work = group.reduce_tensor(tensor, op_named(op), not async_op, priority, codec, bool(shared))
+    work = pg.reduce_tensor(tensor, op_named(op), not async_op, priority, codec, bool(shared))
     if async_op:
         return work
     work.wait()
     return work.result()[0] if shared else None
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    source: torch.Tensor,
+    op: Any = ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    *,
+    wire: str | Wire | None = None,
+    priority: int = 0,
+    async_op: bool = False,
+) -> Any:
+    """`torch.distributed.reduce_scatter_tensor`, with what torch has no words for.
+
+    Args:
+        output: takes this rank's piece of the result.
+        source: as many equal pieces as ranks; not modified. Both are zero-copy if they came from `empty`.
+        op, group, wire, priority, async_op: as for `allreduce`. A `Wire` with error feedback belongs to one
+            size of `source`.
+
+    Returns:
+        With `async_op` a Work, else None.
+
+    Raises:
+        RankFailed, CollectiveError, ConfigError: as `allreduce`.
+        ValueError: a priority that is no integer of 32 bits, or sizes that do not fit.
+    """
+    pg = _checked(group, priority, "reduce_scatter")
+    codec = Wire(wire) if isinstance(wire, str) else wire
+    work = pg.reduce_scatter_pieces(output, source, op_named(op), not async_op, priority, codec)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _checked(group: ProcessGroup | None, priority: int, caller: str) -> ProcessGroupHFReduce:
+    if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise ValueError(f"priority={priority!r}: not an integer of 32 bits")
+    group = group or dist.group.WORLD
+    if not isinstance(group, ProcessGroupHFReduce):
+        raise ConfigError(f"hfreduce.{caller} needs a process group of backend 'hfreduce'")
+    return group
 
 
 register_backend()

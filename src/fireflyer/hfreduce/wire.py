@@ -41,13 +41,15 @@ class Wire:
         self._calls = 0
         self._residual: torch.Tensor | None = None
 
-    def options(self, tensor: torch.Tensor, op: native.ReduceOp, rank: int) -> dict[str, Any]:
-        """For the engine: what differs from the default for this call.
+    def options(
+        self, dtype: torch.dtype, count: int, op: native.ReduceOp, rank: int
+    ) -> dict[str, Any]:
+        """For the engine: what differs from the default for a call on `count` elements.
 
         Raises:
             ConfigError: error feedback for a tensor of another size.
         """
-        narrow = tensor.dtype.is_floating_point and tensor.dtype != torch.float64
+        narrow = dtype.is_floating_point and dtype != torch.float64
         if op not in _SUMS or not narrow:
             return {}  # other reductions are exact, and so they stay
         options: dict[str, Any] = {"wire": _CODECS[self.codec]}
@@ -56,11 +58,11 @@ class Wire:
             options["seed"] = (self._calls << 24) + (rank << 8) + 1
         if self.error_feedback:
             if self._residual is None:
-                self._residual = torch.zeros(tensor.numel())
-            if self._residual.numel() != tensor.numel():
+                self._residual = torch.zeros(count)
+            if self._residual.numel() != count:
                 raise ConfigError(
                     f"this Wire keeps the error of a tensor of {self._residual.numel()} elements, not of "
-                    f"{tensor.numel()}: use one for each tensor"
+                    f"{count}: use one for each tensor"
                 )
             options["residual"] = self._residual.data_ptr()
         return options

@@ -103,6 +103,8 @@ class Work(dist.Work):
                     self._finish()
                     self._finish = None
                     self._after_finish()
+        if self.is_completed():
+            self._held = None  # memory of the call, which may be large
         return True
 
     def _await(self, timeout: datetime.timedelta) -> None:

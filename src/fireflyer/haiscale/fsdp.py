@@ -1,0 +1,257 @@
+"""Sharded data-parallel training: parameters, gradients and optimizer state lie in pieces on all ranks.
+
+ZeRO's stages are Rajbhandari et al.'s (SC 2020); sharding itself is done by torch's `fully_shard` (Zhao et
+al., VLDB 2023). Design: docs/haiscale-fsdp.md.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import BackwardPrefetch, MixedPrecisionPolicy
+from torch.optim import Optimizer
+
+from fireflyer.errors import ConfigError
+from fireflyer.haiscale import whole
+from fireflyer.haiscale.agreement import check_alike, copy_from_first
+from fireflyer.haiscale.gathering import Gatherer
+from fireflyer.haiscale.mesh import everyone_of, hybrid_mesh, lay_out, shard_mesh
+from fireflyer.haiscale.reducer import Times
+from fireflyer.haiscale.sharded_comm import Channels, Gather
+from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
+from fireflyer.haiscale.wrapping import (
+    WIRES,
+    AutoWrapPolicy,
+    InitFunction,
+    Settings,
+    check_units,
+    precision_of,
+    shard,
+    units_of,
+)
+from fireflyer.hfreduce import Wire
+
+__all__ = [
+    "BackwardPrefetch",
+    "FullyShardedDataParallel",
+    "MixedPrecisionPolicy",
+    "hybrid_mesh",
+    "shard_mesh",
+]
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Shards `module` over the ranks of a group; trains as one process with the global batch would.
+
+    Without `optimizer`, make one on `parameters()` after wrapping; every `.grad` is the average over the
+    ranks, sharded like its parameter, when `loss.backward()` returns. A parameter that a backward does not
+    reach on some rank counts as zero there; one that no rank reached keeps `grad = None`.
+
+    With `optimizer`, `backward` and `self.optimizer.step()` return before the gradients have arrived. The
+    shards of a unit are waited for, and stepped with the settings that `step()` found, when they are next
+    used: before they are gathered for the next forward, in a `state_dict`, by `print`. `.grad` can be read
+    before `step()`, which waits for it; after it gradients are None.
+
+    Args:
+        module: parameters of floating types, on the CPU or the meta device; changed in place. Its units
+            must run on all ranks or on none.
+        process_group: of backend "hfreduce"; the default group when None.
+        optimizer: makes the optimizer from the list of sharded parameters, e.g. `partial(AdamW, lr=1e-3)`.
+        auto_wrap_policy: which parts become units of their own, by torch's policies
+            (`torch.distributed.fsdp.wrap`); the rest is one unit. None: one unit for all.
+        reshard_after_forward: True: parameters are gathered again for backward (ZeRO-3), but for those of the
+            outermost unit. False: they are kept until then (ZeRO-2). A number: kept in so many parts.
+        mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`.
+        backward_prefetch: gather the next unit of backward before (BACKWARD_PRE) or after (BACKWARD_POST) the
+            gradients of the present one are computed, or in its turn (None).
+        forward_prefetch: how many units are gathered ahead of their turn in forward.
+        mixed_precision: `param_dtype` is what parameters are gathered and computed as; a lower `reduce_dtype`
+            is how gradients travel between hosts; they are summed in the parameters' type.
+        wire: how gradients travel between hosts, before `reduce_dtype`: "bf16", "fp16" or "int8".
+        gather_dtype: how parameters travel in all-gathers: rounded to this type, computed with in their own.
+        cpu_offload: shards lie on the CPU. On a CPU they do so anyway; torch's code path is taken.
+        broadcast_from_first: copy the first rank's parameters and buffers to all before sharding.
+        param_init_fn: gives values to a module whose own parameters and buffers were on the meta device;
+            default: `module.reset_parameters()`.
+        check_gradients: log the names of parameters whose local gradients are not finite.
+        backlog: at most so many units' unsharded gradients wait for the network.
+
+    Attributes:
+        module: the sharded module.
+        optimizer: what `optimizer` made, or None.
+        times: what was waited for.
+
+    Raises:
+        ConfigError: a group or mesh of another backend, nothing that requires a gradient, a parameter that
+            cannot be sharded or is shared between units, types that differ within a unit, ranks with
+            different models, an optimizer that cannot be cut in parts, or another setting.
+        CollectiveError, RankFailed: a collective failed; raised by `forward`, `backward`, or whoever waits.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: ProcessGroup | None = None,
+        *,
+        optimizer: MakeOptimizer | None = None,
+        auto_wrap_policy: AutoWrapPolicy | None = None,
+        reshard_after_forward: bool | int = True,
+        mesh: DeviceMesh | None = None,
+        backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        forward_prefetch: int = 1,
+        mixed_precision: MixedPrecisionPolicy | None = None,
+        wire: str | None = None,
+        gather_dtype: torch.dtype | None = None,
+        cpu_offload: bool = False,
+        broadcast_from_first: bool = True,
+        param_init_fn: InitFunction | None = None,
+        check_gradients: bool = True,
+        backlog: int = 4,
+    ) -> None:
+        super().__init__()
+        if backlog < 1 or forward_prefetch < 0:
+            raise ConfigError(
+                f"backlog={backlog} must be >= 1, forward_prefetch={forward_prefetch} >= 0"
+            )
+        if gather_dtype not in (None, *WIRES):
+            raise ConfigError(
+                f"gather_dtype={gather_dtype}: use one of {', '.join(map(str, WIRES))}"
+            )
+        Wire(wire or "fp32")  # is there such a codec?
+        parts = units_of(module, auto_wrap_policy)
+        check_units(module, parts)
+        trained = next(p for p in module.parameters() if p.requires_grad)
+        wire = precision_of(mixed_precision, trained.dtype, wire)[1]
+        self._layout = lay_out(mesh, process_group)
+        with everyone_of(self._layout) as everyone:
+            check_alike(module, everyone)
+            if broadcast_from_first:
+                copy_from_first(_present(module), everyone)
+            settings = Settings(reshard_after_forward, mixed_precision, cpu_offload, param_init_fn)
+            shard(parts, self._layout.mesh, everyone, settings)
+        self.module = module
+        self.times = Times()
+        self._units = _find_units(module, parts)
+        self._sharding = Sharding(
+            self._units, Channels(self._layout, wire), self.times, check_gradients, backlog
+        )
+        for unit in self._units:
+            connect(unit, self._layout, self._sharding, Gather(self.times, gather_dtype))
+        self._gatherer = Gatherer(
+            module, self._units, self._sharding, forward_prefetch, backward_prefetch
+        )
+        self.optimizer = None if optimizer is None else _made(optimizer, [*module.parameters()])
+        if self.optimizer is not None:
+            self._sharding.cross(self.optimizer)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._gatherer.check_open()
+        if torch.is_grad_enabled():
+            self._sharding.before_forward()
+            refuse_unknown(self.module, self._units)
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward inside accumulates whole gradients locally; the first one outside reduces the sum."""
+        before = [
+            (unit.group, unit.group.reduce_grads, unit.group.all_reduce_grads)
+            for unit in self._units
+        ]
+        for group, *_ in before:
+            group.reduce_grads = group.all_reduce_grads = False
+        try:
+            yield
+        finally:
+            for group, reduces, all_reduces in before:
+                group.reduce_grads, group.all_reduce_grads = reduces, all_reduces
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales all gradients so that their common norm is at most `max_norm`. Collective.
+
+        Returns:
+            The norm before, float64, alike on all ranks.
+        """
+        self.settle()
+        return whole.clip([*self.parameters()], self._layout, max_norm, norm_type)
+
+    def settle(self) -> None:
+        """Returns when every gradient has arrived and every step that was asked for is done."""
+        self._sharding.settle()
+
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, full: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """That of `module`: DTensors, or with `full` whole tensors on every rank, which is collective."""
+        if args or kwargs.get("destination") is not None:  # a module around this one collects
+            around: dict[str, Any] = super().state_dict(*args, **kwargs)
+            return around
+        state: dict[str, Any] = self.module.state_dict(**kwargs)
+        return whole.whole(state) if full else state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Takes what `state_dict` gave, sharded alike, or whole tensors."""
+        self.settle()
+        parts = whole.cut(state_dict, self.module.state_dict())
+        return self.module.load_state_dict(parts, strict, assign)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def summon_full_params(module: nn.Module, writeback: bool = True) -> Iterator[None]:
+        """Within, all sharded modules in `module` show whole parameters. Collective; no forward inside.
+
+        Args:
+            module: a FullyShardedDataParallel, or a module that has some.
+            writeback: keep what is written to them: each rank keeps its part.
+        """
+        with contextlib.ExitStack() as stack:
+            for part in module.modules():
+                if isinstance(part, FullyShardedDataParallel):
+                    stack.enter_context(part._summoned(writeback))
+            yield
+
+    @contextlib.contextmanager
+    def _summoned(self, writeback: bool) -> Iterator[None]:
+        self.settle()
+        self._gatherer.closed = "summon_full_params is open"
+        try:
+            with whole.summoned(self._units, writeback):
+                yield
+        finally:
+            self._gatherer.closed = ""
+
+
+def _present(module: nn.Module) -> list[torch.Tensor]:
+    return [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta]
+
+
+def _find_units(module: nn.Module, parts: Sequence[Any]) -> list[Unit]:
+    names = {id(p): name for name, p in module.named_parameters()}
+    units: list[Unit] = []
+    first = 0
+    for part in parts:
+        for group in part._get_fsdp_state()._fsdp_param_groups:
+            own = [names[id(one.sharded_param)] for one in group.fsdp_params]
+            units.append(Unit(group, first, own))
+            first += len(own)
+    return units
+
+
+def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    if not callable(make) or isinstance(make, Optimizer):
+        raise ConfigError(
+            "optimizer= takes a function from sharded parameters to an optimizer, e.g. "
+            "functools.partial(AdamW, lr=1e-3): parameters are replaced by wrapping"
+        )
+    made = make(parameters)
+    if not isinstance(made, Optimizer):
+        raise ConfigError(f"optimizer= made a {type(made).__name__}, not a torch optimizer")
+    return made

@@ -1,0 +1,213 @@
+"""How shards travel: the communication that `fully_shard` is given in place of its own.
+
+`fully_shard` waits for the Work of an all-gather, but reads the output of a reduce-scatter, and of the
+all-reduce between replicas, as soon as the call returns. Here both return while they are under way; that
+nobody reads too early is the business of `sharding`.
+"""
+
+import concurrent.futures
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from fireflyer import hfreduce
+from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.reducer import Times
+
+NO_LIMIT = datetime.timedelta(0)
+
+
+def _allocate(
+    size: Sequence[int | torch.SymInt], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    sizes = [int(one) for one in size]
+    if device.type == "cpu":
+        return hfreduce.empty(*sizes, dtype=dtype)
+    return torch.empty(sizes, dtype=dtype, device=device)
+
+
+class Gathering(dist.Work):
+    """An all-gather under way. Counts how long somebody waited for it; widens what travelled narrow.
+
+    Args:
+        narrow: where the values arrive, if not in `output`.
+    """
+
+    def __init__(
+        self, work: dist.Work, times: Times, output: torch.Tensor, narrow: torch.Tensor | None
+    ) -> None:
+        super().__init__()
+        self._work, self._times = work, times
+        self._output, self._narrow = output, narrow
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
+        begun = time.monotonic()
+        self._work.wait(timeout)
+        self._times.exposed_s += time.monotonic() - begun
+        if self._narrow is not None:
+            self._output.copy_(self._narrow)
+            self._narrow = None
+        return True
+
+
+@dataclass
+class Gather(AllGather):
+    """All-gathers of parameters into zero-copy memory.
+
+    Attributes:
+        narrow: the type as which wider floating-point values travel, rounded; None: their own.
+    """
+
+    times: Times
+    narrow: torch.dtype | None
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return _allocate(size, dtype, device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        narrow = None
+        target, source = output_tensor, input_tensor
+        dtype = output_tensor.dtype
+        if self.narrow and dtype.is_floating_point and dtype.itemsize > self.narrow.itemsize:
+            target = narrow = _allocate(output_tensor.shape, self.narrow, output_tensor.device)
+            source = narrow.chunk(group.size())[group.rank()]
+            source.copy_(input_tensor)
+        started = dist.all_gather_single(target, source, group, async_op=True)
+        assert started is not None
+        work = Gathering(started, self.times, output_tensor, narrow)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+
+class Chained(dist.Work):
+    """A work that another thread begins when its predecessor is over."""
+
+    def __init__(self, begun: "concurrent.futures.Future[dist.Work]") -> None:
+        super().__init__()
+        self._begun = begun
+
+    def is_completed(self) -> bool:
+        if not self._begun.done():
+            return False
+        return self._begun.exception() is not None or self._begun.result().is_completed()
+
+    def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
+        return bool(self._begun.result().wait(timeout))
+
+
+class Channels:
+    """Starts the reductions of sharded gradients; none is waited for here.
+
+    Over one dimension a reduction is a reduce-scatter. With replicas an all-reduce of the shard follows,
+    begun by a thread of this object as soon as the reduce-scatter is over.
+
+    Every rank starts the same reductions in the same order.
+    """
+
+    def __init__(self, layout: DataLayout, wire: str | None) -> None:
+        self._reduce, self._replicate, self._wire = layout.reduce, layout.replicate, wire
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def scatter(self, output: torch.Tensor, source: torch.Tensor, priority: int) -> dist.Work:
+        """The average of everybody's `source`: this rank's piece."""
+        ordered = self._replicate is not None  # what follows in another group follows in this order
+        work: dist.Work = hfreduce.reduce_scatter(
+            output,
+            source,
+            ReduceOp.AVG,
+            self._reduce,
+            wire=self._wire,
+            priority=0 if ordered else priority,
+            async_op=True,
+        )
+        return work
+
+    def replicate(self, before: dist.Work | None, shard: torch.Tensor, priority: int) -> dist.Work:
+        """The average over the replicas, in place, once `before` is over."""
+        return self._then(before, shard, ReduceOp.AVG, priority)
+
+    def most(self, mask: torch.Tensor, priority: int) -> dist.Work:
+        """The maximum over all ranks, in place."""
+        before: dist.Work = hfreduce.allreduce(
+            mask,
+            ReduceOp.MAX,
+            self._reduce,
+            priority=priority if self._replicate is None else 0,
+            async_op=True,
+        )
+        if self._replicate is None:
+            return before
+        return self._then(before, mask, ReduceOp.MAX, priority)
+
+    def _then(
+        self, before: dist.Work | None, tensor: torch.Tensor, op: Any, priority: int
+    ) -> dist.Work:
+        group = self._replicate
+
+        def begin() -> dist.Work:
+            if before is not None:
+                before.wait()
+            work: dist.Work = hfreduce.allreduce(
+                tensor, op, group, wire=self._wire, priority=priority, async_op=True
+            )
+            return work
+
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "haiscale-replicate")
+        return Chained(self._thread.submit(begin))
+
+
+@dataclass
+class Scatter(ReduceScatter):
+    """Hands the reduce-scatter of one group of parameters to `start(output, source)`."""
+
+    start: Callable[[torch.Tensor, torch.Tensor], None]
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return _allocate(size, dtype, device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self.start(output_tensor, input_tensor)
+        return None
+
+
+class Replication(ProcessGroup):
+    """Stands where `fully_shard` all-reduces a shard between replicas: hands it to `start(shard)`."""
+
+    def __init__(self, group: ProcessGroup, start: Callable[[torch.Tensor], None]) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
+        self._start = start
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
+        (shard,) = tensors
+        self._start(shard)
+        return None

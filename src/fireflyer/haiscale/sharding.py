@@ -1,0 +1,372 @@
+"""When sharded gradients are waited for, and what happens then.
+
+A unit is one group of parameters of `fully_shard`: one all-gather, one reduce-scatter. In a step:
+
+    sharded --(its module's turn, or the one before's)--> gathered --(backward)--> reducing
+    reducing --(classic: at the end of backward; crossing: when it is next used or looked at)--> arrived
+    arrived --(crossing, and the script has called optimizer.step())--> stepped
+
+Invariants: all ranks reduce the same units in the same order, then a mask of what any rank's backward
+reached; all-gathers start in the order of use, whatever has arrived. The output of a reduction is not read
+before it has been waited for: `Sharding._reads_at_once` lists when `fully_shard` itself would.
+Single-threaded, as `reducer` is.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from fireflyer import hfreduce
+from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.haiscale import pending, pending_shard
+from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.reducer import FIRST, Times
+from fireflyer.haiscale.sharded_comm import Channels, Gather, Replication, Scatter
+from fireflyer.haiscale.stepping import Settings, SplitOptimizer
+from fireflyer.log import get_logger
+
+assert pending_shard.PendingShard in pending.CLASSES.values()
+_log = get_logger("haiscale")
+
+
+class Mask:
+    """Which parameters the backward of any rank reached, under way."""
+
+    def __init__(self, used: bytearray, channels: Channels, priority: int) -> None:
+        self._mask = hfreduce.empty(len(used), dtype=torch.uint8)
+        self._mask.copy_(torch.frombuffer(used, dtype=torch.uint8))
+        self._work: dist.Work | None = channels.most(self._mask, priority)
+        self._reached: list[int] = []
+
+    def reached(self) -> list[int]:
+        """A number a parameter; waits."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            self._reached = self._mask.tolist()
+        return self._reached
+
+
+class Flight:
+    """A reduction under way: what pending parameters know of it.
+
+    Attributes:
+        fresh: of each trained parameter, whether it had no gradient before.
+        mask: of the same backward, from its end on.
+    """
+
+    def __init__(self, owner: "Sharding", unit: "Unit", work: dist.Work, fresh: list[bool]) -> None:
+        self._owner, self._unit, self._work = owner, unit, work
+        self.fresh = fresh
+        self.mask: Mask | None = None
+        self.stepping = False
+
+    def arrive(self) -> None:
+        self._owner.arrive(self._unit)
+
+    def over(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> None:
+        self._work.wait()
+
+    def chain(self, begin: Callable[[dist.Work], dist.Work]) -> None:
+        """Something else follows what is under way."""
+        self._work = begin(self._work)
+
+
+class Unit:
+    """One group of parameters of `fully_shard`.
+
+    Args:
+        group: torch's `FSDPParamGroup`.
+        first: number of its first parameter among those of all units.
+        names: of its parameters.
+    """
+
+    def __init__(self, group: Any, first: int, names: Sequence[str]) -> None:
+        self.group, self.first, self.names = group, first, list(names)
+        self.flight: Flight | None = None
+        self.watched: set[int] = set()
+        self.factor: float | None = None  # by which `fully_shard` divides
+        self._gathered: list[int] = []
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Sharded, whatever the module shows at the moment."""
+        return [one.sharded_param for one in self.group.fsdp_params]
+
+    def trained(self) -> list[tuple[int, nn.Parameter]]:
+        """By their numbers among the parameters of all units."""
+        return [(self.first + i, p) for i, p in enumerate(self.parameters) if p.requires_grad]
+
+    def note_versions(self) -> None:
+        self._gathered = self._versions()
+
+    def is_stale(self) -> bool:
+        """Whether the shards have changed since they were gathered."""
+        return bool(self.group.is_unsharded) and self._gathered != self._versions()
+
+    def _versions(self) -> list[int]:
+        """A DTensor's version counts apart from its local part's."""
+        both = [(one.sharded_param, one._sharded_local_tensor) for one in self.group.fsdp_params]
+        return [tensor._version for pair in both for tensor in pair]
+
+
+class Sharding:
+    """Reduces the units' gradients and steps them.
+
+    Args:
+        check_gradients, backlog: see `FullyShardedDataParallel`.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        channels: Channels,
+        times: Times,
+        check_gradients: bool,
+        backlog: int,
+    ) -> None:
+        self.units = list(units)
+        self.times = times
+        self.in_backward = False
+        self._channels = channels
+        self._check_gradients, self._limit = check_gradients, backlog
+        self._used = bytearray(sum(len(unit.names) for unit in units))
+        self._issued = 0
+        self._backlog: list[Flight] = []
+        self._split: SplitOptimizer | None = None
+        self._settings: Settings = []
+
+    def cross(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on units are waited for, and stepped, when they are next used or looked at."""
+        self._split = SplitOptimizer(optimizer, self._close_step, self.settle)
+
+    # Backward
+
+    def watch(self, unit: Unit) -> None:
+        """The unit's unsharded parameters are there: notes from now on what backward reaches."""
+        for number, one in enumerate(unit.group.fsdp_params, unit.first):
+            if number not in unit.watched and one._unsharded_param.requires_grad:
+                unit.watched.add(number)
+                one._unsharded_param.register_post_accumulate_grad_hook(self._reach(number))
+
+    def _reach(self, number: int) -> Callable[[torch.Tensor], None]:
+        def reached(_: torch.Tensor) -> None:
+            self._used[number] = 1
+
+        return reached
+
+    def before_forward(self) -> None:
+        if self.in_backward and torch._C._current_graph_task_id() == -1:
+            raise CollectiveError(
+                "an earlier backward failed half way and the ranks may disagree: end this process group"
+            )
+
+    def _begin_backward(self) -> None:
+        self.settle()
+        self._issued = 0
+        self.in_backward = True
+        Variable._execution_engine.queue_callback(self._finish)
+
+    def scatter(self, unit: Unit, output: torch.Tensor, source: torch.Tensor) -> None:
+        """The unit's gradients are there; `fully_shard` goes on with `output` when this returns."""
+        self._begin(unit)
+        if self._check_gradients:
+            self._check(unit, source)
+        group = unit.group
+        work = self._channels.scatter(output, source, self._priority())
+        flight = self._take_off(unit, work)
+        if (
+            not group._is_hsdp
+            or not group.all_reduce_grads
+            or group._partial_reduce_output is not None
+        ):
+            self._wait_if_read(unit, flight, output)
+
+    def replicate(self, unit: Unit, shard: torch.Tensor) -> None:
+        """The same for the sum over replicas, of what `scatter` has begun or of whole gradients."""
+        if unit.group._reduce_scatter_process_group.size() == 1:
+            self._begin(unit)
+            work = self._channels.replicate(None, shard, self._priority())
+            flight = self._take_off(unit, work)
+        else:
+            assert unit.flight is not None
+            flight, priority = unit.flight, self._priority()
+            flight.chain(lambda before: self._channels.replicate(before, shard, priority))
+        self._wait_if_read(unit, flight, shard)
+
+    def _begin(self, unit: Unit) -> None:
+        if unit.group.gradient_divide_factor != unit.factor:
+            raise ConfigError(
+                "set_gradient_divide_factor: gradients are averages here, scale the loss"
+            )
+        if not self.in_backward:
+            self._begin_backward()
+        self._issued += 1
+
+    def _priority(self) -> int:
+        return self._issued if self._split is not None else 0
+
+    def _take_off(self, unit: Unit, work: dist.Work) -> Flight:
+        if unit.flight is not None:  # of an earlier use of the same module
+            self._await(unit.flight)
+            fresh = unit.flight.fresh
+        else:
+            fresh = [p.grad is None for _, p in unit.trained()]
+        flight = unit.flight = Flight(self, unit, work, fresh)
+        self._backlog = [one for one in self._backlog if not self._landed(one)]
+        while len(self._backlog) >= self._limit:
+            self._await(self._backlog.pop())  # the newest is reduced first
+        self._backlog.append(flight)
+        return flight
+
+    @staticmethod
+    def _landed(flight: Flight) -> bool:
+        """Whether it is over; lets go of its memory."""
+        if not flight.over():
+            return False
+        flight.wait()
+        return True
+
+    def _wait_if_read(self, unit: Unit, flight: Flight, output: torch.Tensor) -> None:
+        if self._reads_at_once(unit, output):
+            self._await(flight)
+
+    @staticmethod
+    def _reads_at_once(unit: Unit, output: torch.Tensor) -> bool:
+        """Whether `fully_shard` reads the output before backward ends."""
+        group = unit.group
+        return (
+            any(p.grad is not None for _, p in unit.trained())  # adds it to what is there
+            or output.dtype != group._orig_dtype  # converts it
+            or isinstance(group.offload_policy, CPUOffloadPolicy)  # copies it
+            or group._all_reduce_hook is not None
+            or (group._is_hsdp and not group.all_reduce_grads)  # keeps it for a later sum
+            or group._partial_reduce_output is not None
+            or any(getattr(p, "_post_accumulate_grad_hooks", None) for p in unit.parameters)
+        )
+
+    def _check(self, unit: Unit, source: torch.Tensor) -> None:
+        """`source`: rows of (a piece of each trained parameter, in order), one a rank."""
+        if source.sum().isfinite():
+            return
+        world = unit.group._reduce_scatter_process_group.size()
+        trained = [one for one in unit.group.fsdp_params if one.sharded_param.requires_grad]
+        sizes = [one.padded_sharded_param_size.numel() for one in trained]
+        columns = source.view(world, -1).split(sizes, dim=1)
+        bad = [
+            unit.names[number - unit.first]
+            for column, (number, _) in zip(columns, unit.trained(), strict=True)
+            if not column.isfinite().all()
+        ]
+        _log.warning(
+            "rank %d has gradients that are not finite: %s", dist.get_rank(), ", ".join(bad)
+        )
+
+    def _finish(self) -> None:
+        """At the end of backward."""
+        crossing = self._split is not None
+        mask = Mask(self._used, self._channels, FIRST if crossing else 0)
+        self._used[:] = bytes(len(self._used))
+        self.in_backward = False
+        self.times.steps += 1
+        self.times.reductions += self._issued
+        for unit in self.units:
+            flight = unit.flight
+            if flight is None:
+                continue
+            flight.mask = mask
+            parameters = [p for _, p in unit.trained()]
+            if crossing and all(map(pending.can_be, parameters)):
+                pending.defer(parameters, flight)
+            else:
+                self.arrive(unit)
+
+    # Arrival
+
+    def _await(self, flight: Flight) -> None:
+        begun = time.monotonic()
+        flight.wait()
+        self.times.exposed_s += time.monotonic() - begun
+
+    def arrive(self, unit: Unit) -> None:
+        """Waits for a unit's gradients, and steps them where the script already did. Not during the backward
+        that makes them."""
+        flight = unit.flight
+        if flight is None or flight.mask is None:
+            return
+        unit.flight = None
+        trained = unit.trained()
+        pending.restore(p for _, p in trained)
+        self._await(flight)
+        begun = time.monotonic()
+        reached = flight.mask.reached()
+        self.times.exposed_s += time.monotonic() - begun
+        for (number, parameter), fresh in zip(trained, flight.fresh, strict=True):
+            if fresh and not reached[number]:
+                parameter.grad = None
+        if flight.stepping:
+            self._step([parameter for _, parameter in trained])
+
+    def settle(self) -> None:
+        """Nothing is under way any more."""
+        for unit in self.units:
+            self.arrive(unit)
+
+    def _close_step(self) -> None:
+        """The script's `optimizer.step()`."""
+        assert self._split is not None
+        flights = [unit.flight for unit in self.units if unit.flight is not None]
+        if any(flight.stepping for flight in flights):
+            self.settle()  # a step of its own was asked for before
+            flights = []
+        self._settings = self._split.settings()
+        later = [p for unit in self.units if unit.flight for _, p in unit.trained()]
+        self._split.apply(self._split.others(later), self._settings)
+        for flight in flights:
+            flight.stepping = True
+
+    def _step(self, parameters: Sequence[nn.Parameter]) -> None:
+        assert self._split is not None
+        self._split.apply(parameters, self._settings)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def connect(unit: Unit, layout: DataLayout, sharding: Sharding, gather: Gather) -> None:
+    """Puts the communication of this package in the place of torch's."""
+    group, mesh = unit.group, unit.group.mesh_info
+    group._all_gather_comm = gather
+    group._reduce_scatter_comm = Scatter(functools.partial(sharding.scatter, unit))
+    mesh.reduce_scatter_process_group = layout.reduce
+    if layout.replicate is not None:
+        mesh.replicate_process_group = Replication(
+            layout.replicate, functools.partial(sharding.replicate, unit)
+        )
+    group.reduce_scatter_unused_params = not layout.alone
+    if any(p.dtype not in (torch.float32, torch.bfloat16) for p in unit.parameters):
+        group.gradient_divide_factor = unit.factor = 1.0  # else it divides before and after
+
+
+def refuse_unknown(module: nn.Module, units: Sequence[Unit]) -> None:
+    """Raises ConfigError for a parameter that is trained but not sharded: it was added after wrapping."""
+    known = {
+        id(p)
+        for unit in units
+        for one in unit.group.fsdp_params
+        for p in (one.sharded_param, getattr(one, "_unsharded_param", None))
+    }
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and id(parameter) not in known:
+            raise ConfigError(
+                f"{name} was added or replaced after wrapping: it is neither sharded nor reduced"
+            )

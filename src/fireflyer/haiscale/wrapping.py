@@ -1,0 +1,211 @@
+"""How a module is cut into units, its parameters made where they are on the meta device, and sharded."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import _Policy
+
+from fireflyer.errors import ConfigError
+from fireflyer.haiscale.agreement import copy_from_first
+
+AutoWrapPolicy = _Policy | Callable[..., bool]
+InitFunction = Callable[[nn.Module], object]
+WIRES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def units_of(module: nn.Module, policy: AutoWrapPolicy | None) -> list[nn.Module]:
+    """The modules that the policy chooses, inner ones first, and `module` itself at the end."""
+    if policy is None:
+        return [module]
+    if isinstance(policy, _Policy):
+        chosen = policy._run_policy(module, set(), {})
+        if any(chosen.values()):
+            raise ConfigError(
+                "auto_wrap_policy gives arguments to single units: all are wrapped alike"
+            )
+        inner = [part for part in _inner_first(module, set()) if part in chosen]
+    else:
+        inner, _ = _by_size(module, policy, set())
+    return [part for part in inner if part is not module] + [module]
+
+
+def _inner_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    if module in seen:
+        return
+    seen.add(module)
+    for child in module.children():
+        yield from _inner_first(child, seen)
+    yield module
+
+
+def _by_size(
+    module: nn.Module, policy: Callable[..., bool], seen: set[nn.Module], outermost: bool = True
+) -> tuple[list[nn.Module], int]:
+    """What torch's policy functions expect: asked from outside in, with the elements not yet in a unit.
+
+    Returns:
+        (units in `module`, inner first, with itself unless it is the outermost; how many elements they hold)
+    """
+    elements = sum(p.numel() for p in module.parameters())
+    if module in seen or not policy(module=module, recurse=True, nonwrapped_numel=elements):
+        return [], 0
+    seen.add(module)
+    units: list[nn.Module] = []
+    held = 0
+    for child in module.children():
+        below, within = _by_size(child, policy, seen, outermost=False)
+        units += below
+        held += within
+    if outermost or not policy(module=module, recurse=False, nonwrapped_numel=elements - held):
+        return units, held
+    return [*units, module], elements
+
+
+def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Raises ConfigError, naming parameters, for what cannot be trained so."""
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ConfigError("FullyShardedDataParallel: no parameter requires a gradient")
+    names = {id(p): name for name, p in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        _check_parameter(name, parameter)
+    places = {id(part): name or "the module" for name, part in module.named_modules()}
+    owner: dict[int, nn.Module] = {}
+    kinds: dict[int, nn.Parameter] = {}
+    for unit, parameter in _owned(module, module, set(units), set()):
+        first = owner.setdefault(id(parameter), unit)
+        if first is not unit:
+            raise ConfigError(
+                f"{names[id(parameter)]} is shared by {places[id(first)]} and {places[id(unit)]}, which "
+                "auto_wrap_policy puts in different units: leave one of them in the unit around both"
+            )
+        if not parameter.requires_grad:
+            continue
+        other = kinds.setdefault(id(unit), parameter)
+        if other.dtype != parameter.dtype:
+            raise ConfigError(
+                f"{names[id(other)]} is {other.dtype}, {names[id(parameter)]} of the same unit "
+                f"({places[id(unit)]}) {parameter.dtype}: a unit's gradients are reduced as one"
+            )
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    if nn.parameter.is_lazy(parameter):
+        raise ConfigError(f"{name} has no shape yet: run a forward before wrapping")
+    if parameter.ndim == 0:
+        raise ConfigError(f"{name} is a scalar, which cannot be sharded: give it the shape (1,)")
+    if not parameter.is_contiguous():
+        raise ConfigError(f"{name} is not contiguous: wrap a contiguous copy")
+    if parameter.requires_grad and not parameter.dtype.is_floating_point:
+        raise ConfigError(f"{name} is {parameter.dtype}: gradients of floating types only")
+
+
+def _owned(
+    module: nn.Module, unit: nn.Module, units: set[nn.Module], seen: set[tuple[int, int]]
+) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Each parameter with the unit that it lies in, as often as it is there."""
+    unit = module if module in units else unit
+    if (id(module), id(unit)) in seen:
+        return
+    seen.add((id(module), id(unit)))
+    for parameter in module.parameters(recurse=False):
+        yield unit, parameter
+    for child in module.children():
+        yield from _owned(child, unit, units, seen)
+
+
+def precision_of(
+    policy: MixedPrecisionPolicy | None, dtype: torch.dtype, wire: str | None
+) -> tuple[MixedPrecisionPolicy, str | None]:
+    """Gradients are summed in memory as `dtype`, the parameters'; a lower `reduce_dtype` becomes the wire.
+
+    Raises:
+        ConfigError: a `reduce_dtype` that no wire has.
+    """
+    policy = policy or MixedPrecisionPolicy()
+    asked = policy.reduce_dtype or policy.param_dtype or dtype
+    if wire is None and asked != dtype:
+        if asked not in WIRES:
+            raise ConfigError(f"gradients of {dtype} cannot be reduced as {asked}")
+        wire = WIRES[asked]
+    own = MixedPrecisionPolicy(
+        policy.param_dtype, dtype, policy.output_dtype, policy.cast_forward_inputs
+    )
+    return own, wire
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of `FullyShardedDataParallel`."""
+
+    reshard_after_forward: bool | int
+    mixed_precision: MixedPrecisionPolicy | None
+    cpu_offload: bool
+    param_init_fn: InitFunction | None
+
+
+def shard(
+    units: Sequence[nn.Module], mesh: DeviceMesh, everyone: ProcessGroup, settings: Settings
+) -> None:
+    """Shards unit after unit; no more than one that was on the meta device is whole at a time. Collective."""
+    reshard = settings.reshard_after_forward
+    offload: OffloadPolicy = OffloadPolicy()
+    if settings.cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    root = units[-1]
+    sharded: set[nn.Module] = set()
+    for unit in units:
+        inside = list(_inner_first(unit, set(sharded)))
+        copy_from_first(_materialise(inside, settings.param_init_fn), everyone)
+        trained = [p for part in inside for p in part.parameters(False) if p.requires_grad]
+        dtype = trained[0].dtype if trained else torch.float32
+        fully_shard(
+            unit,
+            mesh=mesh,
+            reshard_after_forward=None if unit is root and reshard is True else reshard,
+            mp_policy=precision_of(settings.mixed_precision, dtype, None)[0],
+            offload_policy=offload,
+        )
+        sharded.update(unit.modules())
+
+
+def _materialise(modules: Sequence[nn.Module], init: InitFunction | None) -> list[torch.Tensor]:
+    """Gives memory and values to what is on the meta device in these modules, and returns it."""
+    made: dict[torch.Tensor, torch.Tensor] = {}
+    touched = []
+    for module in modules:
+        for slots in (module._parameters, module._buffers):
+            table = cast(dict[str, torch.Tensor | None], slots)
+            for name, tensor in table.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                table[name] = made.setdefault(tensor, _like(tensor))
+                touched.append(module)
+    for module in dict.fromkeys(touched):
+        if init is not None:
+            init(module)
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+        else:
+            raise ConfigError(
+                f"a {type(module).__name__} is on the meta device and has no reset_parameters(): "
+                "pass param_init_fn"
+            )
+    return list(made.values())
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    whole = torch.empty_like(tensor, device="cpu")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(whole, tensor.requires_grad)
+    return whole
