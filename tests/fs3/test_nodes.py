@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import random
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from tests.fs3 import frames
@@ -15,6 +17,7 @@ from tests.fs3.manager.store import Store
 
 from fireflyer._native import crc32c
 from fireflyer.errors import PeerLost, ProtocolMismatch
+from fireflyer.fs3.client import connect
 from fireflyer.fs3.lines import dial
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.leases import Times
@@ -27,7 +30,8 @@ from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
 
-SECRET = Secret(b"the secret of these nodes")
+SECRET_TEXT = b"the secret of these nodes"
+SECRET = Secret(SECRET_TEXT)
 LIMIT_S = 60.0
 INODE = 5
 
@@ -185,3 +189,45 @@ def test_another_secret_is_not_let_in(nodes: Nodes) -> None:
         dial(address, Secret(b"some other secret, not ours"), Role.CLIENT)
     with pytest.raises(PeerLost):
         dial("127.0.0.1:1", SECRET, Role.CLIENT)
+
+
+def test_the_address_of_a_storage_node_is_no_managers(nodes: Nodes, tmp_path: Path) -> None:
+    address = next(iter(nodes.running.values())).address
+    (tmp_path / "secret").write_bytes(SECRET_TEXT)
+    (tmp_path / "secret").chmod(0o600)
+    for wrong in ([address], [address, nodes.manager]):
+        with pytest.raises(ProtocolMismatch, match=f"{address} is the address of a storage node"):
+            connect(wrong, secret_file=tmp_path / "secret")
+
+
+@pytest.fixture
+def ringing() -> Iterator[None]:
+    """A signal whose handler raises what a socket might, too."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("the caller's own")
+
+    old = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def test_what_a_handler_raises_in_the_handshake_is_the_callers(ringing: None) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(TimeoutError, match="the caller's own"),
+    ):
+        dial(f"127.0.0.1:{silent.getsockname()[1]}", SECRET, Role.CLIENT, LIMIT_S)
+
+
+def test_what_a_handler_raises_while_connecting_is_the_callers(ringing: None) -> None:
+    with contextlib.ExitStack() as held:
+        full = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # the next one waits
+            line = held.enter_context(socket.socket())
+            line.setblocking(False)
+            line.connect_ex(full.getsockname())
+        with pytest.raises(TimeoutError, match="the caller's own"):
+            dial(f"127.0.0.1:{full.getsockname()[1]}", SECRET, Role.CLIENT, LIMIT_S)

@@ -287,6 +287,8 @@ def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start
         ('[nodes."../x"]', "without slashes"),
         ('manager = "nowhere"', "'nowhere' is not an address"),
         ("= 3", "cluster.toml: Invalid"),
+        ("# nothing", r"cluster.toml is empty: put back what was in it; a new one names its nodes"),
+        ("[nodes.n1]\nreserve_mib = -1", "Expected `int` >= 0"),
     ],
 )
 def test_a_bad_configuration(tmp_path: Path, text: str, message: str) -> None:
@@ -299,7 +301,7 @@ def test_a_bad_configuration(tmp_path: Path, text: str, message: str) -> None:
 def test_what_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml cannot be read"):
         load(tmp_path / "absent.toml")
-    (tmp_path / FILE).write_text("")
+    (tmp_path / FILE).write_text("[nodes.n1]")
     config = load(tmp_path / FILE)
     with pytest.raises(ConfigError, match="run both in one process"):
         Process(config, {Role.MANAGER, Role.STORAGE}, ["n1"])
@@ -323,6 +325,33 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot hold a file system"):
         embed(tmp_path / "file", None, None)
+
+
+def test_a_folder_without_its_configuration_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "fs"
+    config = embed(folder, 2, 3)
+    whole = (folder / FILE).read_text()
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        with connect(process.manager, secret_file=config.secret_file) as client:
+            client.mkdir("/kept")
+    (folder / FILE).unlink()
+    lost = r"holds a file system without its cluster\.toml; replicas times targets was 6"
+    for asked in ((None, None), (2, 3)):
+        with pytest.raises(ConfigError, match=lost):
+            embed(folder, *asked)
+    assert not (folder / FILE).exists()
+    (folder / FILE).touch()
+    with pytest.raises(ConfigError, match=r"cluster\.toml is empty"):
+        embed(folder, None, None)
+    embed(tmp_path / "like", 2, 3)
+    assert (tmp_path / "like" / FILE).read_text() == whole
+    shutil.copy(tmp_path / "like" / FILE, folder)
+    config = embed(folder, None, None)
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        with connect(process.manager, secret_file=config.secret_file) as client:
+            assert client.listdir("/") == ["kept"]
 
 
 def test_a_long_path_takes_a_port_in_place_of_a_socket(tmp_path: Path) -> None:

@@ -301,6 +301,8 @@ void damage_is_looked_at_again_once_it_serves() {
   bench.chain(2, {{kOther, State::serving, 1}, {kSelf, State::waiting, 0}});
   bench.target->suspect(kA);
   CHECK(bench.target->counts().damaged == 1 && bench.target->report().busy_chunks == 0);
+  const auto found = bench.target->findings();
+  CHECK(found.first.size() == 1 && found.first[0].chunk == kA && found.first[0].damaged && found.more == 0);
   bench.chain(3, {{kOther, State::serving, 1}, {kSelf, State::serving, 1}});
   const auto asked = bench.box->wait<replica::Fetch>();
   CHECK(asked->first.chunk == kA && asked->first.chain_version == 3 && bench.target->counts().damaged == 1);

@@ -1,5 +1,6 @@
 """Verbs of `fireflyer fs` that only look."""
 
+import base64
 import fnmatch
 import os
 import stat
@@ -11,13 +12,14 @@ from typing import Any
 import msgspec
 import typer
 
-from fireflyer.cli.printing import age, as_json, plain, progress, table
+from fireflyer.cli.printing import age, as_json, progress, table
 from fireflyer.ffrecord.convert.listing import size_text
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Settings
 from fireflyer.fs3.find import attach
 from fireflyer.fs3.find import find as find_place
 from fireflyer.fs3.manager.routing import SLOTS
+from fireflyer.program import plain, text
 
 KINDS = {"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK}
 NAMES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
@@ -55,10 +57,17 @@ def _name(one: survey.Found) -> str:
     return f"{name}/" if one.is_dir and name != "/" else name
 
 
+def _named(path: str) -> dict[str, Any]:
+    """A path for JSON; one that is no UTF-8 with its bytes, too."""
+    shown = text(path)
+    exact = {} if shown == path else {"path_base64": base64.b64encode(os.fsencode(path)).decode()}
+    return {"path": shown, **exact}
+
+
 def _row(one: survey.Found) -> dict[str, Any]:
     its = one.status
     return {
-        "path": _text(one.path),
+        **_named(one.path),
         "type": NAMES[stat.S_IFMT(its.st_mode)],
         "bytes": its.st_size,
         "mode": stat.S_IMODE(its.st_mode),
@@ -67,11 +76,6 @@ def _row(one: survey.Found) -> dict[str, Any]:
         "gid": its.st_gid,
         "mtime_ns": its.st_mtime_ns,
     }
-
-
-def _text(path: str) -> str:
-    """As JSON can hold it: bytes that are no text as escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def stat_files(where: str | None, paths: list[str], *, json: bool) -> None:
@@ -90,7 +94,7 @@ def stat_files(where: str | None, paths: list[str], *, json: bool) -> None:
             "created_ns": inode.btime,
         }
         if inode.target:
-            row["target"] = _text(os.fsdecode(inode.target))
+            row["target"] = text(os.fsdecode(inode.target))
         if inode.layout is not None:
             row["layout"] = {
                 key: getattr(inode.layout, key)
@@ -132,14 +136,14 @@ def du(where: str | None, paths: list[str], *, json: bool) -> None:
     rows = []
     with attach(where) as fs:
         for path in paths or [one.path for one in survey.listing(fs, "/")]:
-            usage = Usage(_text(path))
+            usage = Usage(path)
             for one in survey.tree(fs, path):
                 usage.directories += one.is_dir
                 usage.files += not one.is_dir
                 usage.bytes += one.status.st_size if one.is_file else 0
             rows.append(usage)
     if json:
-        as_json(rows)
+        as_json([{**msgspec.structs.asdict(row), **_named(row.path)} for row in rows])
         return
     table(
         ("SIZE", "FILES", "DIRECTORIES", "PATH"),
@@ -241,7 +245,8 @@ def check(where: str | None, path: str, *, json: bool) -> int:
     bad = bool(checked.damages or stopped)
     if json:
         more = {"stopped": stopped, "degraded": degraded, "problems": wrong}
-        as_json({**msgspec.structs.asdict(checked), **more})
+        damages = [{**_named(one.path), "reason": text(one.reason)} for one in checked.damages]
+        as_json({**msgspec.structs.asdict(checked), "damages": damages, **more})
         return int(bad)
     for damage in checked.damages:
         sys.stdout.write(plain(f"{damage.path}: {damage.reason}") + "\n")

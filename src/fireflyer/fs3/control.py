@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fireflyer.errors import ConfigError, FireflyerError, Unavailable
 from fireflyer.fs3.client.metadata import METHOD
-from fireflyer.fs3.config import ClusterConfig
+from fireflyer.fs3.config import STORE, ClusterConfig
 from fireflyer.fs3.kv import Engine, SqliteEngine, run
 from fireflyer.fs3.manager.chains import Chain, Public
 from fireflyer.fs3.manager.link import ManagerLink
@@ -30,7 +30,6 @@ from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
 
-STORE = "meta.sqlite"
 T = TypeVar("T")
 log = speaker("fs3", "meta")
 

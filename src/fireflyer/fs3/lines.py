@@ -3,6 +3,7 @@
 import contextlib
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,13 +26,17 @@ def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S)
     Raises:
         PeerLost, DeadlineExceeded: nobody is there, or it went away or does not answer.
         ProtocolMismatch: it has another secret or version, or is no data service.
+        What a signal handler raises meanwhile, as it is.
     """
     deadline = time.monotonic() + timeout_s
+    wanted = Address.parse(address)
     try:
-        line = Address.parse(address).connect(timeout_s)
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{address} does not answer") from error
+        line = wanted.connect(timeout_s)
     except OSError as error:
+        if not _of_socket(error):
+            raise
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{address} does not answer") from error
         raise PeerLost(f"{address} cannot be reached: {error.strerror or error}") from error
     try:
         _prove(line, Handshake("client", secret, role), deadline, address)
@@ -40,6 +45,17 @@ def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S)
         line.close()
         raise
     return line
+
+
+_SOCKETS = {__file__, socket.__file__, sys.modules[Address.__module__].__file__}
+
+
+def _of_socket(error: OSError) -> bool:
+    """Whether a call of a socket failed; if not, a signal handler that ran meanwhile raised it."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is None or at.tb_frame.f_code.co_filename in _SOCKETS
 
 
 def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: str) -> None:
@@ -51,9 +67,11 @@ def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: 
             if not data:
                 raise PeerLost(f"{address} closed the connection during the handshake")
             line.sendall(handshake.feed(data))
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{address} did not complete the handshake in time") from error
     except OSError as error:
+        if not _of_socket(error):
+            raise
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{address} did not complete the handshake in time") from error
         raise PeerLost(f"{address} closed the connection during the handshake") from error
     if handshake.rest:
         raise ProtocolMismatch(f"{address} speaks before it is asked: it is no data service")

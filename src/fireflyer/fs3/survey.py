@@ -128,6 +128,10 @@ class NodeState(msgspec.Struct):
     metrics: str = ""
     disk_bytes: int = 0
     free_bytes: int = 0
+    kept_bytes: int = 0
+    """Of its disk, which writes leave free."""
+    refuses: bool = False
+    """Writes of whole chunks, for want of space."""
     faults: dict[int, str] = msgspec.field(default_factory=dict)
     """Targets that cannot be opened, and why."""
 
@@ -238,6 +242,7 @@ def _node_state(node: Node, status: Status, taken: set[int]) -> NodeState:
         if its := heard.vitals:
             state.version, state.metrics, state.faults = its.version, its.metrics, its.faults
             state.disk_bytes, state.free_bytes = its.disk_bytes, its.free_bytes
+            state.kept_bytes, state.refuses = its.kept_bytes, its.refuses
     return state
 
 
@@ -292,7 +297,10 @@ def problems(found: Health) -> list[str]:
 def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
     for target, why in node.faults.items():
         yield f"{node.name}/{target % SLOTS} cannot be opened: {why}"
-    if node.disk_bytes and node.free_bytes < LITTLE_SPACE * node.disk_bytes:
+    if node.refuses:
+        free, kept = (f"{number >> 20:,} MiB" for number in (node.free_bytes, node.kept_bytes))
+        yield f"node {node.name}: disk full: refuses writes ({free} free, {kept} kept for repair)"
+    elif node.disk_bytes and node.free_bytes < LITTLE_SPACE * node.disk_bytes:
         yield f"node {node.name} has {node.free_bytes / node.disk_bytes:.1%} of its disk left"
     if node.version and node.version != found.software:
         yield f"node {node.name} runs {node.version}, the manager {found.software}"

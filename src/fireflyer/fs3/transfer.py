@@ -56,20 +56,25 @@ class End(Protocol):
 
     def reader(self, path: str) -> Handle: ...
 
-    def writer(self, path: str, permissions: int) -> Handle:
-        """Of a new file; the umask takes its part of the permissions."""
+    def writer(self, path: str, permissions: int, called: str) -> Handle:
+        """Of a new file, which errors name as `called`; the umask takes its part of the permissions."""
 
 
 class LocalHandle:
     """A descriptor."""
 
     def __init__(self, path: str, flags: int, permissions: int = 0) -> None:
+        self._path = path
         self._file = os.open(path, flags | os.O_CLOEXEC, permissions)
 
     def pread_into(self, memory: memoryview, offset: int) -> int:
         count = 0
         while count < len(memory):
-            some = os.preadv(self._file, [memory[count:]], offset + count)
+            try:
+                some = os.preadv(self._file, [memory[count:]], offset + count)
+            except OSError as error:
+                error.filename = self._path
+                raise
             if not some:
                 break
             count += some
@@ -102,7 +107,7 @@ class Local:
     def reader(self, path: str) -> LocalHandle:
         return LocalHandle(path, os.O_RDONLY)
 
-    def writer(self, path: str, permissions: int) -> LocalHandle:
+    def writer(self, path: str, permissions: int, called: str) -> LocalHandle:
         return LocalHandle(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
 
 
@@ -123,8 +128,10 @@ class Remote:
     def reader(self, path: str) -> Handle:
         return self._client.open(path, "r")
 
-    def writer(self, path: str, permissions: int) -> Handle:
-        return self._client.open(path, "x", permissions=permissions)
+    def writer(self, path: str, permissions: int, called: str) -> Handle:
+        file = self._client.open(path, "x", permissions=permissions)
+        file.name = called
+        return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +257,9 @@ def _work(
                 target.mkdir(item.target)
         elif stat.S_ISLNK(item.mode):
             beside = _beside(item.target)
-            target.symlink(source.readlink(item.source), beside)
-            target.rename(beside, item.target)
+            with _naming(item.target, beside):
+                target.symlink(source.readlink(item.source), beside)
+                target.rename(beside, item.target)
         else:
             file = _Copy(source, target, item, advance)
             files[:] = [one for one in files if not one.finished]
@@ -263,6 +271,18 @@ def _work(
 def _beside(path: str) -> str:
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name[:200]}.{token_hex(4)}.part")
+
+
+@contextlib.contextmanager
+def _naming(path: str, beside: str) -> Iterator[None]:
+    """An OSError of the file beside, or of none, says `path`."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename
+        if named is None or os.path.basename(os.fsdecode(named)) == os.path.basename(beside):
+            error.filename, error.filename2 = path, None
+        raise
 
 
 class _Copy:
@@ -280,6 +300,11 @@ class _Copy:
         self._left = max(1, -(-item.size // PIECE))
 
     def piece(self, offset: int) -> None:
+        """`_piece`, with errors that name what people know."""
+        with _naming(self._item.target, self._beside):
+            self._piece(offset)
+
+    def _piece(self, offset: int) -> None:
         """Copies the piece there; the last one finishes the file."""
         with self._lock:
             if self._ends is None:
@@ -305,7 +330,8 @@ class _Copy:
     def _open(self) -> tuple[Handle, Handle]:
         reader = self._source.reader(self._item.source)
         try:
-            writer = self._target.writer(self._beside, stat.S_IMODE(self._item.mode) & 0o777)
+            permissions = stat.S_IMODE(self._item.mode) & 0o777
+            writer = self._target.writer(self._beside, permissions, self._item.target)
             self._made = True
         except BaseException:
             reader.close()

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fireflyer.errors import FileError, FireflyerError
@@ -59,6 +59,8 @@ class Client(Names):
             ValueError: for another mode.
             FileError: as `os.open`.
         """
+        if not isinstance(mode, str):
+            raise TypeError(f"open() argument 'mode' must be str, not {type(mode).__name__}")
         plain = mode.replace("b", "", 1)
         if plain not in MODES:
             raise ValueError(
@@ -143,6 +145,7 @@ class Client(Names):
         """
         places: dict[File, int] = {}
         rows = [(places.setdefault(file, len(places)), offset, to) for file, offset, to in requests]
+        _check_files(places)
         sources = [file.source() for file in places]
         return self._data.read(sources, rows, _names(places), deadline_s)
 
@@ -167,8 +170,10 @@ class Client(Names):
         rows: list[tuple[int, int, Buffer]] = []
         ends: dict[File, int] = {}
         for file, offset, data in requests:
+            _check_files((file,))
             memory = memory_of(data)
             size = memoryview(memory).nbytes
+            file.check_end(offset, size)
             ends[file] = max(offset + size if size else 0, ends.get(file, 0))
             rows.append((places.setdefault(file, len(places)), offset, memory))
         maps = [file.target(0, ends[file]) for file in places]
@@ -242,6 +247,12 @@ def connect(
     """
     secret = find_secret(secret_file)
     return Client(address, metadata or address, secret, settings or Settings(), timeout)
+
+
+def _check_files(files: Iterable[File]) -> None:
+    for file in files:
+        if not isinstance(file, File):
+            raise TypeError(f"an open file of fs3 is required, not {type(file).__name__!r}")
 
 
 def _names(files: Sequence[File] | dict[File, int]) -> str:

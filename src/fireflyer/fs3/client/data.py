@@ -10,6 +10,7 @@ import numpy as np
 from fireflyer._native.fs3 import Kind
 from fireflyer._native.fs3.client import Batch, FileMap
 from fireflyer.fs3.client.cluster import Cluster
+from fireflyer.fs3.client.metadata import natural
 from fireflyer.fs3.client.retry import Retry
 from fireflyer.fs3.client.settings import Settings
 from fireflyer.fs3.layout import Layout
@@ -56,7 +57,14 @@ class Data:
         """
         requests = [(source, offset, memory_of(buffer)) for source, offset, buffer in requests]
         maps, ends = [source.map for source in sources], [source.end for source in sources]
-        batch = Batch.of_buffers(maps, ends, requests)
+        try:
+            batch = Batch.of_buffers(maps, ends, requests)
+        except BufferError:
+            raise TypeError("a read-write bytes-like object is required") from None
+        except TypeError:  # looked at only then: a batch may have thousands of requests
+            for _, offset, _ in requests:
+                natural(offset, "offset")
+            raise
         if len(batch):
             retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
             retry.run(self._cluster.engine.read, batch, batch.bytes, deadline_s)

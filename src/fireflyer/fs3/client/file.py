@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 from fireflyer._native.fs3.client import FileMap
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.data import Buffer, Data, Source, layout_of, memory_of
-from fireflyer.fs3.client.metadata import Metadata, Pulse
-from fireflyer.fs3.meta.inode import Inode
+from fireflyer.fs3.client.metadata import Metadata, Pulse, integer, natural
+from fireflyer.fs3.meta.inode import Inode, too_big
 from fireflyer.fs3.meta.messages import OMIT, Close, ExtendStripe, ReportLength, Stat, Truncate
 from fireflyer.log import get_logger
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-INDEX_LIMIT = 1 << 32
 
 
 class File(io.RawIOBase):
@@ -95,7 +93,8 @@ class File(io.RawIOBase):
 
     def pread(self, size: int, offset: int) -> bytes:
         """At most `size` bytes from `offset`; fewer only at the end. Leaves the position alone."""
-        memory = bytearray(max(0, min(size, self._end - offset)))
+        offset = natural(offset, "offset")
+        memory = bytearray(max(0, min(natural(size, "size"), self._end - offset)))
         return memoryview(memory)[: self.pread_into(memory, offset)].tobytes()
 
     def pread_into(self, buffer: Buffer, offset: int) -> int:
@@ -127,6 +126,7 @@ class File(io.RawIOBase):
         """Writes all of it at `offset`, durably; how many bytes that were. Leaves the position alone.
 
         Raises:
+            FileError: EFBIG: a file cannot have these bytes; nothing was written.
             NoSpace, DeadlineExceeded, StorageError: any part of it was written or not.
         """
         memory = memory_of(data)
@@ -141,11 +141,15 @@ class File(io.RawIOBase):
         self._check_open()
         if not self._handle:
             raise io.UnsupportedOperation(f"{self.name} is not open for writing")
-        if offset < 0:
-            raise ValueError(f"there is no byte {offset}")
+        self.check_end(offset, size)
         if size:
             self._widen((offset + size - 1) // layout_of(self._inode).chunk_size)
         return self._map
+
+    def check_end(self, offset: int, size: int) -> None:
+        """Raises what `pwrite` does of bytes that a file cannot have."""
+        if natural(offset, "offset") + size > self._inode.length_max:
+            raise too_big(self._inode, self.name)
 
     def wrote(self, end: int) -> None:
         """Bytes up to there were written."""
@@ -159,17 +163,14 @@ class File(io.RawIOBase):
             inode = self._inode
         if index < inode.dyn_stripe or inode.dyn_stripe >= layout_of(inode).stripe:
             return
-        if index < INDEX_LIMIT:
-            call = ExtendStripe(inode.number, self._handle, index)
-            self._told(self._metadata.act(call, Inode))
+        call = ExtendStripe(inode.number, self._handle, index)
+        self._told(self._metadata.act(call, Inode))
 
     # Length, position
 
     def truncate(self, size: int | None = None, /) -> int:
-        length = self._position if size is None else size
-        self.target(0, 0)
-        if length < 0:
-            raise ValueError(f"a file of {length} bytes")
+        length = self._position if size is None else natural(size, "size")
+        self.target(length, 0)
         if self._written != OMIT:
             self._report()
         else:  # others may have made it longer, on more chains
@@ -207,9 +208,7 @@ class File(io.RawIOBase):
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}.get(whence)
         if base is None:
             raise ValueError(f"whence {whence} is none of 0, 1, 2")
-        if base + offset < 0:
-            raise ValueError(f"there is no byte {base + offset}")
-        self._position = base + offset
+        self._position = natural(base + integer(offset, "offset"), "position")
         return self._position
 
     def tell(self) -> int:

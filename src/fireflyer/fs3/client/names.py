@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fireflyer.errors import FileError
-from fireflyer.fs3.client.metadata import Metadata, Path, encoded
+from fireflyer.fs3.client.metadata import Metadata, Path, encoded, integer, raw_name
 from fireflyer.fs3.meta import messages
 from fireflyer.fs3.meta.inode import DIRECTORY, FILE, ROOT, SYMLINK, Inode, Layout
 
@@ -50,11 +50,22 @@ def status_of(inode: Inode) -> os.stat_result:
     return os.stat_result(fields, extra)
 
 
+def _times(ns: tuple[int, int]) -> tuple[int, int]:
+    if not isinstance(ns, tuple) or len(ns) != 2:
+        raise TypeError("utime: 'ns' must be a tuple of two ints")
+    atime, mtime = (integer(time, "time") for time in ns)
+    if {atime, mtime} & {messages.OMIT, messages.NOW}:
+        raise ValueError(f"times of {messages.OMIT} and {messages.NOW} ns cannot be set")
+    return atime, mtime
+
+
 class Names:
     """The names of a file system, for the user of this process. Paths start at the root. Thread-safe.
 
-    Every method raises FileError, which is also Python's OSError of its kind (FileNotFoundError, ...), and
-    WireError where no service answers.
+    Paths are str (bytes that are no UTF-8 by `surrogateescape`), bytes or os.PathLike; names that come back
+    are str. Every method raises FileError, which is also Python's OSError of its kind (FileNotFoundError,
+    ...), and WireError where no service answers; for what is no path or number ValueError, TypeError and
+    OverflowError where `os` does.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -78,14 +89,14 @@ class Names:
         call = messages.StatMany([(ROOT, encoded(path)) for path in paths])
         found = self._metadata.ask(call, messages.Inodes).items
         return [
-            FileError(item, os.fsencode(path)) if isinstance(item, int) else status_of(item)
+            FileError(item, raw_name(path)) if isinstance(item, int) else status_of(item)
             for path, item in zip(paths, found, strict=True)
         ]
 
     def exists(self, path: Path) -> bool:
         try:
             self.inode(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return False
         return True
 
@@ -98,7 +109,7 @@ class Names:
     def _is(self, path: Path, kind: int) -> bool:
         try:
             return self.inode(path).kind == kind
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return False
 
     def listdir(self, path: Path = "/") -> list[str]:
@@ -180,7 +191,7 @@ class Names:
         self._metadata.act(call, Inode)
 
     def symlink(self, target: Path, path: Path) -> None:
-        call = messages.Symlink(ROOT, encoded(path), os.fsencode(target))
+        call = messages.Symlink(ROOT, encoded(path), raw_name(target))
         self._metadata.act(call, Inode)
 
     def create_many(
@@ -188,7 +199,7 @@ class Names:
     ) -> list[Inode | FileError]:
         """Makes empty files, all in one transaction; one that cannot be made has its error in its place."""
         parent = self.inode(directory).number
-        raw = [os.fsencode(name) for name in names]
+        raw = [raw_name(name) for name in names]
         call = messages.CreateMany(parent, raw, self._metadata.masked(mode))
         made = self._metadata.act(call, messages.Inodes).items
         return [
@@ -199,37 +210,40 @@ class Names:
     # Changing attributes
 
     def chmod(self, path: Path, mode: int, *, follow_symlinks: bool = True) -> None:
-        call = messages.ChangeMode(ROOT, encoded(path), mode & 0o7777, follow_symlinks)
+        bits = integer(mode, "mode") & 0o7777
+        call = messages.ChangeMode(ROOT, encoded(path), bits, follow_symlinks)
         self._metadata.act(call, Inode)
 
     def chown(self, path: Path, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
         """-1 leaves an owner as it is."""
-        call = messages.ChangeOwner(ROOT, encoded(path), uid, gid, follow_symlinks)
+        owner, group = integer(uid, "uid"), integer(gid, "gid")
+        call = messages.ChangeOwner(ROOT, encoded(path), owner, group, follow_symlinks)
         self._metadata.act(call, Inode)
 
     def utime(
         self, path: Path, *, ns: tuple[int, int] | None = None, follow_symlinks: bool = True
     ) -> None:
         """`ns`: times of access and change in ns since 1970; the server's now if None."""
-        atime, mtime = ns or (messages.NOW, messages.NOW)
+        atime, mtime = (messages.NOW, messages.NOW) if ns is None else _times(ns)
         call = messages.SetTimes(ROOT, encoded(path), atime, mtime, follow_symlinks)
         self._metadata.act(call, Inode)
 
     def set_layout(self, path: Path, layout: Layout) -> None:
         """Of a directory: for files made in it from now on. Of a file: only while it is empty."""
+        if not isinstance(layout, Layout):
+            raise TypeError(f"a Layout is required, not {type(layout).__name__!r}")
         self._metadata.act(messages.SetLayout(ROOT, encoded(path), layout), Inode)
 
     def getxattr(self, path: Path, name: str, *, follow_symlinks: bool = True) -> bytes:
-        call = messages.GetXattr(ROOT, encoded(path), os.fsencode(name), follow_symlinks)
+        call = messages.GetXattr(ROOT, encoded(path), raw_name(name), follow_symlinks)
         return self._metadata.ask(call, messages.Blob).data
 
     def setxattr(
         self, path: Path, name: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
     ) -> None:
         """`flags`: os.XATTR_CREATE or os.XATTR_REPLACE."""
-        call = messages.SetXattr(
-            ROOT, encoded(path), os.fsencode(name), value, flags, follow_symlinks
-        )
+        data, how = bytes(memoryview(value)), integer(flags, "flags")
+        call = messages.SetXattr(ROOT, encoded(path), raw_name(name), data, how, follow_symlinks)
         self._metadata.act(call, messages.Done)
 
     def listxattr(self, path: Path, *, follow_symlinks: bool = True) -> list[str]:
@@ -237,5 +251,5 @@ class Names:
         return [os.fsdecode(name) for name in self._metadata.ask(call, messages.Blobs).items]
 
     def removexattr(self, path: Path, name: str, *, follow_symlinks: bool = True) -> None:
-        call = messages.RemoveXattr(ROOT, encoded(path), os.fsencode(name), follow_symlinks)
+        call = messages.RemoveXattr(ROOT, encoded(path), raw_name(name), follow_symlinks)
         self._metadata.act(call, messages.Done)

@@ -50,6 +50,8 @@ class Vitals(msgspec.Struct, array_like=True):
         disk_bytes, free_bytes: of the disk of its targets.
         metrics: URL.
         faults: targets that cannot be opened, and why.
+        kept_bytes: of the disk, which writes must leave free.
+        refuses: a write of a whole chunk would not.
     """
 
     version: str
@@ -58,6 +60,8 @@ class Vitals(msgspec.Struct, array_like=True):
     metrics: str
     targets: dict[int, TargetVitals]
     faults: dict[int, str]
+    kept_bytes: int = 0
+    refuses: bool = False
 
 
 class Beat(msgspec.Struct, array_like=True):

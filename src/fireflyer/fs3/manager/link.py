@@ -11,6 +11,7 @@ from fireflyer.fs3.manager.core import Beat, Registered, Vitals
 from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.routing import Routing, Table, View
 from fireflyer.fs3.manager.service import LayOut, Registration, Restart, Status
+from fireflyer.fs3.roles import NO_MANAGER
 from fireflyer.rpc.client import Client
 from fireflyer.rpc.messages import parse_body
 from fireflyer.rpc.policy import Policy
@@ -35,7 +36,10 @@ class ManagerLink:
         self._on_routing = on_routing
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         self._client = Client(
-            addresses, secret, role, policy=policy, pushes={"routing": self._pushed}
+            *(addresses, secret, role),
+            policy=policy,
+            pushes={"routing": self._pushed},
+            strangers=NO_MANAGER,
         )
 
     def register(self, name: str, address: str, slots: int, local: str = "") -> Registered:

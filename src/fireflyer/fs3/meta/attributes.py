@@ -17,6 +17,8 @@ from fireflyer.fs3.meta.context import (
 )
 from fireflyer.fs3.meta.files import seed_of
 from fireflyer.fs3.meta.inode import (
+    CHUNK_MAX,
+    CHUNK_MIN,
     DIRECTORY,
     FILE,
     FILES,
@@ -48,7 +50,6 @@ from fireflyer.fs3.meta.messages import (
 from fireflyer.fs3.meta.naming import DOTS
 from fireflyer.fs3.meta.walk import find
 
-CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
 STRIPE_MAX = 1 << 16
 IDS = range(1 << 32)
 

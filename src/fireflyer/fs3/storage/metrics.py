@@ -125,6 +125,8 @@ class StorageCollector:
         for key, what, value in (
             ("disk_bytes", "size of the disk of the targets", size),
             ("disk_free_bytes", "free space of it", free),
+            ("disk_kept_bytes", "of which writes leave so much free", node.settings.reserve),
+            ("refuses_writes", "1: its disk is too full for a whole chunk", float(node.refuses)),
             ("faults", "targets that cannot be opened", len(node.faults)),
             ("lease_seconds", "how long the lease still runs", node.lease_ends - time.monotonic()),
         ):

@@ -24,6 +24,8 @@ from fireflyer.rpc.proof import Secret
 
 PAUSE_S = 0.2
 """Between attempts to reach a node, or to open a target's store again."""
+LINES_AT_ONCE = 16
+"""Of the log about single chunks; others are counted."""
 VITALS_EVERY_S = 1.0
 """How often a heartbeat says how the node is; every one says what a chain depends on."""
 
@@ -39,6 +41,8 @@ class NodeSettings:
         advertise: under which others reach it, if not under `listen`.
         targets: how many it has.
         workers, buffers: see `io.Node`.
+        reserve: bytes of the disk that writes leave free, for logs and repair.
+        chunk: bytes of a usual chunk: with less room than that above the reserve the node calls itself full.
         scrub_s: within which time each chunk is read and checked once; 0: never.
         metrics: URL of this process's metrics, for people.
     """
@@ -50,6 +54,8 @@ class NodeSettings:
     targets: int = 1
     workers: int = 0
     buffers: int = 256 << 20
+    reserve: int = 256 << 20
+    chunk: int = 1 << 20
     scrub_s: float = 7 * 24 * 3600.0
     metrics: str = ""
 
@@ -86,6 +92,7 @@ class StorageNode:
         self.ended = ended or threading.Event()
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
+        self._full = False
         self._told = 0.0  # when a heartbeat last said how the node is
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
@@ -157,6 +164,12 @@ class StorageNode:
         except OSError:
             return 0, 0
         return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+
+    @property
+    def refuses(self) -> bool:
+        """Whether its disk is too full for a write of a whole chunk."""
+        size, free = self.space()
+        return size > 0 and free < self.settings.reserve + self.settings.chunk
 
     @property
     def lease_ends(self) -> float:
@@ -244,12 +257,45 @@ class StorageNode:
         if now < self._told + VITALS_EVERY_S:
             return None
         self._told = now
+        self._tell_findings()
         size, free = self.space()
         targets = {
             target: TargetVitals(*(int(its[key]) for key in TargetVitals.__struct_fields__))
             for target, its in self.targets().items()
         }
-        return Vitals(__version__, size, free, self.settings.metrics, targets, self.faults)
+        self._look_at_disk(free)
+        return Vitals(
+            *(__version__, size, free, self.settings.metrics, targets, self.faults),
+            kept_bytes=self.settings.reserve,
+            refuses=self._full,
+        )
+
+    def _look_at_disk(self, free: int) -> None:
+        """A line of the log when it fills up, and when there is room again."""
+        full, before = self.refuses, self._full
+        self._full = full
+        if full and not before:
+            self._log.error(
+                "disk full: writes are refused: free_mib=%d kept_mib=%d directory=%s",
+                *(free >> 20, self.settings.reserve >> 20, self.settings.directory),
+            )
+        elif before and not full:
+            self._log.info("the disk has room again: free_mib=%d", free >> 20)
+
+    def _tell_findings(self) -> None:
+        """A line of the log for each chunk that was found damaged or is not any more; few at a time."""
+        found, more = self._service.findings()
+        for target, inode, index, damaged in found[:LINES_AT_ONCE]:
+            where = (
+                f"target={target} chain={self._chains.get(target, 0)} inode={inode} chunk={index}"
+            )
+            if damaged:
+                self._log.error("damage found: %s", where)
+            else:
+                self._log.info("damage repaired: %s", where)
+        more += len(found[LINES_AT_ONCE:])
+        if more:
+            self._log.warning("damage found or repaired in %d more chunks", more)
 
     # Routing
 
@@ -299,7 +345,7 @@ class StorageNode:
             fresh = target not in self._again
             incarnation = self._me.session if fresh else self._link.incarnation()
             path = self.settings.directory / f"target-{target % SLOTS:03d}"
-            self._service.open(os.fspath(path), target, chain, incarnation)
+            self._service.open(os.fspath(path), target, chain, incarnation, self.settings.reserve)
         except (StorageError, ValueError) as error:
             if self._faults.get(target) != str(error):
                 self._log.error("target %d cannot be opened: %s", target, error)
