@@ -158,7 +158,8 @@ class TargetState(msgspec.Struct):
 
 
 class ChainState(msgspec.Struct):
-    """A chain: it serves while one of its targets does, and is whole when all of them do."""
+    """A chain: it serves while one of its targets does, and is whole when all of them do. It is unheard until
+    the manager has heard of each target that the records call SERVING."""
 
     chain: int
     version: int
@@ -251,8 +252,10 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
     for member in chain.members:
         node = member.target // SLOTS
         state = TargetState(member.target, nodes[node].name, member.state.name.lower())
-        if heard := status.heard.get(node):
-            if local := heard.locals.get(member.target):
+        heard = status.heard.get(node)
+        local = heard.locals.get(member.target) if heard else None
+        if heard:
+            if local:
                 state.local = local.state.name.lower()
             its = heard.vitals.targets.get(member.target) if heard.vitals else None
             if its:
@@ -262,8 +265,16 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
                     its.busy_chunks,
                 )
                 state.damaged, state.scrubbed = its.damaged, its.scrubbed
+        known = local is not None and local.incarnation == member.incarnation
+        if member.state is Public.SERVING and not known:
+            state.state = UNHEARD
         members.append(state)
-    return ChainState(chain.id, chain.version, state_of(chain), members)
+    unheard = any(member.state == UNHEARD for member in members)
+    return ChainState(chain.id, chain.version, UNHEARD if unheard else state_of(chain), members)
+
+
+UNHEARD = "unheard"
+"""Of a target: SERVING by the records, but the manager, or its node, has begun anew and knows better soon."""
 
 
 LITTLE_SPACE = 0.05
@@ -274,7 +285,7 @@ def problems(found: Health) -> list[str]:
     """What an operator should know, the worst first, a line each."""
     lines = [
         f"chain {chain.chain} {chain.state}: {members(chain)}"
-        for state in ("stopped", "degraded")
+        for state in ("stopped", "degraded", UNHEARD)
         for chain in found.chains
         if chain.state == state
     ]
