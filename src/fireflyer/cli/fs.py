@@ -264,7 +264,7 @@ def grow(json: Json = False, where: Where = None) -> None:
 
 @fs.command()
 def check(path: Top = "/", json: Json = False, where: Where = None) -> None:
-    """Read every byte at and below a path; exit 1 if any cannot be had, or a chain serves nobody.
+    """Read all that is stored at and below a path; exit 1 if any cannot be had, or a chain serves nobody.
 
     Each chunk is read from one of its replicas; the nodes themselves read all of theirs once a week.
     """
