@@ -149,7 +149,7 @@ class Data:
         retry.run(self._cluster.engine.write, batch, size, deadline_s)
 
 
-REMOVED_AT_ONCE = 4096
+REMOVED_AT_ONCE = 1024
 
 
 @functools.lru_cache(maxsize=1024)
