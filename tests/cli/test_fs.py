@@ -191,7 +191,7 @@ def test_status_and_check(fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(File, "pread_into", damaged)
     text = ran(capsys, "check", 1)
     assert text.startswith("/a: chunk 3 is damaged\n")
-    assert text.endswith("1 files, 5 MiB read: 1 damaged\n")
+    assert text.endswith("1 files, 0 B read: 1 damaged\n")
     assert json.loads(ran(capsys, "check --json", 1))["damages"] == [
         {"path": "/a", "reason": "chunk 3 is damaged"}
     ]

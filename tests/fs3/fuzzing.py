@@ -291,7 +291,10 @@ class Frames:
         return self._frame(3, 1, row + struct.pack(f"<{len(crcs)}I", *crcs), number, data)
 
     def _query(self, number: int) -> bytes:
-        rows = [struct.pack("<QII", INODE + at, *self._chain()) for at in range(3)]
+        rows = [
+            struct.pack("<QIIII", INODE + at, *self._chain(), self._number(), self._number())
+            for at in range(3)
+        ]
         return self._frame(6, len(rows), b"".join(rows), number)
 
     def _report(self, number: int) -> bytes:

@@ -221,6 +221,33 @@ def test_status_at_one_glance(
     assert all(node["disk_bytes"] > 0 for node in found["nodes"])
 
 
+def test_removed_files_that_are_not_emptied_are_counted(
+    running: tuple[Path, Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, process = running
+
+    def counted() -> float:
+        return total(get(process.metrics)[1], "fireflyer_fs3_meta_unlinked_files")
+
+    def said() -> tuple[str, int]:
+        assert run_line(["fs", "status", "--dir", str(folder)]) == 0
+        text = capsys.readouterr().out
+        assert run_line(["fs", "status", "--dir", str(folder), "--json"]) == 0
+        return text, json.loads(capsys.readouterr().out)["unlinked"]
+
+    until(lambda: counted() == 0)
+    assert ("removed files" in said()[0], said()[1]) == (False, 0)
+    with attach(str(folder)) as fs:
+        with fs.open("/gone", "w") as file:
+            file.write(b"x")
+            fs.unlink("/gone")
+            assert counted() == 1
+            text, number = said()
+            assert "1 removed files are still open, or being emptied" in text
+            assert number == 1
+        until(lambda: counted() == 0)
+
+
 def test_an_ill_role_is_named() -> None:
     exporter = Exporter("127.0.0.1:0", Secret())
     try:

@@ -79,14 +79,10 @@ struct Batch {
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const {
     return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
   }
-  std::vector<std::uint64_t> found() const {
-    std::vector<std::uint64_t> found;
-    for (const Piece& piece : pieces) found.push_back(piece.found);
-    return found;
-  }
-  std::vector<std::uint32_t> lengths() const {
-    std::vector<std::uint32_t> found;
-    for (const Piece& piece : pieces) found.push_back(piece.chunk_length);
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const {
+    std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found;
+    found.reserve(pieces.size());
+    for (const Piece& piece : pieces) found.emplace_back(piece.found, piece.run, piece.chunk_length);
     return found;
   }
 };
@@ -131,12 +127,14 @@ Batch of_chunks(const FileMap& file, Kind kind, const std::vector<std::uint32_t>
   return batch;
 }
 
-Batch of_chains(const FileMap& file, std::size_t chains) {
+Batch of_chains(const FileMap& file, const std::vector<std::tuple<std::size_t, std::uint32_t>>& asks) {
   Batch batch;
-  for (std::size_t n = 0; n < std::min(chains, file.chains.size()); ++n) {
+  batch.pieces.reserve(asks.size());
+  for (const auto& [chain, upto] : asks) {
     Piece& piece = batch.pieces.emplace_back();
-    piece.chunk.inode = file.inode;
-    piece.chain = file.chains[n];
+    piece.chunk = {file.inode, upto};
+    piece.chain = file.chain(chain);
+    piece.stride = static_cast<std::uint32_t>(file.chains.size());
   }
   return batch;
 }
@@ -224,16 +222,18 @@ void bind(nb::module_ m) {
       .def_prop_ro("counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request of `of_buffers`.")
       .def_static("of_chunks", &of_chunks, "file"_a, "kind"_a, "indexes"_a, "length"_a = 0,
                   "The same for each of these chunks; `length`: of a chunk then.")
-      .def_static("of_chains", &of_chains, "file"_a, "chains"_a,
-                  "A question for the last chunk of the file on each of its first chains.")
+      .def_static("of_chains", &of_chains, "file"_a, "asks"_a,
+                  "Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and "
+                  "how many stand below it in a row.")
       .def("__len__", [](const Batch& batch) { return batch.pieces.size(); })
       .def_prop_ro("bytes", &Batch::bytes, "Of all pieces together.")
       .def("failures", &Batch::failures, "(piece, outcome, chain, node asked) of those that are not OK.")
       .def("again", &Batch::again, "piece"_a, "node"_a = io::kAnyNode,
            "The next call tries it again; a read: at this node, if it serves the chain.")
       .def("chunk", &Batch::chunk, "piece"_a, "(inode, index) of a piece.")
-      .def("found", &Batch::found, "Of answered questions: index of the last chunk + 1; 0: there is none.")
-      .def("lengths", &Batch::lengths, "Likewise: bytes of that chunk.");
+      .def("found", &Batch::found,
+           "Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has "
+           "chains, bytes of that chunk); a row of 0: there is none.");
   nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/fs3-service.md. Any thread.")
       .def("__init__",
            [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s,

@@ -107,7 +107,7 @@ void wrong_bytes_are_found_reported_and_read_elsewhere() {
   read.outcome = Outcome::open;
   read.choice = 1;
   CHECK(scene.engine.read({&read, 1}, soon()) == 0 && back == good);
-  Piece last{.chunk = {1, 0}, .chain = 1, .choice = 0};  // on the same connection, behind the report
+  Piece last{.chunk = {1, kLastIndex}, .chain = 1, .choice = 0};  // on the same connection, behind the report
   CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.chunk_length == 300'000);
   CHECK(scene.nodes[0].reports == 1 && scene.nodes[0].connections == 1);
 }
@@ -224,10 +224,12 @@ void truncate_extend_and_remove_carry_no_bytes() {
   bytes.resize(100);
   CHECK(scene.nodes[2].get({1, 0}) == bytes && scene.nodes[2].get({1, 1}).empty());
   CHECK(scene.nodes[2].get({1, 2}) == Bytes(50));
-  Piece last{.chunk = {1, 0}, .chain = 3};
-  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 3 && last.chunk_length == 50);
-  Piece none{.chunk = {2, 0}, .chain = 3};
-  CHECK(scene.engine.query_last({&none, 1}, soon()) == 0 && none.found == 0);
+  Piece last{.chunk = {1, kLastIndex}, .chain = 3};
+  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 2 && last.run == 1 && last.chunk_length == 50);
+  Piece first{.chunk = {1, 0}, .chain = 3};
+  CHECK(scene.engine.query_last({&first, 1}, soon()) == 0 && first.found == 0 && first.run == 1 && first.chunk_length == 100);
+  Piece none{.chunk = {2, kLastIndex}, .chain = 3};
+  CHECK(scene.engine.query_last({&none, 1}, soon()) == 0 && none.run == 0);
 }
 
 void a_deadline_ends_the_call_and_late_answers_touch_nothing() {

@@ -54,6 +54,10 @@ WriteEntry write_entry(const Piece& piece, std::uint64_t client) {
   return entry;
 }
 
+QueryEntry query_entry(const Piece& piece) {
+  return {piece.chunk.inode, piece.chain, piece.chain_version, piece.chunk.index, piece.stride};
+}
+
 FrameKind answer_to(FrameKind kind) {
   if (kind == FrameKind::read) return FrameKind::read_answer;
   return kind == FrameKind::write ? FrameKind::write_answer : FrameKind::query_answer;
@@ -84,7 +88,7 @@ std::vector<std::byte> query_table(std::span<Piece* const> pieces) {
   std::vector<std::byte> table(pieces.size() * sizeof(QueryEntry));
   for (std::size_t n = 0; n < pieces.size(); ++n) {
     const Piece& piece = *pieces[n];
-    put(table, n * sizeof(QueryEntry), QueryEntry{piece.chunk.inode, piece.chain, piece.chain_version});
+    put(table, n * sizeof(QueryEntry), query_entry(piece));
   }
   return table;
 }
@@ -269,15 +273,17 @@ bool Link::take_writes(const Request& request) const {
 
 bool Link::take_queries(const Request& request) const {
   for (std::size_t n = 0; n < request.pieces.size(); ++n) {
-    if (at<QueryAnswer>(table_, n).status > Status::invalid) return false;
+    const Piece& piece = *request.pieces[n];
+    if (!sound_query_answer(at<QueryAnswer>(table_, n), piece.chunk.index, piece.stride)) return false;
   }
   for (std::size_t n = 0; n < request.pieces.size(); ++n) {
     const auto answer = at<QueryAnswer>(table_, n);
     Piece& piece = *request.pieces[n];
-    const bool none = answer.status == Status::not_found;
-    piece.found = none ? 0 : std::uint64_t{answer.index} + 1;
-    piece.chunk_length = none ? 0 : answer.length;
-    piece.outcome = none ? Outcome::ok : static_cast<Outcome>(answer.status);
+    const bool found = answer.status == Status::ok;
+    piece.found = found ? answer.index : 0;
+    piece.run = found ? answer.run : 0;
+    piece.chunk_length = found ? answer.length : 0;
+    piece.outcome = answer.status == Status::not_found ? Outcome::ok : static_cast<Outcome>(answer.status);
   }
   return true;
 }

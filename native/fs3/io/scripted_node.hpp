@@ -206,7 +206,10 @@ class ScriptedNode {
       QueryAnswer answer;
       answer.status = Status::not_found;
       for (const auto& [id, bytes] : chunks_) {
-        if (id.inode == entry.inode) answer = {id.index, static_cast<std::uint32_t>(bytes.size()), Status::ok, {}};
+        if (id.inode != entry.inode || id.index > entry.upto) continue;
+        const bool next = answer.run != 0 && answer.index + entry.stride == id.index;
+        const std::uint32_t run = next ? std::min(answer.run + 1, kMostRun) : 1;
+        answer = {id.index, static_cast<std::uint32_t>(bytes.size()), run, Status::ok, {}};
       }
       append(table, answer);
     }

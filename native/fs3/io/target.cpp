@@ -315,11 +315,9 @@ void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
       replica_.chain_version() != entry.chain_version) {
     return;
   }
-  const auto found = store_.last(entry.inode);
+  const auto found = store_.last({entry.inode, entry.upto}, entry.stride);
   answer.status = found ? Status::ok : Status::not_found;
-  if (!found) return;
-  answer.index = found->chunk.index;
-  answer.length = found->committed.length;
+  if (found) answer = {found->chunk.index, found->length, found->run, Status::ok, {}};
 }
 
 void Target::suspect(ChunkId chunk) {

@@ -90,7 +90,7 @@ class Target : public std::enable_shared_from_this<Target> {
   void routing(const replica::Routing& routing);
   // The lease runs until then; `version` is the chain's at the manager when that was granted. It is never shortened.
   void lease(Clock::time_point until, ChainVersion version);
-  // The chunk with the largest index of an inode, as far as it is committed.
+  // The chunk with the largest index of an inode, up to what is asked, as far as it is committed.
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
   // The bytes of this chunk may fail their CRCs: they are read, and repaired if they do. What was damaged is looked at

@@ -101,4 +101,10 @@ bool sound_read_answer(const Head& head, std::span<const std::byte> table) {
   return true;
 }
 
+bool sound_query_answer(const QueryAnswer& answer, std::uint32_t upto, std::uint32_t stride) {
+  if (answer.status != Status::ok) return answer.status <= Status::invalid;
+  if (answer.run == 0 || answer.run > kMostRun || (stride == 0 && answer.run != 1)) return false;
+  return answer.index <= upto && std::uint64_t{answer.run - 1} * stride <= answer.index;
+}
+
 }  // namespace ff::fs3::io

@@ -112,19 +112,22 @@ struct WriteAnswer {
 };
 static_assert(sizeof(WriteAnswer) == 16);
 
-// The largest chunk of an inode on a chain.
+// The largest chunk of an inode on a chain, up to an index, and how many stand in a row below it.
 struct QueryEntry {
   std::uint64_t inode = 0;
   std::uint32_t chain = 0;
   ChainVersion chain_version = 0;
+  std::uint32_t upto = kLastIndex;
+  std::uint32_t stride = 0;  // between the indexes of a row; 0: no matter what is below
 };
-static_assert(sizeof(QueryEntry) == 16);
+static_assert(sizeof(QueryEntry) == 24);
 
 struct QueryAnswer {
   std::uint32_t index = 0;
   std::uint32_t length = 0;
+  std::uint32_t run = 0;  // chunks of the row, itself included: 1 to kMostRun
   Status status = Status::ok;  // not_found: there is none
-  std::uint8_t zeros[7] = {};
+  std::uint8_t zeros[3] = {};
 };
 static_assert(sizeof(QueryAnswer) == 16);
 
@@ -155,5 +158,7 @@ T at(std::span<const std::byte> table, std::size_t n, std::size_t from = 0) {
 bool sound_read(const Head& head, std::span<const std::byte> table);
 bool sound_write(const Head& head, std::span<const std::byte> table);
 bool sound_read_answer(const Head& head, std::span<const std::byte> table);
+// Whether the answer is one to the question: a row of indexes that there can be.
+bool sound_query_answer(const QueryAnswer& answer, std::uint32_t upto, std::uint32_t stride);
 
 }  // namespace ff::fs3::io

@@ -332,7 +332,7 @@ def grow(json: Json = False, where: Where = None) -> None:
 
 @fs.command()
 def check(path: Top = "/", json: Json = False, where: Where = None) -> None:
-    """Read every byte at and below a path. Files of which some cannot be read are named.
+    """Read all that is stored at and below a path. Files of which some cannot be read are named.
 
     Exit 1 if there are such files, or a chain that serves nobody. Each chunk is read from one of its
     replicas; the nodes themselves read all of theirs within `scrub_days`, a week.

@@ -174,15 +174,15 @@ def status(where: str | None, *, json: bool) -> None:
     place = find_place(where)
     found = survey.health(place)
     with attach(where) as fs:
-        files = fs.statfs().files
+        counts = fs.statfs()
     if json:
-        more = {"files": files, "problems": survey.problems(found)}
-        as_json({**msgspec.structs.asdict(found), **more})
+        more = {"files": counts.files, "unlinked": counts.unlinked}
+        as_json({**msgspec.structs.asdict(found), **more, "problems": survey.problems(found)})
         return
-    _show(found, files)
+    _show(found, counts.files, counts.unlinked)
 
 
-def _show(found: survey.Health, files: int) -> None:
+def _show(found: survey.Health, files: int, unlinked: int) -> None:
     wrong = survey.problems(found)
     states = [chain.state for chain in found.chains]
     counted = ", ".join(f"{states.count(one)} {one}" for one in sorted(set(states)))
@@ -192,6 +192,8 @@ def _show(found: survey.Health, files: int) -> None:
         f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}, "
         f"software {plain(found.software)}\n"
     )
+    if unlinked:
+        sys.stdout.write(f"{unlinked:,} removed files are still open, or being emptied\n")
     for line in wrong:
         sys.stdout.write(f"  {plain(line)}\n")
     table(NODE_COLUMNS, [_node_row(node, found) for node in found.nodes])

@@ -21,7 +21,7 @@ from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import TABLE, Node, Routing, Table
 from fireflyer.fs3.manager.service import Manager, Transaction
 from fireflyer.fs3.meta import Layout, MetaService
-from fireflyer.fs3.meta.messages import Answer, Request
+from fireflyer.fs3.meta.messages import Answer, Counts, Request, Statfs, User
 from fireflyer.fs3.meta.metrics import Operations, name_of
 from fireflyer.fs3.meta.service import is_reading
 from fireflyer.fs3.roles import Role
@@ -99,7 +99,7 @@ class Control:
         with contextlib.ExitStack() as started:
             self._store = SharedEngine(_open_store(Path(config.metadata), standby))
             started.callback(self._store.close)
-            self.operations = Operations(self._store.statistics)
+            self.operations = Operations(self._store.statistics, self._unlinked)
             self._loop = LoopThread("fs3-control")
             started.callback(self._loop.close)
             self._server = Server(secret, Role.MANAGER)
@@ -144,6 +144,17 @@ class Control:
             raise
         finally:
             self._count(request, begun, error)
+
+    def _unlinked(self) -> int | None:
+        """Files without a name; None before `set_up` and while it closes, or if the store fails."""
+        try:
+            service = self._ready()
+            with self._store.use():
+                counts = service.execute(Request(User(0, 0, ()), 0, Statfs()))
+        except FireflyerError:
+            return None
+        assert isinstance(counts, Counts)
+        return counts.unlinked
 
     def trouble(self) -> str:
         """What is wrong with the metadata service; "" if nothing is. Any thread."""

@@ -83,32 +83,37 @@ class Checked(msgspec.Struct):
 
     files: int
     bytes: int
+    """That were read; of holes there are none to read."""
     damages: list[Damage]
 
 
 def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
-    """Reads every byte of the files at and below a path, from one replica each, and compares the CRCs.
+    """Reads every chunk of the files at and below a path, from one replica each, and compares the CRCs.
 
     Args:
-        advance: told of bytes that were read, by any thread.
+        advance: told of bytes that were read and of those in holes, by any thread.
     """
 
-    def read(found: Found) -> Damage | None:
+    def read(found: Found) -> tuple[int, Damage | None]:
+        total, damage = 0, None
         try:
             with client.open(found.path, "r") as file:
-                memory = bytearray(min(PIECE, file.size))
-                for offset in range(0, file.size, PIECE):
-                    advance(file.pread_into(memory, offset))
+                memory = memoryview(bytearray(min(PIECE, file.size)))
+                for offset, size in file.stretches(PIECE):
+                    count = file.pread_into(memory[:size], offset)
+                    advance(count)
+                    total += count
+                advance(file.size - total)
         except FileNotFoundError:
-            return None  # removed meanwhile
+            pass  # removed meanwhile
         except (FireflyerError, OSError) as error:
-            return Damage(found.path, str(error))
-        return None
+            damage = Damage(found.path, str(error))
+        return total, damage
 
     files = [found for found in tree(client, top) if found.is_file]
     with ThreadPoolExecutor(THREADS, "fs3-check") as threads:
-        damages = [damage for damage in threads.map(read, files) if damage]
-    return Checked(len(files), sum(found.status.st_size for found in files), damages)
+        done = list(threads.map(read, files))
+    return Checked(len(files), sum(total for total, _ in done), [its for _, its in done if its])
 
 
 class NodeState(msgspec.Struct):

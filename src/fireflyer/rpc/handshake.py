@@ -20,7 +20,7 @@ NONCE_BYTES = 32
 _HELLO = struct.Struct(f"<4sHH{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
 
-VERSION = 0x0100
+VERSION = 0x0200
 """Major number in the upper byte; equal major numbers talk."""
 
 ANOTHER_SECRET = "the other side has another secret"

@@ -70,6 +70,7 @@ class Cluster:
     def _serve_metadata(self, table: Table) -> None:
         layout = Layout(table.id, table.version, self._chunk, len(table.chains))
         service = MetaService(self._engine, layout=layout)
+        self.service = service
         self._server.on_many(METHOD, Request, service.answer_many, is_reading)
 
     async def _stop(self) -> None:

@@ -79,8 +79,10 @@ class Batch:
         """The same for each of these chunks; `length`: of a chunk then."""
 
     @staticmethod
-    def of_chains(file: FileMap, chains: int) -> Batch:
-        """A question for the last chunk of the file on each of its first chains."""
+    def of_chains(file: FileMap, asks: Sequence[tuple[int, int]]) -> Batch:
+        """
+        Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and how many stand below it in a row.
+        """
 
     def __len__(self) -> int: ...
 
@@ -99,11 +101,10 @@ class Batch:
     def chunk(self, piece: int) -> tuple[int, int]:
         """(inode, index) of a piece."""
 
-    def found(self) -> list[int]:
-        """Of answered questions: index of the last chunk + 1; 0: there is none."""
-
-    def lengths(self) -> list[int]:
-        """Likewise: bytes of that chunk."""
+    def found(self) -> list[tuple[int, int, int]]:
+        """
+        Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has chains, bytes of that chunk); a row of 0: there is none.
+        """
 
 class Engine:
     """The way to the bytes; docs/fs3-service.md. Any thread."""

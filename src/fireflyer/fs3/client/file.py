@@ -3,12 +3,16 @@
 import io
 import os
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fireflyer._native.fs3.client import FileMap
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.data import Buffer, Data, Source, layout_of, memory_of
 from fireflyer.fs3.client.metadata import Metadata, Pulse, integer, natural
+from fireflyer.fs3.client.walk import LAST_INDEX
 from fireflyer.fs3.meta.inode import Inode, too_big
 from fireflyer.fs3.meta.messages import OMIT, Close, ExtendStripe, ReportLength, Stat, Truncate
 from fireflyer.log import get_logger
@@ -112,6 +116,25 @@ class File(io.RawIOBase):
         if not self._readable:
             raise io.UnsupportedOperation(f"{self.name} is not open for reading")
         return Source(self._map, self._end)
+
+    def stretches(self, most: int) -> Iterator[tuple[int, int]]:
+        """Where the file may hold other bytes than zeros, as far as it reaches; what lies between are holes.
+
+        Yields:
+            (offset, bytes), cut at multiples of `most` bytes, in no order.
+
+        Raises:
+            DeadlineExceeded, StorageError: its chains do not say.
+        """
+        end, size = self.source().end, layout_of(self._inode).chunk_size
+        if end <= size:  # no question is cheaper than its one chunk
+            yield from pieces(0, end, most)
+            return
+        last = min((end - 1) // size, LAST_INDEX)
+        for indexes in self._data.standing(self._inode, self.name, last=last):
+            for row in np.split(indexes, np.flatnonzero(np.diff(indexes) != 1) + 1):
+                stop = min((int(row[-1]) + 1) * size, end)
+                yield from pieces(int(row[0]) * size, stop, most)
 
     # Writing
 
@@ -249,3 +272,11 @@ class File(io.RawIOBase):
 
     def __repr__(self) -> str:
         return f"<fs3 file {self.name!r} mode={self.mode!r}{' closed' if self.closed else ''}>"
+
+
+def pieces(begin: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """(offset, bytes) of a range that is cut at multiples of `most`."""
+    while begin < end:
+        stop = min(begin - begin % most + most, end)
+        yield begin, stop - begin
+        begin = stop

@@ -25,6 +25,7 @@ from fireflyer.fs3.meta.inode import (
     NAME_MAX,
     PATH_MAX,
     SYMLINK,
+    UNLINKED,
     Inode,
     Layout,
     decode,
@@ -195,4 +196,5 @@ def set_layout(t: Transaction, ctx: Context, call: SetLayout) -> Inode:
 
 def statfs(t: Transaction, ctx: Context, call: Statfs) -> Counts:
     load(t, 1)
-    return Counts(counter(t.snapshot_get(FILES)), NAME_MAX, PATH_MAX)
+    files, unlinked = (counter(t.snapshot_get(key)) for key in (FILES, UNLINKED))
+    return Counts(files, NAME_MAX, PATH_MAX, unlinked)

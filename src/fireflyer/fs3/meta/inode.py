@@ -107,6 +107,8 @@ unpack_times = _TIMES.unpack
 ALLOCATOR = b"Ninode"
 FILES = b"Nfiles"
 """Counter: inodes that have a name."""
+UNLINKED = b"Nunlinked"
+"""Counter: files that have none, and are still open or not yet emptied."""
 
 _pack = _NUMBER.pack
 

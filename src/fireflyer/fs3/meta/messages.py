@@ -341,6 +341,8 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     files: int
     name_max: int
     path_max: int
+    unlinked: int
+    """Files without a name that are still open, or whose chunks are not all removed yet."""
 
 
 class Removal(msgspec.Struct, array_like=True, frozen=True, gc=False):

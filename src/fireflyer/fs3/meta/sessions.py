@@ -10,6 +10,7 @@ from fireflyer.fs3.meta.context import Context, load, require_root, store
 from fireflyer.fs3.meta.files import check_length
 from fireflyer.fs3.meta.inode import (
     FILE,
+    UNLINKED,
     Inode,
     client_key,
     decode,
@@ -153,4 +154,5 @@ def collected(t: Transaction, ctx: Context, call: Collected) -> Done:
         if inode.nlink == 0 and inode.kind == FILE:
             forget_inode(t, inode)
             t.clear(orphan_key(number))
+            t.add(UNLINKED, -1)
     return Done()
