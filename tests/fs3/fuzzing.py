@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from tests.fs3.frames import HEAD, MAGIC, READ, WRITE, pieces
+from tests.fs3.frames import GO_KIND, HEAD, HOLD, MAGIC, READ, READY_KIND, WRITE, pieces
 
 from fireflyer.errors import FireflyerError
 from fireflyer.fs3.manager.chains import Local, LocalState
@@ -267,13 +267,13 @@ class Frames:
         dice, rows = self.dice, b""
         count = dice.choice((1, 1, 2, 7, 128))
         for _ in range(count):
-            length = dice.choice((0, 1, 4095, 4096, 30_000))
+            length = dice.choice((0, 1, 4095, 4096, 30_000, 200_000 if count < 9 else 5))
             offset = min(self._number(), (64 << 20) - length)
             inode = dice.choice((INODE, 1, dice.randrange(1 << 64)))
             rows += READ.pack(
                 inode, self._number(), *self._chain(), offset, length, dice.randrange(2)
             )
-        return self._frame(1, count, rows, number)
+        return self._frame(1, count, rows, number, flags=dice.choice((0, 0, HOLD)))
 
     def _write(self, number: int) -> bytes:
         dice = self.dice
@@ -344,7 +344,9 @@ class Frames:
     def bad(self) -> tuple[bytes, bool]:
         """Any bytes; whether they may be the beginning of a frame that never ends."""
         dice, (frame, _) = self.dice, self.good(1)
-        what = dice.randrange(6)
+        what = dice.randrange(7)
+        if what == 6:  # nothing is held for it
+            return self._frame(dice.choice((GO_KIND, READY_KIND)), 1, b"", 1 << 30), False
         if what == 0:
             return dice.randbytes(dice.randrange(32, 400)), True
         if what == 1:

@@ -185,7 +185,9 @@ nb::dict statistics(const Engine& engine) {
   found["frames"] = now.frames;
   found["mismatches"] = now.mismatches;
   found["connections"] = now.connections;
-  found["most_large"] = now.most_large;
+  found["held"] = now.held;
+  found["senders"] = now.senders;
+  found["most_senders"] = now.most_senders;
   return found;
 }
 
@@ -241,9 +243,9 @@ void bind(nb::module_ m) {
              const auto limit = std::chrono::milliseconds(std::lround(1000 * connect_s));
              new (self) Engine(client, {lanes, senders, limit, local}, connecting(std::move(connect)), look_at_signals);
            },
-           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 8, "connect_s"_a = 1.0, "local"_a = true,
+           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 2, "connect_s"_a = 1.0, "local"_a = true,
            nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
-                   "lanes: int = 8, senders: int = 8, connect_s: float = 1.0, local: bool = True) -> None"),
+                   "lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None"),
            "connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or "
            "raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.")
       .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
@@ -255,7 +257,7 @@ void bind(nb::module_ m) {
       .def("query_last", [](Engine& e, Batch& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
            "batch"_a, "seconds"_a, Free(), "Likewise.")
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
-           "Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; most_large: large reads at a time.");
+           "Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; held (large reads that waited for their turn to be sent); senders, most_senders (that may send much, now and at a time).");
 }
 
 }  // namespace ff::fs3::client

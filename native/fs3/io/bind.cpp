@@ -150,6 +150,7 @@ class Node {
     found["buffer_bytes"] = now.buffer_bytes;
     found["local_bytes"] = now.local_bytes;
     found["held"] = now.held;
+    found["ready"] = now.ready;
     found["buffer_limit"] = now.buffer_limit;
     found["jobs"] = now.jobs;
     found["mismatched"] = now.mismatched;

@@ -35,9 +35,13 @@ enum class FrameKind : std::uint8_t {
   query_last = 6,
   query_answer = 7,
   report = 8,  // a reader's: the bytes of these chunks failed their CRCs. No answer
+  ready = 9,   // of a READ with kHold: its bytes are in memory. A head alone
+  go = 10,     // of the same: they may come now. A head alone
 };
 
 inline constexpr std::uint8_t kLocal = 0x01;  // of a READ: places will do; of its answer: here they are, and no payload
+inline constexpr std::uint8_t kHold = 0x02;   // of a READ: much is sent only after `ready` and `go`
+inline constexpr std::size_t kHoldFrom = std::size_t{64} << 10;  // bytes of an answer beyond which that is much
 inline constexpr std::size_t kLocalSlots = 32;  // files that a connection's client holds open
 inline constexpr auto kLocalTime = std::chrono::seconds(10);  // that extents stay for such an answer, at least
 

@@ -77,6 +77,8 @@ void use(const Frame& frame) {
       }
       return;
     case FrameKind::message: use_message(frame); return;
+    case FrameKind::ready:
+    case FrameKind::go: CHECK(frame.head.count == 1 && frame.table.empty() && frame.head.payload_bytes == 0); return;
     default: CHECK(frame.head.payload_bytes == 0);
   }
 }
@@ -139,6 +141,8 @@ Bytes frame_of(replica::Message message, const Bytes& payload = {}, std::vector<
 std::vector<Bytes> seeds() {
   std::vector<Bytes> good;
   good.push_back(frame_with(FrameKind::read, 3, ReadEntry{1, 2, 3, 4, 4000, 9000, 1}));
+  good.push_back(frame_of(FrameKind::ready, 1, {}));
+  good.push_back(frame_of(FrameKind::go, 1, {}));
   good.push_back(frame_with(FrameKind::report, 1, ReadEntry{1, 2, 3, 4, 0, 4096, 0}));
   good.push_back(frame_with(FrameKind::query_last, 5, QueryEntry{1, 2, 3, 9, 4}));
   good.push_back(frame_with(FrameKind::query_answer, 2, QueryAnswer{9, 2, 2, Status::ok, {}}));

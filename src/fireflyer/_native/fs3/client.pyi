@@ -109,7 +109,7 @@ class Batch:
 class Engine:
     """The way to the bytes; docs/fs3-service.md. Any thread."""
 
-    def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 8, connect_s: float = 1.0, local: bool = True) -> None:
+    def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None:
         """
         connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.
         """
@@ -130,5 +130,5 @@ class Engine:
 
     def statistics(self) -> dict[str, int]:
         """
-        Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; most_large: large reads at a time.
+        Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; held (large reads that waited for their turn to be sent); senders, most_senders (that may send much, now and at a time).
         """

@@ -36,6 +36,7 @@ _GAUGES = {
     "buffer_bytes": "memory of payloads under way",
     "buffer_limit": "what buffer_bytes can be at most",
     "jobs": "jobs that wait for a worker",
+    "ready": "answers in memory that clients did not ask for yet",
     "index_bytes": "memory of the chunks' indexes",
 }
 _TARGET_COUNTERS = {
