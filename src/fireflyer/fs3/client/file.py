@@ -34,8 +34,8 @@ class File(io.RawIOBase):
     """A file of fs3, in bytes and without a buffer of its own. Thread-safe but for its position.
 
     What a write has returned from is durable. Others see the length when it was reported: by `fsync`,
-    `close`, `truncate`. A file opened after that has all of it (close-to-open). Threads may append to one file;
-    appends of several files that are open under one name are not atomic.
+    `close`, `truncate`. A file opened after that has all of it (close-to-open).
+    Threads may append to one file; appends of several that are open under one name are not atomic.
     `io.BufferedReader(file)` and `io.TextIOWrapper` take it as they take any raw file.
     """
 
@@ -158,7 +158,7 @@ class File(io.RawIOBase):
             self.met([self._inode.number])
 
     def met(self, holes: Collection[int]) -> None:
-        """Called after a read with the inodes in which it met holes: learns whether this file was removed or cut.
+        """After a read, with the inodes in which it met holes: learns whether this file was removed or cut.
 
         Chunks go after the last name, and after the last session: what was read before is sound if there is
         a name or a session afterwards.
@@ -369,7 +369,7 @@ def read_files(
     what: str,
     deadline_s: float | None = None,
 ) -> list[int]:
-    """Fills memory from files: (index of the file, offset, memory). Returns and raises as `Client.read_many`."""
+    """Fills memory from files: (index of the file, offset, memory); as `Client.read_many`."""
     got = data.read([file.source() for file in files], requests, what, deadline_s)
     if not got.holes:
         return got.counts

@@ -126,7 +126,10 @@ class Open(Call, frozen=True):
 
 
 class Close(Call, frozen=True):
-    """Ends a session; with a length also ReportLength; the session stays if that is not taken. Answer: Inode."""
+    """Ends a session; with a length also ReportLength. Answer: Inode.
+
+    A length that is not taken leaves the session.
+    """
 
     inode: Number
     handle: Number
