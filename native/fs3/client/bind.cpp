@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -78,6 +79,17 @@ struct Batch {
   }
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const {
     return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
+  }
+  // Of a batch that was read: the files of which some bytes were asked for that no chunk has.
+  std::vector<std::uint64_t> holes() const {
+    std::vector<std::uint64_t> inodes;
+    for (const Piece& piece : pieces) {
+      const bool whole = piece.chunk_length >= std::uint64_t{piece.offset} + piece.length;
+      if (!whole && (inodes.empty() || inodes.back() != piece.chunk.inode)) inodes.push_back(piece.chunk.inode);
+    }
+    std::sort(inodes.begin(), inodes.end());
+    inodes.erase(std::unique(inodes.begin(), inodes.end()), inodes.end());
+    return inodes;
   }
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const {
     std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found;
@@ -233,6 +245,8 @@ void bind(nb::module_ m) {
       .def("again", &Batch::again, "piece"_a, "node"_a = io::kAnyNode,
            "The next call tries it again; a read: at this node, if it serves the chain.")
       .def("chunk", &Batch::chunk, "piece"_a, "(inode, index) of a piece.")
+      .def_prop_ro("holes", &Batch::holes,
+                   "Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.")
       .def("found", &Batch::found,
            "Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has "
            "chains, bytes of that chunk); a row of 0: there is none.");

@@ -1,5 +1,6 @@
 """What a file system holds and how it is: entries below a path, reading all of them, the state of chains."""
 
+import errno
 import os
 import stat
 import threading
@@ -103,11 +104,10 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
                     count = file.pread_into(memory[:size], offset)
                     advance(count)
                     total += count
-                advance(file.size - total)
-        except FileNotFoundError:
-            pass  # removed meanwhile
+                advance(max(0, file.size - total))
         except (FireflyerError, OSError) as error:
-            damage = Damage(found.path, str(error))
+            removed = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)
+            damage = None if removed else Damage(found.path, str(error))
         return total, damage
 
     files = [found for found in tree(client, top) if found.is_file]

@@ -395,6 +395,8 @@ class _Copy:
         """REQUIRES: the lock."""
         assert self._ends is not None
         reader, writer = self._ends
+        if reader.size < self._item.size:
+            raise self._shorter()
         if self._end < self._item.size:
             writer.truncate(self._item.size)
         self._ends = None

@@ -101,6 +101,12 @@ class Batch:
     def chunk(self, piece: int) -> tuple[int, int]:
         """(inode, index) of a piece."""
 
+    @property
+    def holes(self) -> list[int]:
+        """
+        Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.
+        """
+
     def found(self) -> list[tuple[int, int, int]]:
         """
         Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has chains, bytes of that chunk); a row of 0: there is none.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
-from fireflyer.fs3.client.file import File
+from fireflyer.fs3.client.file import File, read_files
 from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
 from fireflyer.fs3.client.names import Names
 from fireflyer.fs3.client.settings import Settings, find_secret
@@ -142,12 +142,12 @@ class Client(Names):
 
         Raises:
             Corrupted, DeadlineExceeded, StorageError: the contents of all memory are undefined then.
+            FileError: ESTALE: a file was removed; likewise.
         """
         places: dict[File, int] = {}
         rows = [(places.setdefault(file, len(places)), offset, to) for file, offset, to in requests]
         _check_files(places)
-        sources = [file.source() for file in places]
-        return self._data.read(sources, rows, _names(places), deadline_s)
+        return read_files(self._data, list(places), rows, _names(places), deadline_s)
 
     def write_many(
         self,
@@ -194,7 +194,10 @@ class Client(Names):
         Raises:
             As `read_many`.
         """
-        self._data.read_rows([file.source().map for file in files], rows, _names(files))
+        maps = [file.source().map for file in files]
+        holes = self._data.read_rows(maps, rows, _names(files))
+        for file in files:
+            file.met(holes)
 
     def truncate(self, path: Path, length: int) -> None:
         """Cuts a file off, or lets zeros follow it."""

@@ -29,6 +29,18 @@ class Source(NamedTuple):
     end: int
 
 
+class Got(NamedTuple):
+    """What a read gave.
+
+    Attributes:
+        counts: bytes of each request: fewer than asked for only at the end of its file.
+        holes: inodes of the files in which it met bytes that no chunk has.
+    """
+
+    counts: list[int]
+    holes: list[int]
+
+
 class Data:
     """Thread-safe."""
 
@@ -45,14 +57,11 @@ class Data:
         requests: Sequence[tuple[int, int, Buffer]],
         what: str,
         deadline_s: float | None = None,
-    ) -> list[int]:
-        """Fills memory from files.
+    ) -> Got:
+        """Fills memory from files, with zeros where they have holes.
 
         Args:
             requests: (index of the source, offset, memory to fill).
-
-        Returns:
-            How many bytes each got: fewer only at the end of its file.
 
         Raises:
             Corrupted, StorageError, DeadlineExceeded: the contents of all memory are then undefined.
@@ -70,13 +79,20 @@ class Data:
         if len(batch):
             retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
             retry.run(self._cluster.engine.read, batch, batch.bytes, deadline_s)
-        return batch.counts
+        return Got(batch.counts, batch.holes if len(batch) else [])
 
-    def read_rows(self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str) -> None:
-        """Likewise, to addresses that stay valid: int64[n, 4] of (file, offset, bytes, address)."""
+    def read_rows(
+        self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str
+    ) -> list[int]:
+        """Likewise, to addresses that stay valid: int64[n, 4] of (file, offset, bytes, address).
+
+        Returns:
+            The holes, as `Got` has them.
+        """
         batch = Batch(maps, rows)
         retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
         retry.run(self._cluster.engine.read, batch, batch.bytes, None)
+        return batch.holes
 
     def write(
         self,

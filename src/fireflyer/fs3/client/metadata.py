@@ -147,22 +147,27 @@ class Pulse:
     def __init__(self, metadata: Metadata, every_s: float) -> None:
         self._metadata, self._every_s = metadata, every_s
         self._lock = threading.Lock()
-        self._open = 0
+        self._open: dict[int, int] = {}  # inodes by handle
         self._stop: threading.Event | None = None
 
-    def opened(self) -> None:
+    def opened(self, handle: int, inode: int) -> None:
         with self._lock:
-            self._open += 1
+            self._open[handle] = inode
             if self._stop is None:
                 self._stop = threading.Event()
                 threading.Thread(
                     target=self._beat, args=(self._stop,), name="fs3-alive", daemon=True
                 ).start()
 
-    def closed(self) -> None:
+    def handle_of(self, inode: int) -> int:
+        """Of one that is open for writing; 0 if none is."""
         with self._lock:
-            self._open -= 1
-            if self._open == 0 and self._stop is not None:
+            return next((handle for handle, its in self._open.items() if its == inode), 0)
+
+    def closed(self, handle: int) -> None:
+        with self._lock:
+            del self._open[handle]
+            if not self._open and self._stop is not None:
                 self._stop.set()
                 self._stop = None
 

@@ -125,7 +125,9 @@ class Fs3Storage:
                 answers.append(file)
         try:
             with _translated("read", self._root):
-                self._client.read_many(requests)
+                counts = self._client.read_many(requests)
+                for (_, _, memory), count in zip(requests, counts, strict=True):
+                    del memory[count:]  # a file that was cut meanwhile
         except StorageError as error:
             return [answer if isinstance(answer, StorageError) else error for answer in answers]
         return [answer if isinstance(answer, StorageError) else bytes(answer) for answer in answers]

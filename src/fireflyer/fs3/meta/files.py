@@ -165,13 +165,16 @@ def check_length(inode: Inode, length: int, path: bytes) -> None:
         raise too_big(inode, path)
 
 
-def _reported(ctx: Context, inode: Inode, length: int, version: int) -> None:
+def _reported(t: Transaction, ctx: Context, inode: Inode, length: int, version: int) -> bool:
+    """Whether the report was taken: not one that knows nothing of a truncate."""
     check_length(inode, length, b"inode %d" % inode.number)
     if version != inode.length_version:
-        return
+        return False
     inode.length = max(inode.length, length)
     inode.mtime = inode.ctime = ctx.now
     _strip(ctx, inode)
+    store(t, inode)
+    return True
 
 
 def _strip(ctx: Context, inode: Inode) -> None:
@@ -182,17 +185,14 @@ def _strip(ctx: Context, inode: Inode) -> None:
 
 def close(t: Transaction, ctx: Context, call: Close) -> Inode:
     inode, key = _session(t, ctx, call.inode, call.handle)
-    if call.length != OMIT:
-        _reported(ctx, inode, call.length, call.length_version)
-        store(t, inode)
-    t.clear(key)
+    if call.length == OMIT or _reported(t, ctx, inode, call.length, call.length_version):
+        t.clear(key)
     return inode
 
 
 def report_length(t: Transaction, ctx: Context, call: ReportLength) -> Inode:
     inode, _ = _session(t, ctx, call.inode, call.handle)
-    _reported(ctx, inode, call.length, call.length_version)
-    store(t, inode)
+    _reported(t, ctx, inode, call.length, call.length_version)
     return inode
 
 
