@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +19,7 @@ from tests.fs3.manager.store import Store
 
 from fireflyer._native import crc32c
 from fireflyer.errors import PeerLost, ProtocolMismatch
+from fireflyer.fs3 import refusals
 from fireflyer.fs3.client import connect
 from fireflyer.fs3.lines import dial
 from fireflyer.fs3.manager.chains import Chain, Public
@@ -26,6 +29,7 @@ from fireflyer.fs3.manager.routing import Routing
 from fireflyer.fs3.manager.service import Manager
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode
+from fireflyer.log import get_logger
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
@@ -189,6 +193,52 @@ def test_another_secret_is_not_let_in(nodes: Nodes) -> None:
         dial(address, Secret(b"some other secret, not ours"), Role.CLIENT)
     with pytest.raises(PeerLost):
         dial("127.0.0.1:1", SECRET, Role.CLIENT)
+
+
+def refused_lines(lines: list[str]) -> list[str]:
+    return [line for line in lines if "refused" in line]
+
+
+def test_who_is_refused_is_named_in_few_lines(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(get_logger("fs3"), "propagate", True)
+    node = nodes.running["n0"]
+    monkeypatch.setattr(refusals, "SPAN_S", 3600.0)
+    for _ in range(3 * refusals.LINES):
+        with pytest.raises(ProtocolMismatch):
+            dial(node.address, Secret(b"some other secret, not ours"), Role.CLIENT)
+    told = refused_lines(caplog.messages)
+    assert len(told) == refusals.LINES
+    assert all(re.match(r"a connection from 127\.0\.0\.1:\d+ was refused: ", one) for one in told)
+
+
+def test_refusals_without_a_line_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(get_logger("fs3"), "propagate", True)
+    now = 100.0
+    these = refusals.Refusals(lambda: now)
+    assert these.due is None
+    for n in range(1000):
+        these.note(f"10.0.0.1:{n}", "another secret")
+    these.tell()
+    assert len(caplog.messages) == refusals.LINES
+    assert these.due == now + refusals.SPAN_S
+    now = these.due
+    these.tell()
+    assert caplog.messages[refusals.LINES :] == [
+        f"{1000 - refusals.LINES} more connections were refused within {refusals.SPAN_S:g} s"
+    ]
+    these.note("10.0.0.1:9", "another secret")
+    assert caplog.messages[-1] == "a connection from 10.0.0.1:9 was refused: another secret"
+    assert these.due is None
+
+
+def test_a_peer_on_this_machine_is_a_process() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        assert refusals.peer_of(one) == f"process {os.getpid()} of uid {os.getuid()}"
 
 
 def test_the_address_of_a_storage_node_is_no_managers(nodes: Nodes, tmp_path: Path) -> None:
