@@ -172,7 +172,7 @@ class NodeState(msgspec.Struct):
     refuses: bool = False
     """Writes of whole chunks, for want of space."""
     faults: dict[int, str] = msgspec.field(default_factory=dict)
-    """Targets that cannot be opened, and why."""
+    """Targets that are not open or faulty, and why."""
 
 
 class TargetState(msgspec.Struct):
@@ -346,7 +346,7 @@ def problems(found: Health) -> list[str]:
 
 def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
     for target, why in node.faults.items():
-        yield f"{node.name}/{target % SLOTS} cannot be opened: {why}"
+        yield f"{node.name}/{target % SLOTS}: {why}"
     if node.refuses:
         free, kept = (f"{number >> 20:,} MiB" for number in (node.free_bytes, node.kept_bytes))
         yield f"node {node.name}: disk full: refuses writes ({free} free, {kept} kept for repair)"
