@@ -493,7 +493,7 @@ def test_what_an_operator_is_told() -> None:
         ({"alive": False, "heard_s": 9.0}, "node n1 does not answer: last heard 9.0 s ago"),
         ({"free_bytes": 40}, "node n1 has 4.0% of its disk left"),
         ({"version": "0.9"}, "node n1 runs 0.9, the manager 1.0"),
-        ({"faults": {258: "it is locked"}}, "n1/2 cannot be opened: it is locked"),
+        ({"faults": {258: "it is locked"}}, "n1/2: it is locked"),
         (
             {"refuses": True, "free_bytes": 12 << 20, "kept_bytes": 256 << 20},
             "node n1: disk full: refuses writes (12 MiB free, 256 MiB kept for repair)",

@@ -151,6 +151,15 @@ Batch of_chains(const FileMap& file, const std::vector<std::tuple<std::size_t, s
   return batch;
 }
 
+Batch joined(const std::vector<const Batch*>& batches) {
+  Batch all;
+  for (const Batch* const one : batches) {
+    if (!one->counts.empty()) throw Error(Code::invalid, "batches with memory cannot be joined");
+    all.pieces.insert(all.pieces.end(), one->pieces.begin(), one->pieces.end());
+  }
+  return all;
+}
+
 Engine::Clock::time_point after(double seconds) {
   constexpr double kLongest = 1e6;
   return Engine::Clock::now() + std::chrono::duration_cast<Engine::Clock::duration>(
@@ -223,7 +232,8 @@ void bind(nb::module_ m) {
       .value("DIVERGED", static_cast<Outcome>(Status::diverged))
       .value("OPEN", Outcome::open);
   nb::class_<FileMap>(m, "FileMap", "Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.")
-      .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a);
+      .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a)
+      .def_prop_ro("chains", [](const FileMap& file) { return file.chains; });
   nb::class_<Batch>(m, "Batch", "Pieces of chunks, and what became of each. One thread at a time.")
       .def(nb::new_(&of_ranges), "files"_a, "rows"_a,
            "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that are "
@@ -239,6 +249,7 @@ void bind(nb::module_ m) {
       .def_static("of_chains", &of_chains, "file"_a, "asks"_a,
                   "Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and "
                   "how many stand below it in a row.")
+      .def_static("joined", &joined, "batches"_a, "The pieces of batches that move no bytes, one batch's after another's.")
       .def("__len__", [](const Batch& batch) { return batch.pieces.size(); })
       .def_prop_ro("bytes", &Batch::bytes, "Of all pieces together.")
       .def("failures", &Batch::failures, "(piece, outcome, chain, node asked) of those that are not OK.")

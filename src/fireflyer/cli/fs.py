@@ -281,7 +281,7 @@ def du(
     """Count bytes, files and directories at and below paths. Replicas are not counted."""
     from fireflyer.cli import fs_looking
 
-    fs_looking.du(where, paths or [], json=json)
+    raise typer.Exit(fs_looking.du(where, paths or [], json=json))
 
 
 @fs.command()
@@ -300,7 +300,7 @@ def find(
     """List the paths of all that is at and below a path."""
     from fireflyer.cli import fs_looking
 
-    fs_looking.find(where, path, name, kind, json=json)
+    raise typer.Exit(fs_looking.find(where, path, name, kind, json=json))
 
 
 @fs.command()

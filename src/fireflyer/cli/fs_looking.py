@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from fireflyer.cli.printing import age, as_json, progress, table
+from fireflyer.errors import FileError
 from fireflyer.ffrecord.convert.listing import size_text
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Settings
@@ -53,7 +54,7 @@ def ls(where: str | None, path: str, *, long: bool, json: bool) -> None:
 
 
 def _name(one: survey.Found) -> str:
-    name = os.path.basename(one.path.rstrip("/")) or "/"
+    name = os.path.basename(one.name.rstrip("/")) or "/"
     return f"{name}/" if one.is_dir and name != "/" else name
 
 
@@ -132,32 +133,45 @@ class Usage(msgspec.Struct):
     directories: int = 0
 
 
-def du(where: str | None, paths: list[str], *, json: bool) -> None:
+def du(where: str | None, paths: list[str], *, json: bool) -> int:
     rows = []
+    missed: list[FileError] = []
     with attach(where) as fs:
         for path in paths or [one.path for one in survey.listing(fs, "/")]:
             usage = Usage(path)
-            for one in survey.tree(fs, path):
+            for one in survey.tree(fs, path, missed.append):
                 usage.directories += one.is_dir
                 usage.files += not one.is_dir
                 usage.bytes += one.status.st_size if one.is_file else 0
             rows.append(usage)
     if json:
         as_json([{**msgspec.structs.asdict(row), **_named(row.path)} for row in rows])
-        return
-    table(
-        ("SIZE", "FILES", "DIRECTORIES", "PATH"),
-        [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows],
-    )
+    else:
+        table(
+            ("SIZE", "FILES", "DIRECTORIES", "PATH"),
+            [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows],
+        )
+    return _tell_missed(missed)
 
 
-def find(where: str | None, path: str, name: str | None, kind: str | None, *, json: bool) -> None:
+def _tell_missed(missed: list[FileError]) -> int:
+    """Says on stderr which directories were not listed; the exit code."""
+    for error in missed:
+        sys.stderr.write(
+            plain(f"{error.filename}: {error.strerror}: what is below it is left out") + "\n"
+        )
+    return int(bool(missed))
+
+
+def find(where: str | None, path: str, name: str | None, kind: str | None, *, json: bool) -> int:
     if kind is not None and kind not in KINDS:
         raise typer.BadParameter(f"--type: {kind!r} is none of {', '.join(KINDS)}")
 
+    missed: list[FileError] = []
+
     def wanted() -> Iterator[survey.Found]:
-        for one in survey.tree(fs, path):
-            if name is not None and not fnmatch.fnmatchcase(os.path.basename(one.path), name):
+        for one in survey.tree(fs, path, missed.append):
+            if name is not None and not fnmatch.fnmatchcase(os.path.basename(one.name), name):
                 continue
             if kind is None or KINDS[kind](one.status.st_mode):
                 yield one
@@ -165,9 +179,10 @@ def find(where: str | None, path: str, name: str | None, kind: str | None, *, js
     with attach(where) as fs:
         if json:
             as_json([_row(one) for one in wanted()])
-            return
-        for one in wanted():
-            sys.stdout.write(plain(one.path) + "\n")
+        else:
+            for one in wanted():
+                sys.stdout.write(plain(one.path) + "\n")
+    return _tell_missed(missed)
 
 
 def status(where: str | None, *, json: bool) -> None:
@@ -238,22 +253,29 @@ def grow(where: str | None, *, json: bool) -> None:
 def check(where: str | None, path: str, *, json: bool) -> int:
     found = survey.health(find_place(where))
     with attach(where, settings=Settings(deadline_s=CHECK_S)) as fs:
-        total = sum(one.status.st_size for one in survey.tree(fs, path) if one.is_file)
+        total = sum(
+            one.status.st_size for one in survey.tree(fs, path, lambda _: None) if one.is_file
+        )
         with progress("reading", total) as advance:
             checked = survey.check(fs, path, advance)
     stopped = [chain.chain for chain in found.chains if chain.state == "stopped"]
     degraded = [chain.chain for chain in found.chains if chain.state == "degraded"]
     wrong = survey.problems(found)
-    bad = bool(checked.damages or stopped)
+    bad = bool(checked.damages or checked.unvisited or stopped)
     if json:
         more = {"stopped": stopped, "degraded": degraded, "problems": wrong}
-        damages = [{**_named(one.path), "reason": text(one.reason)} for one in checked.damages]
-        as_json({**msgspec.structs.asdict(checked), "damages": damages, **more})
+        told = {
+            key: [{**_named(one.path), "reason": text(one.reason)} for one in ones]
+            for key, ones in (("damages", checked.damages), ("unvisited", checked.unvisited))
+        }
+        as_json({**msgspec.structs.asdict(checked), **told, **more})
         return int(bad)
-    for damage in checked.damages:
+    for damage in (*checked.damages, *checked.unvisited):
         sys.stdout.write(plain(f"{damage.path}: {damage.reason}") + "\n")
     for line in wrong:
         sys.stdout.write(plain(line) + "\n")
     result = f"{len(checked.damages)} damaged" if checked.damages else "all whole"
+    if checked.unvisited:
+        result += f"; {len(checked.unvisited)} directories not visited"
     sys.stdout.write(f"{checked.files:,} files, {size_text(checked.bytes)} read: {result}\n")
     return int(bad)

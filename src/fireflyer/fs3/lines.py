@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolMismatch
+from fireflyer.fs3.refusals import Refusals, peer_of
 from fireflyer.log import get_logger
 from fireflyer.rpc.address import Address, tune
 from fireflyer.rpc.handshake import Handshake
@@ -109,6 +110,7 @@ class Door:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._callers: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
+        self._refusals = Refusals()
         self._thread = threading.Thread(target=self._serve, name="fs3-door", daemon=True)
         self._thread.start()
 
@@ -119,7 +121,10 @@ class Door:
     def _serve(self) -> None:
         while True:
             oldest = next(iter(self._callers.values()), None)
-            left = None if oldest is None else max(0.0, oldest[1] - time.monotonic())
+            dues = [oldest[1]] if oldest is not None else []
+            if self._refusals.due is not None:
+                dues.append(self._refusals.due)
+            left = max(0.0, min(dues) - time.monotonic()) if dues else None
             for key, _ in self._selector.select(left):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
@@ -130,6 +135,7 @@ class Door:
                     self._accept()
                 else:
                     self._hear(sock)
+            self._refusals.tell()
             now = time.monotonic()
             while self._callers and next(iter(self._callers.values()))[1] <= now:
                 self._drop(next(iter(self._callers)))
@@ -161,7 +167,7 @@ class Door:
         except BlockingIOError:
             return
         except ProtocolMismatch as error:
-            get_logger("fs3").warning("a connection was refused: %s", error)
+            self._refusals.note(peer_of(sock), error)
             with contextlib.suppress(OSError):
                 sock.send(handshake.refusal())
             self._drop(sock)

@@ -6,13 +6,13 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import msgspec
 
 from fireflyer.errors import ConfigError, DeadlineExceeded, FileError, FireflyerError
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.connection import TIMEOUT_S
+from fireflyer.fs3.client.names import status_of
 from fireflyer.fs3.client.settings import find_secret
 from fireflyer.fs3.find import Place
 from fireflyer.fs3.manager.chains import Chain, Public
@@ -22,18 +22,35 @@ from fireflyer.fs3.manager.routing import SLOTS, TABLE, Node, Routing, Table
 from fireflyer.fs3.manager.service import Status
 from fireflyer.fs3.roles import Role
 
-AT_ONCE = 256
-"""Names whose attributes are asked for in one call."""
 PIECE = 4 << 20
 THREADS = 6
 GROW_WAIT_S = 60.0
 
 
-class Found(NamedTuple):
-    """A name and what `os.lstat` says of it."""
+class Found:
+    """A name and what `os.lstat` says of it.
 
-    path: str
-    status: os.stat_result
+    Attributes:
+        name: in the directory `above`; the whole path where that is None.
+    """
+
+    __slots__ = ("above", "name", "status")
+
+    def __init__(self, name: str, status: os.stat_result, above: "Found | None" = None) -> None:
+        self.name, self.status, self.above = name, status, above
+
+    @property
+    def path(self) -> str:
+        """Put together anew each time: of what is deep in a tree it is long."""
+        names: list[str] = []
+        one = self
+        while one.above is not None:
+            names.append(one.name)
+            one = one.above
+        if not names:
+            return one.name
+        slash = "" if one.name.endswith("/") else "/"
+        return f"{one.name}{slash}{'/'.join(reversed(names))}"
 
     @property
     def is_dir(self) -> bool:
@@ -49,27 +66,38 @@ def listing(client: Client, path: str) -> list[Found]:
     status = client.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [Found(path, client.lstat(path))]
-    names = client.listdir(path)
-    found: list[Found] = []
-    for at in range(0, len(names), AT_ONCE):
-        paths = [os.path.join(path, name) for name in names[at : at + AT_ONCE]]
-        for one, its in zip(paths, client.stat_many(paths), strict=True):
-            if not isinstance(its, FileError):  # removed meanwhile
-                found.append(Found(one, its))
-    return found
+    return _below(client, Found(path, status))
 
 
-def tree(client: Client, top: str) -> Iterator[Found]:
-    """A path and all that is below it, from the top, in order. Symlinks are not followed."""
+def _below(client: Client, one: Found) -> list[Found]:
+    entries = client.entries_of(one.status.st_ino)
+    return [Found(name, status_of(inode), one) for name, inode in entries]
+
+
+def tree(
+    client: Client, top: str, missed: Callable[[FileError], None] | None = None
+) -> Iterator[Found]:
+    """A path and all that is below it, from the top, in order. Symlinks are not followed.
+
+    Goes by the inodes of directories, so that the depth of a tree is no limit and costs nothing.
+
+    Args:
+        missed: is told of each directory that cannot be listed, while the others are; None: that is raised.
+    """
     waiting = [Found(top, client.lstat(top))]
     while waiting:
         one = waiting.pop()
         yield one
         if one.is_dir:
             try:
-                waiting.extend(reversed(listing(client, one.path)))
+                waiting.extend(reversed(_below(client, one)))
             except FileNotFoundError:
                 continue  # removed meanwhile
+            except FileError as error:
+                named = FileError(error.errno or errno.EIO, one.path)
+                if missed is None:
+                    raise named from error
+                missed(named)
 
 
 class Damage(msgspec.Struct):
@@ -86,6 +114,8 @@ class Checked(msgspec.Struct):
     bytes: int
     """That were read; of holes there are none to read."""
     damages: list[Damage]
+    unvisited: list[Damage]
+    """Directories that cannot be listed: what is below them was not read."""
 
 
 def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
@@ -98,7 +128,7 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
     def read(found: Found) -> tuple[int, Damage | None]:
         total, damage = 0, None
         try:
-            with client.open(found.path, "r") as file:
+            with client.open_inode(found.status.st_ino, found.path) as file:
                 memory = memoryview(bytearray(min(PIECE, file.size)))
                 for offset, size in file.stretches(PIECE):
                     count = file.pread_into(memory[:size], offset)
@@ -110,10 +140,13 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
             damage = None if removed else Damage(found.path, str(error))
         return total, damage
 
-    files = [found for found in tree(client, top) if found.is_file]
+    missed: list[FileError] = []
+    files = [found for found in tree(client, top, missed.append) if found.is_file]
     with ThreadPoolExecutor(THREADS, "fs3-check") as threads:
         done = list(threads.map(read, files))
-    return Checked(len(files), sum(total for total, _ in done), [its for _, its in done if its])
+    size, damages = sum(total for total, _ in done), [its for _, its in done if its]
+    unvisited = [Damage(str(its.filename), its.strerror or str(its)) for its in missed]
+    return Checked(len(files), size, damages, unvisited)
 
 
 class NodeState(msgspec.Struct):
@@ -138,7 +171,7 @@ class NodeState(msgspec.Struct):
     refuses: bool = False
     """Writes of whole chunks, for want of space."""
     faults: dict[int, str] = msgspec.field(default_factory=dict)
-    """Targets that cannot be opened, and why."""
+    """Targets that are not open or faulty, and why."""
 
 
 class TargetState(msgspec.Struct):
@@ -312,7 +345,7 @@ def problems(found: Health) -> list[str]:
 
 def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
     for target, why in node.faults.items():
-        yield f"{node.name}/{target % SLOTS} cannot be opened: {why}"
+        yield f"{node.name}/{target % SLOTS}: {why}"
     if node.refuses:
         free, kept = (f"{number >> 20:,} MiB" for number in (node.free_bytes, node.kept_bytes))
         yield f"node {node.name}: disk full: refuses writes ({free} free, {kept} kept for repair)"

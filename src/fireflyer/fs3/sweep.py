@@ -97,20 +97,53 @@ class Sweep:
             assert isinstance(found, Removals)
             if not found.items:
                 break
-            emptied = []
-            for item in found.items:
+            served = self._served(found.items)
+            emptied = self._free_small(served)
+            for item in served:
                 if self._stopping.is_set():
                     break
+                if item.inode in emptied:
+                    continue
                 try:
                     if self._data.cut(_inode(item), 0, f"inode {item.inode}", self._turn()):
-                        emptied.append(item.inode)
+                        emptied.add(item.inode)
                     else:
                         more = True
                 except FireflyerError as error:
                     log.warning("inode %d could not be freed; tried again: %s", item.inode, error)
-            self._execute(Request(ROOT_USER, 0, Collected(emptied)))
+            self._execute(Request(ROOT_USER, 0, Collected(sorted(emptied))))
             after = found.items[-1].inode
         return more
+
+    def _served(self, items: list[Removal]) -> list[Removal]:
+        """Those whose chains all have somebody to ask; the others wait for another round."""
+        served = []
+        for item in items:
+            try:
+                if self._data.serves(_inode(item)):
+                    served.append(item)
+            except FireflyerError as error:
+                log.warning("inode %d could not be freed; tried again: %s", item.inode, error)
+        if len(served) < len(items):
+            waiting = len(items) - len(served)
+            log.debug("%d removed files wait for chains that serve nobody", waiting)
+        return served
+
+    def _free_small(self, items: list[Removal]) -> set[int]:
+        """Empties the small files together; the inodes of those that hold nothing any more."""
+        emptied: set[int] = set()
+        for _ in range(2):  # removes, then sees that they are gone
+            left = [item for item in items if item.inode not in emptied]
+            if not left or self._stopping.is_set():
+                break
+            try:
+                inodes = [_inode(item) for item in left]
+                empty = self._data.empty_small(inodes, f"{len(left)} removed files")
+            except FireflyerError as error:
+                log.warning("%d files could not be freed together: %s", len(left), error)
+                break
+            emptied.update(item.inode for item, its in zip(left, empty, strict=True) if its)
+        return emptied
 
     def _turn(self) -> Callable[[int], bool]:
         """Is told of chunks as they are removed; whether the file goes on."""

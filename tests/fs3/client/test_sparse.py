@@ -16,6 +16,7 @@ from fireflyer._native.fs3 import Kind
 from fireflyer._native.fs3.client import Batch
 from fireflyer.fs3 import survey, sweep, transfer
 from fireflyer.fs3.client import Client, File, data
+from fireflyer.fs3.meta.inode import Inode
 from fireflyer.fs3.sweep import Sweep
 from fireflyer.rpc.proof import Secret
 
@@ -281,3 +282,63 @@ def test_the_end_of_a_sweep_waits_for_one_batch(
     with swept(calm, monkeypatch):  # the next one goes on
         pass
     assert (counts.removed, fs.statfs().unlinked) == (80, 0)
+
+
+def make_small(fs: Client, count: int) -> None:
+    for n in range(count):
+        with fs.open(f"/{n}", "x") as file:
+            file.write(bytes([n]) * 100)
+        fs.unlink(f"/{n}")
+
+
+def test_small_files_go_together(
+    fs: Client, calm: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removals = 0
+    write = data.Data._write
+
+    def writing(its: data.Data, *arguments: Any) -> None:
+        nonlocal removals
+        removals += 1
+        write(its, *arguments)
+
+    with swept(calm, monkeypatch) as sweeping:
+        make_small(fs, 40)
+        before = held(calm)
+        monkeypatch.setattr(data.Data, "_write", writing)
+        assert not sweeping.round()
+        assert removals == 1
+        assert (held(calm), fs.statfs().unlinked) == (before - 40, 0)
+
+
+def test_a_stopped_chain_stops_no_other(
+    fs: Client, calm: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with swept(calm, monkeypatch) as sweeping:
+        make_small(fs, 40)
+        before = held(calm)
+        serving = sweeping._cluster.serving
+        stopped = calm.table.chains[0]
+        asked: list[int] = []
+        emptying = sweeping._data.empty_small
+
+        def told(chain: int) -> list[int]:
+            return [] if chain == stopped else serving(chain)
+
+        def counting(inodes: Sequence[Inode], what: str) -> list[bool]:
+            asked.extend(chain for one in inodes for chain in chains_of(one))
+            return emptying(inodes, what)
+
+        def chains_of(inode: Inode) -> list[int]:
+            return sweeping._data.map_of(inode).chains[: inode.chains]
+
+        monkeypatch.setattr(sweeping._cluster, "serving", told)
+        monkeypatch.setattr(sweeping._data, "empty_small", counting)
+        assert not sweeping.round()
+        left = fs.statfs().unlinked
+        assert 0 < left < 40
+        assert held(calm) == before - (40 - left)
+        assert stopped not in asked
+        monkeypatch.setattr(sweeping._cluster, "serving", serving)
+        sweeping.round()
+        assert fs.statfs().unlinked == 0

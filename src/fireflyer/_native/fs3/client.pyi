@@ -56,6 +56,9 @@ class FileMap:
 
     def __init__(self, inode: int, chunk_size: int, chains: Sequence[int]) -> None: ...
 
+    @property
+    def chains(self) -> list[int]: ...
+
 class Batch:
     """Pieces of chunks, and what became of each. One thread at a time."""
 
@@ -83,6 +86,10 @@ class Batch:
         """
         Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and how many stand below it in a row.
         """
+
+    @staticmethod
+    def joined(batches: Sequence[Batch]) -> Batch:
+        """The pieces of batches that move no bytes, one batch's after another's."""
 
     def __len__(self) -> int: ...
 

@@ -103,6 +103,18 @@ class Client(Names):
             file.seek(0, os.SEEK_END)
         return file
 
+    def open_inode(self, number: int, name: str) -> File:
+        """Opens a file by its inode for reading; `name` is for errors.
+
+        Raises:
+            FileError: as `os.open`.
+        """
+        inode = self._metadata.ask(Open(number), Inode)
+        if inode.kind == DIRECTORY:
+            raise FileError(errno.EISDIR, name)
+        parts = (self._data, self._metadata, self._pulse, inode, name)
+        return File(*parts, readable=True, handle=0)
+
     def _create(
         self, path: Path, permissions: int, handle: int, *, exclusive: bool = True
     ) -> Inode:

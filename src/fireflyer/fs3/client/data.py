@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -146,6 +147,39 @@ class Data:
                     if not go_on(len(some)):
                         return False
         return True
+
+    def serves(self, inode: Inode) -> bool:
+        """Whether each chain that may hold chunks of the file has a serving target, as far as is known."""
+        chains = set(self.map_of(inode).chains[: inode.chains])
+        return all(self._cluster.serving(chain) for chain in chains)
+
+    def empty_small(self, inodes: Sequence[Inode], what: str) -> list[bool]:
+        """Removes all chunks of small files, of all of them with one question and one removal.
+
+        Files with more than REMOVED_AT_ONCE chunks or with holes stay as they are: `cut` is for those.
+
+        Returns:
+            Of each whether it had none: once it has lost them, by the next call.
+        """
+        maps = [self.map_of(inode) for inode in inodes]
+        asks = [[(chain, LAST_INDEX) for chain in range(inode.chains)] for inode in inodes]
+        batch = Batch.joined([Batch.of_chains(*each) for each in zip(maps, asks, strict=True)])
+        retry = Retry(self._cluster, self._settings, f"looking for chunks of {what}", writes=False)
+        if len(batch):
+            retry.run(self._cluster.engine.query_last, batch, 0, None)
+        answers = iter(batch.found())
+        removals, empty = [], []
+        for inode, files, questions in zip(inodes, maps, asks, strict=True):
+            rows = [row for row in itertools.islice(answers, len(questions)) if row[1]]
+            empty.append(not rows)
+            stride = layout_of(inode).stripe
+            whole = all(index < row * stride for index, row, _ in rows)
+            if rows and whole and sum(row for _, row, _ in rows) <= REMOVED_AT_ONCE:
+                indexes = [at for last, _, _ in rows for at in range(last, -1, -stride)]
+                removals.append(Batch.of_chunks(files, Kind.remove, indexes))
+        if removals:
+            self._write(Batch.joined(removals), 0, f"removing chunks of {what}", None)
+        return empty
 
     def standing(
         self, inode: Inode, what: str, first: int = 0, last: int = LAST_INDEX

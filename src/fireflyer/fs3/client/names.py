@@ -118,25 +118,52 @@ class Names:
 
     def scandir(self, path: Path = "/") -> Iterator[Entry]:
         """In the order of their bytes; asked for as they are needed."""
-        after = b""
-        while True:
-            call = messages.ReadDirectory(ROOT, encoded(path), after, PAGE)
-            listing = self._metadata.ask(call, messages.Listing)
+        for listing in self._listings(ROOT, encoded(path), plus=False):
             for name, inode, kind in listing.entries:
                 yield Entry(os.fsdecode(name), inode, kind)
-                after = name
-            if not listing.more:
-                return
+
+    def _listings(self, directory: int, path: bytes, *, plus: bool) -> Iterator[messages.Listing]:
+        after, more = b"", True
+        while more:
+            call = messages.ReadDirectory(directory, path, after, PAGE, plus)
+            listing = self._metadata.ask(call, messages.Listing)
+            yield listing
+            more = listing.more
+            after = listing.entries[-1][0] if listing.entries else after
 
     def walk(self, top: Path = "/") -> Iterator[tuple[str, list[str], list[str]]]:
-        """As `os.walk`, from the top; symlinks are not followed."""
-        waiting = [os.fsdecode(top)]
+        """As `os.walk`, from the top; symlinks are not followed. Goes to any depth."""
+        waiting = [(os.fsdecode(top), self.inode(top).number)]
         while waiting:
-            path = waiting.pop()
-            entries = list(self.scandir(path))
-            below = [entry.name for entry in entries if entry.is_dir()]
-            yield path, below, [entry.name for entry in entries if not entry.is_dir()]
-            waiting.extend(f"{path.rstrip('/')}/{name}" for name in reversed(below))
+            path, directory = waiting.pop()
+            below: list[tuple[str, int]] = []
+            others: list[str] = []
+            for listing in self._listings(directory, b"", plus=False):
+                for raw, number, kind in listing.entries:
+                    name = os.fsdecode(raw)
+                    if kind == DIRECTORY:
+                        below.append((name, number))
+                    else:
+                        others.append(name)
+            yield path, [name for name, _ in below], others
+            waiting.extend((f"{path.rstrip('/')}/{name}", at) for name, at in reversed(below))
+
+    # From a directory's inode number, as `openat` has it: however deep it lies, and at the cost of one name
+
+    def entries_of(self, directory: int) -> Iterator[tuple[str, Inode]]:
+        """The names in a directory with their attributes, in the order of their bytes.
+
+        Needs permission to read and to search it.
+        """
+        for listing in self._listings(directory, b"", plus=True):
+            for (name, _, _), inode in zip(listing.entries, listing.inodes, strict=True):
+                yield os.fsdecode(name), inode
+
+    def unlink_at(self, directory: int, name: str) -> None:
+        self._metadata.act(messages.Unlink(directory, raw_name(name)), messages.Done)
+
+    def rmdir_at(self, directory: int, name: str) -> None:
+        self._metadata.act(messages.RemoveDirectory(directory, raw_name(name)), messages.Done)
 
     def readlink(self, path: Path) -> str:
         call = messages.ReadLink(ROOT, encoded(path))

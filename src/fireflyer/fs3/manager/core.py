@@ -49,7 +49,7 @@ class Vitals(msgspec.Struct, array_like=True):
         version: of its software.
         disk_bytes, free_bytes: of the disk of its targets.
         metrics: URL.
-        faults: targets that cannot be opened, and why.
+        faults: targets that are not open or faulty, and why.
         kept_bytes: of the disk, which writes must leave free.
         refuses: a write of a whole chunk would not.
     """

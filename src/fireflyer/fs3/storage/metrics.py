@@ -128,7 +128,7 @@ class StorageCollector:
             ("disk_free_bytes", "free space of it", free),
             ("disk_kept_bytes", "of which writes leave so much free", node.settings.reserve),
             ("refuses_writes", "1: its disk is too full for a whole chunk", float(node.refuses)),
-            ("faults", "targets that cannot be opened", len(node.faults)),
+            ("faults", "targets that are not open or faulty", len(node.faults)),
             ("lease_seconds", "how long the lease still runs", node.lease_ends - time.monotonic()),
         ):
             yield _gauge(key, what, ["node"], [([name], value)])

@@ -26,6 +26,14 @@ PAUSE_S = 0.2
 """Between attempts to reach a node, or to open a target's store again."""
 LINES_AT_ONCE = 16
 """Of the log about single chunks; others are counted."""
+FOLDERS_EVERY_S = 1.0
+"""How often the node looks whether its targets' folders are still there."""
+FAULTY = (
+    "faulty: its store is new, was emptied or is incomplete, or differs from what its chain has; "
+    "it is filled anew while another target serves"
+)
+Place = tuple[int, int] | None
+"""Device and inode of the file that tells what a target's folder is; None: it is not there."""
 VITALS_EVERY_S = 1.0
 """How often a heartbeat says how the node is; every one says what a chain depends on."""
 
@@ -103,7 +111,10 @@ class StorageNode:
         self._again: dict[int, float] = {}  # targets that were open or failed to be: not before
         self._unreached: dict[int, float] = {}  # nodes: not before
         self._chains: dict[int, int] = {}  # of open targets
-        self._faults: dict[int, str] = {}
+        self._faults: dict[int, str] = {}  # of targets that are not open
+        self._faulty: dict[int, str] = {}  # of open ones
+        self._places: dict[int, Place] = {}  # of targets that were opened
+        self._looked = 0.0  # when the folders were looked at
         self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._door.address)
         self._local = self._open_local()
@@ -186,8 +197,8 @@ class StorageNode:
 
     @property
     def faults(self) -> dict[int, str]:
-        """Targets that cannot be opened, and why."""
-        return dict(self._faults)
+        """Targets that are not open or faulty, and why."""
+        return {**self._faulty, **self._faults}
 
     def _end(self) -> None:
         self._door.close()
@@ -323,12 +334,13 @@ class StorageNode:
     def _open_targets(self) -> bool:
         """Opens those that got a chain, and anew those whose store failed; whether there was one."""
         assert self._me is not None
-        for target, _, _, _, _, _, _, failed in self._service.reports():
+        self._look_at_folders()
+        for target, _, local, _, _, _, _, failed in self._service.reports():
             if failed and target in self._chains:
                 self._log.warning("target %d: its store failed and is opened anew", target)
-                self._service.close(target)
-                del self._chains[target]
-                self._again[target] = time.monotonic() + PAUSE_S
+                self._shut(target)
+            else:
+                self._look_at_local(target, LocalState(local))
         opened = False
         for slot in range(self.settings.targets):
             target = self.number * SLOTS + slot
@@ -339,19 +351,61 @@ class StorageNode:
                 opened |= self._open(target, number)
         return opened
 
+    def _shut(self, target: int) -> None:
+        """To be opened anew after a while."""
+        self._service.close(target)
+        del self._chains[target]
+        self._faulty.pop(target, None)
+        self._again[target] = time.monotonic() + PAUSE_S
+
+    def _look_at_local(self, target: int, local: LocalState) -> None:
+        """A line of the log when a target turns faulty."""
+        if local is not LocalState.FAULTY:
+            if self._faulty.pop(target, None):
+                self._log.info("target %d is not faulty any more", target)
+        elif target not in self._faulty:
+            self._faulty[target] = FAULTY
+            self._log.error("target %d is %s", target, FAULTY)
+
+    def _look_at_folders(self) -> None:
+        """Shuts targets whose files were removed: what they hold would be gone with this process.
+
+        They are not opened while their folder is missing, so that it is not made anew: that is for the next
+        start, or for whoever makes it again.
+        """
+        if self._looked + FOLDERS_EVERY_S > time.monotonic():
+            return
+        self._looked = time.monotonic()
+        for target, place in self._places.items():
+            if target in self._chains and _place(self._folder(target)) != place:
+                why = (
+                    f"its folder was removed or replaced while it was open: {self._folder(target)}"
+                )
+                self._shut(target)
+                self._fault(target, why)
+
+    def _fault(self, target: int, why: str) -> None:
+        if self._faults.get(target) != why:
+            self._log.error("target %d: %s", target, why)
+        self._faults[target] = why
+
+    def _folder(self, target: int) -> Path:
+        return self.settings.directory / f"target-{target % SLOTS:03d}"
+
     def _open(self, target: int, chain: int) -> bool:
         assert self._me is not None
+        path = self._folder(target)
+        if target in self._places and not path.exists():
+            return False
         try:
             fresh = target not in self._again
             incarnation = self._me.session if fresh else self._link.incarnation()
-            path = self.settings.directory / f"target-{target % SLOTS:03d}"
             self._service.open(os.fspath(path), target, chain, incarnation, self.settings.reserve)
         except (StorageError, ValueError) as error:
-            if self._faults.get(target) != str(error):
-                self._log.error("target %d cannot be opened: %s", target, error)
-            self._faults[target] = str(error)
+            self._fault(target, f"it cannot be opened: {error}")
             self._again[target] = time.monotonic() + 5 * PAUSE_S
             return False
+        self._places[target] = _place(path)
         self._faults.pop(target, None)
         self._chains[target] = chain
         self._tell(target, chain)
@@ -398,3 +452,11 @@ class StorageNode:
 
     def _last_scrub(self, target: int) -> float:
         return self._scrubbed.place(target % SLOTS).finished
+
+
+def _place(folder: Path) -> Place:
+    try:
+        its = os.stat(folder / "identity")
+    except OSError:
+        return None
+    return its.st_dev, its.st_ino
