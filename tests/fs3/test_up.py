@@ -259,7 +259,9 @@ def test_a_standby_takes_the_place_of_a_killed_manager(tmp_path: Path, start: St
         assert service.end(signal.SIGTERM) == 0
 
 
-def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start) -> None:
+def test_a_signal_ends_it_while_it_waits_for_others(
+    tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = write_cluster(tmp_path)
     service = start("--config", config, "--name", "n1")
     service.says("is primary manager")
@@ -268,6 +270,9 @@ def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start
         pytest.raises(Unavailable, match="being set up"),
     ):
         client.listdir("/")
+    capsys.readouterr()
+    fs(config, "status")
+    assert "names cannot be used: the file system is being set up" in capsys.readouterr().out
     assert service.end(signal.SIGTERM) == 0
 
 
