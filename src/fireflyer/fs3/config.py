@@ -203,7 +203,9 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         raise ConfigError(f"a node has at most {SLOTS} targets, for all replicas together")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
+        if path.exists():
+            _refuse_lost_store(directory)
+        else:
             _refuse_remains(directory)
         if not (directory / SECRET).exists():
             replace(directory / SECRET, secrets.token_hex(32) + "\n")
@@ -233,6 +235,16 @@ def _refuse_remains(directory: Path) -> None:
         f"{directory} holds a file system without its {FILE}; {count}. Put that file back: the one of "
         "another folder that was first started with the same --replicas and --targets is the same. "
         f"To give up what is in it, remove {directory}"
+    )
+
+
+def _refuse_lost_store(directory: Path) -> None:
+    """An empty one would give old chunks to new files."""
+    if (directory / STORE).exists() or not any(directory.glob(f"{EMBEDDED}/target-*")):
+        return
+    raise ConfigError(
+        f"{directory / STORE} is missing: it has the names of the files whose bytes are in "
+        f"{directory / EMBEDDED}. Put it back; to give up those files, remove {directory / EMBEDDED}"
     )
 
 
