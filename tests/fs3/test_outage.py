@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +39,7 @@ def first_chain(fs: Client, path: str) -> int:
     """Of a file, where the table has two chains."""
     layout = fs.inode(path).layout
     assert layout
-    return int(chains_of(layout, (1, 2), np.arange(1))[0])
+    return int(chains_of(layout, (1, 2), np.arange(1))[0])  # type: ignore[arg-type]
 
 
 def test_a_stopped_chain_leaves_the_names_and_the_other_chains(
@@ -136,3 +138,13 @@ def test_a_name_is_not_used_twice_at_a_time(tmp_path: Path) -> None:
         assert fs.open("/a").read() == b"safe"
         process.nodes["s1"].close()
         StorageNode(empty, process.manager, config.secret).close()  # its disk was replaced
+
+
+def test_the_names_of_a_client_are_imported_when_they_are_used() -> None:
+    code = (
+        "import sys, fireflyer.fs3; assert 'fireflyer.fs3.client' not in sys.modules, 'too early'\n"
+        "from fireflyer.fs3 import Client, File, Settings, attach, connect\n"
+        "assert not hasattr(fireflyer.fs3, 'absent')\n"
+        "import fireflyer.fs3.client as home; assert home.connect is connect"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

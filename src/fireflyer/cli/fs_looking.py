@@ -197,7 +197,8 @@ def _show(found: survey.Health, wrong: list[str], counts: Counts | None) -> None
     counted = ", ".join(f"{states.count(one)} {one}" for one in sorted(set(states)))
     sys.stdout.write(
         f"{f'{len(wrong)} things to look at' if wrong else 'all well'}: "
-        f"{f'{counts.files:,} files; ' if counts else ''}{len(states)} chains, {counted or 'none'} (table version {found.table})\n"
+        f"{f'{counts.files:,} files; ' if counts else ''}{len(states)} chains, "
+        f"{counted or 'none'} (table version {found.table})\n"
         f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}, "
         f"software {plain(found.software)}\n"
     )

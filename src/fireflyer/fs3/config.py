@@ -136,7 +136,9 @@ def said(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
     if not table:
         raise ConfigError(
-            f"{path} is empty: put back what was in it; a new one names its nodes, at least [nodes.n1]"
+            f"{path} is empty: put back what was in it (of `fs up --dir`: that of another folder first "
+            "started with the same --replicas and --targets is the same); a new one of a cluster names "
+            "its nodes, at least [nodes.n1]"
         )
     return table
 
@@ -215,6 +217,11 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         reason = error.strerror or error
         raise ConfigError(f"{directory} cannot hold a file system: {reason}") from None
     config = load(path)
+    if EMBEDDED not in config.nodes:
+        raise ConfigError(
+            f"{path} is of the nodes {', '.join(sorted(config.nodes))}, which are started by "
+            f"`fireflyer fs up --config {path} --name NODE`"
+        )
     each = config.node(EMBEDDED).targets // (config.replicas if config.one_node else 1)
     for name, asked, made in (
         ("replicas", replicas, config.replicas),

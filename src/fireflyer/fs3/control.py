@@ -125,8 +125,8 @@ class Control:
             log.info("%d chains of %d targets", len(made.chains), config.replicas)
         self._wait(lambda: bool(self._tables))
         with self._store.use() as engine:
-            made = run(engine, is_made)
-        table = self._wait(self._any if made else self._usable)
+            before = run(engine, is_made)
+        table = self._wait(self._any if before else self._usable)
         assert table is not None
         layout = Layout(table.id, table.version, self._config.chunk_kib << 10, self._config.stripe)
         with self._store.use() as engine:
@@ -218,7 +218,7 @@ class Control:
             self._news.notify_all()
 
     def _usable(self) -> Table | None:
-        """The newest version of which all chains serve, or did. A later one may wait for nodes that never came."""
+        """The newest version of which all chains serve, or did; a later one may wait for nodes."""
         for version in sorted(self._tables, reverse=True):
             if all(map(self._serves, self._tables[version].chains)):
                 return self._tables[version]

@@ -14,9 +14,15 @@ from fireflyer.fs3.manager.routing import Routing, Table, View
 from fireflyer.fs3.manager.service import LayOut, Restart, Status
 from fireflyer.fs3.roles import NO_MANAGER
 from fireflyer.rpc.client import Client
+from fireflyer.rpc.handshake import NO_SECRET
 from fireflyer.rpc.messages import parse_body
 from fireflyer.rpc.policy import Policy
 from fireflyer.rpc.proof import Secret
+
+WHERE_SECRET = (
+    "name its file by secret_file= or FIREFLYER_FS_SECRET_FILE, or give --dir the folder or cluster.toml "
+    "that names it"
+)
 
 
 class ManagerLink:
@@ -97,11 +103,14 @@ class ManagerLink:
         """The first `refresh`, for as long.
 
         Raises:
+            ProtocolMismatch: another secret, or none was given, or another version.
             DeadlineExceeded: no manager answered; names all addresses, and what became of the last attempt.
         """
         try:
             self.refresh(seconds)
         except FireflyerError as error:
+            if NO_SECRET in str(error):
+                raise ProtocolMismatch(f"{error}; {WHERE_SECRET}") from None
             if not error.retryable:
                 raise
             raise DeadlineExceeded(
