@@ -17,9 +17,10 @@ import msgspec
 from tests.fs3.frames import GO_KIND, HEAD, HOLD, MAGIC, READ, READY_KIND, WRITE, pieces
 
 from fireflyer.errors import FireflyerError
+from fireflyer.fs3.manager.admission import Registration
 from fireflyer.fs3.manager.chains import Local, LocalState
 from fireflyer.fs3.manager.core import Beat
-from fireflyer.fs3.manager.service import LayOut, Registration, Restart
+from fireflyer.fs3.manager.service import LayOut, Restart
 from fireflyer.fs3.meta import Layout
 from fireflyer.fs3.meta import messages as meta
 from fireflyer.rpc.address import Address

@@ -161,7 +161,10 @@ def test_another_secret_is_refused(tmp_path: Path, start: Start) -> None:
     address = find(str(where)).addresses
     with pytest.raises(ProtocolMismatch, match="another secret"):
         connect(address, secret_file=other)
-    with pytest.raises(ProtocolMismatch, match="another secret"):
+    with pytest.raises(
+        ProtocolMismatch,
+        match="no secret was given here; name its file by secret_file= or FIREFLYER_FS",
+    ):
         connect(address)
     fs(where, "ls")
 
@@ -259,7 +262,9 @@ def test_a_standby_takes_the_place_of_a_killed_manager(tmp_path: Path, start: St
         assert service.end(signal.SIGTERM) == 0
 
 
-def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start) -> None:
+def test_a_signal_ends_it_while_it_waits_for_others(
+    tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = write_cluster(tmp_path)
     service = start("--config", config, "--name", "n1")
     service.says("is primary manager")
@@ -268,6 +273,9 @@ def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start
         pytest.raises(Unavailable, match="being set up"),
     ):
         client.listdir("/")
+    capsys.readouterr()
+    fs(config, "status")
+    assert "names cannot be used: the file system is being set up" in capsys.readouterr().out
     assert service.end(signal.SIGTERM) == 0
 
 
@@ -287,7 +295,7 @@ def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start
         ('[nodes."../x"]', "without slashes"),
         ('manager = "nowhere"', "'nowhere' is not an address"),
         ("= 3", "cluster.toml: Invalid"),
-        ("# nothing", r"cluster.toml is empty: put back what was in it; a new one names its nodes"),
+        ("# nothing", r"cluster.toml is empty: put back what was in it \(of `fs up --dir`: "),
         ("[nodes.n1]\nreserve_mib = -1", "Expected `int` >= 0"),
     ],
 )
@@ -322,6 +330,12 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
     assert embed(tmp_path / "fs", None, 3) == made
     with pytest.raises(ConfigError, match="has replicas = 2, not 1"):
         embed(tmp_path / "fs", 1, None)
+    of_cluster = rf"`fireflyer fs up --config {tmp_path}/cluster\.toml --name NODE` starts a node"
+    (tmp_path / FILE).write_text("[nodes.n1]")
+    with pytest.raises(Unavailable, match=of_cluster):
+        find(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"is of the nodes n1, which are started by .* --config"):
+        embed(tmp_path, None, None)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot hold a file system"):
         embed(tmp_path / "file", None, None)

@@ -51,7 +51,7 @@ def test_another_secret_is_refused_and_the_server_shows_no_proof(other: Secret) 
     with pytest.raises(ProtocolMismatch, match="another secret"):
         server.feed(proof)
     assert server.refusal() == REFUSAL
-    with pytest.raises(ProtocolMismatch, match="another secret"):
+    with pytest.raises(ProtocolMismatch, match="another secret" if other else "no secret was"):
         client.feed(server.refusal())
 
 

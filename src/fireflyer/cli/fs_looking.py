@@ -13,13 +13,14 @@ import msgspec
 import typer
 
 from fireflyer.cli.printing import age, as_json, progress, table
-from fireflyer.errors import FileError
+from fireflyer.errors import FileError, FireflyerError
 from fireflyer.ffrecord.convert.listing import size_text
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Settings
 from fireflyer.fs3.find import attach
 from fireflyer.fs3.find import find as find_place
 from fireflyer.fs3.manager.routing import SLOTS
+from fireflyer.fs3.meta.messages import Counts
 from fireflyer.program import plain, text
 
 KINDS = {"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK}
@@ -30,6 +31,8 @@ NODE_COLUMNS = (
 )
 CHECK_S = 20.0
 """How long `check` tries to read a piece."""
+COUNTS_S = 2.0
+"""How long `status` waits for the metadata service."""
 
 
 def ls(where: str | None, path: str, *, long: bool, json: bool) -> None:
@@ -188,27 +191,33 @@ def find(where: str | None, path: str, name: str | None, kind: str | None, *, js
 def status(where: str | None, *, json: bool) -> None:
     place = find_place(where)
     found = survey.health(place)
-    with attach(where) as fs:
-        counts = fs.statfs()
-    if json:
-        more = {"files": counts.files, "unlinked": counts.unlinked}
-        as_json({**msgspec.structs.asdict(found), **more, "problems": survey.problems(found)})
-        return
-    _show(found, counts.files, counts.unlinked)
-
-
-def _show(found: survey.Health, files: int, unlinked: int) -> None:
     wrong = survey.problems(found)
+    counts = None
+    try:
+        with attach(where, settings=Settings(deadline_s=COUNTS_S)) as fs:
+            counts = fs.statfs()
+    except FireflyerError as error:
+        wrong.insert(0, f"names cannot be used: {error}")
+    if json:
+        files, unlinked = (counts.files, counts.unlinked) if counts else (None, None)
+        more = {"files": files, "unlinked": unlinked, "problems": wrong}
+        as_json({**msgspec.structs.asdict(found), **more})
+        return
+    _show(found, wrong, counts)
+
+
+def _show(found: survey.Health, wrong: list[str], counts: Counts | None) -> None:
     states = [chain.state for chain in found.chains]
     counted = ", ".join(f"{states.count(one)} {one}" for one in sorted(set(states)))
     sys.stdout.write(
         f"{f'{len(wrong)} things to look at' if wrong else 'all well'}: "
-        f"{files:,} files; {len(states)} chains, {counted or 'none'} (table version {found.table})\n"
+        f"{f'{counts.files:,} files; ' if counts else ''}{len(states)} chains, "
+        f"{counted or 'none'} (table version {found.table})\n"
         f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}, "
         f"software {plain(found.software)}\n"
     )
-    if unlinked:
-        sys.stdout.write(f"{unlinked:,} removed files are still open, or being emptied\n")
+    if counts and counts.unlinked:
+        sys.stdout.write(f"{counts.unlinked:,} removed files are still open, or being emptied\n")
     for line in wrong:
         sys.stdout.write(f"  {plain(line)}\n")
     table(NODE_COLUMNS, [_node_row(node, found) for node in found.nodes])

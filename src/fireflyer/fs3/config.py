@@ -136,7 +136,9 @@ def said(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
     if not table:
         raise ConfigError(
-            f"{path} is empty: put back what was in it; a new one names its nodes, at least [nodes.n1]"
+            f"{path} is empty: put back what was in it (of `fs up --dir`: that of another folder first "
+            "started with the same --replicas and --targets is the same); a new one of a cluster names "
+            "its nodes, at least [nodes.n1]"
         )
     return table
 
@@ -203,7 +205,9 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         raise ConfigError(f"a node has at most {SLOTS} targets, for all replicas together")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
+        if path.exists():
+            _refuse_lost_store(directory)
+        else:
             _refuse_remains(directory)
         if not (directory / SECRET).exists():
             replace(directory / SECRET, secrets.token_hex(32) + "\n")
@@ -213,6 +217,11 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         reason = error.strerror or error
         raise ConfigError(f"{directory} cannot hold a file system: {reason}") from None
     config = load(path)
+    if EMBEDDED not in config.nodes:
+        raise ConfigError(
+            f"{path} is of the nodes {', '.join(sorted(config.nodes))}, which are started by "
+            f"`fireflyer fs up --config {path} --name NODE`"
+        )
     each = config.node(EMBEDDED).targets // (config.replicas if config.one_node else 1)
     for name, asked, made in (
         ("replicas", replicas, config.replicas),
@@ -233,6 +242,16 @@ def _refuse_remains(directory: Path) -> None:
         f"{directory} holds a file system without its {FILE}; {count}. Put that file back: the one of "
         "another folder that was first started with the same --replicas and --targets is the same. "
         f"To give up what is in it, remove {directory}"
+    )
+
+
+def _refuse_lost_store(directory: Path) -> None:
+    """An empty one would give old chunks to new files."""
+    if (directory / STORE).exists() or not any(directory.glob(f"{EMBEDDED}/target-*")):
+        return
+    raise ConfigError(
+        f"{directory / STORE} is missing: it has the names of the files whose bytes are in "
+        f"{directory / EMBEDDED}. Put it back; to give up those files, remove {directory / EMBEDDED}"
     )
 
 

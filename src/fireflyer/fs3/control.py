@@ -16,14 +16,14 @@ from fireflyer.errors import ConfigError, FireflyerError, Unavailable
 from fireflyer.fs3.client.metadata import METHOD
 from fireflyer.fs3.config import STORE, ClusterConfig
 from fireflyer.fs3.kv import Engine, SqliteEngine, run
-from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.chains import Chain, has_served
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import TABLE, Node, Routing, Table
 from fireflyer.fs3.manager.service import Manager, Transaction
 from fireflyer.fs3.meta import Layout, MetaService
 from fireflyer.fs3.meta.messages import Answer, Counts, Request, Statfs, User
 from fireflyer.fs3.meta.metrics import Operations, name_of
-from fireflyer.fs3.meta.service import is_reading
+from fireflyer.fs3.meta.service import is_made, is_reading
 from fireflyer.fs3.roles import Role
 from fireflyer.log import speaker
 from fireflyer.rpc.loop import LoopThread
@@ -110,9 +110,10 @@ class Control:
             self._end = started.pop_all()
 
     def set_up(self) -> None:
-        """Returns when files can be used: on the first start that is when all nodes have come.
+        """Returns when names can be used: at once, but on the first start when all chains serve.
 
-        Call it from one thread. What raises in a signal handler ends it.
+        Which of the chains of a file system that was set up before serve is a matter of each: files on the
+        others work. Call it from one thread. What raises in a signal handler ends it.
         """
         self._link.refresh()
         wanted = set(self._config.nodes)
@@ -123,13 +124,16 @@ class Control:
             made = self._link.lay_out(TABLE, config.replicas, one_node=one_node)
             log.info("%d chains of %d targets", len(made.chains), config.replicas)
         self._wait(lambda: bool(self._tables))
-        table = self._wait(self._usable)
+        with self._store.use() as engine:
+            before = run(engine, is_made)
+        table = self._wait(self._any if before else self._usable)
         assert table is not None
         layout = Layout(table.id, table.version, self._config.chunk_kib << 10, self._config.stripe)
         with self._store.use() as engine:
             service = MetaService(engine, layout=layout, session_ns=self.session_ns)
         with self._news:
-            self._adopt(service)  # before anybody can ask it
+            self._use(service, table)  # before anybody can ask it
+            self._adopt(service)
             self._service = service
 
     def execute(self, request: Request) -> Answer:
@@ -214,11 +218,15 @@ class Control:
             self._news.notify_all()
 
     def _usable(self) -> Table | None:
-        """The newest version of which all chains serve. A later one may wait for nodes that never came."""
+        """The newest version of which all chains serve, or did; a later one may wait for nodes."""
         for version in sorted(self._tables, reverse=True):
             if all(map(self._serves, self._tables[version].chains)):
                 return self._tables[version]
         return None
+
+    def _any(self) -> Table:
+        """What new files use where no version has only chains that have served: the first one."""
+        return self._usable() or self._tables[min(self._tables)]
 
     def _adopt(self, service: MetaService) -> None:
         """New files use the newest version of the table, once all its chains have served.
@@ -227,15 +235,18 @@ class Control:
         """
         table = self._usable() if self._adopted != max(self._tables) else None
         if table is not None and table.version > self._adopted:
-            self._adopted = table.version
-            service.use_table(table.id, table.version, len(table.chains))
-            log.info(
-                "new files use %d chains: version %d of the table", len(table.chains), table.version
-            )
+            self._use(service, table)
+
+    def _use(self, service: MetaService, table: Table) -> None:
+        self._adopted = table.version
+        service.use_table(table.id, table.version, len(table.chains))
+        log.info(
+            "new files use %d chains: version %d of the table", len(table.chains), table.version
+        )
 
     def _serves(self, chain: int) -> bool:
         known = self._chains.get(chain)
-        return known is not None and bool(known.targets(Public.SERVING))
+        return known is not None and has_served(known)
 
     def _wait(self, ready: Callable[[], T]) -> T:
         """What it returns once that is true."""

@@ -396,6 +396,11 @@ def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
         before = watch.table
         alive = watch.link.status().alive
         taken = {target for chain in watch.chains.values() for target in chain.targets()}
+        if all(set(node.targets()) <= taken for node in watch.nodes.values()):
+            raise ConfigError(
+                "no target is free: add [nodes.NAME] to cluster.toml, or more `targets` to a node, and "
+                "start that process first"
+            )
         for node in watch.nodes.values():
             if node.id not in alive and set(node.targets()) - taken:
                 raise ConfigError(

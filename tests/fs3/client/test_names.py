@@ -82,6 +82,23 @@ def test_errors_are_those_of_posix(
     assert caught.value.errno == number
 
 
+@pytest.mark.parametrize("times", [(1, 2), (0.1, 1700000000.123456789), (-1.5, -0.1), (-3, 1e9)])
+def test_times_in_seconds_are_those_of_os(
+    fs: Client, tmp_path: Path, times: tuple[float, float]
+) -> None:
+    (tmp_path / "file").touch()
+    os.utime(tmp_path / "file", times)
+    fs.open("file", "x").close()
+    fs.utime("file", times)
+    real, ours = os.stat(tmp_path / "file"), fs.stat("file")
+    assert (ours.st_atime_ns, ours.st_mtime_ns) == (real.st_atime_ns, real.st_mtime_ns)
+
+
+def test_a_time_too_small_is_named(fs: Client) -> None:
+    with pytest.raises(OverflowError, match=r"-9223372036854775808 is beyond 9223372036854775807"):
+        fs.utime("file", ns=(-(1 << 63), 0))
+
+
 def test_attributes(fs: Client) -> None:
     fs.open("file", "x", permissions=0o640).close()
     fs.chmod("file", 0o600)

@@ -64,11 +64,11 @@ def integer(value: SupportsIndex, what: str) -> int:
     """A number that the metadata service and the chunks can hold.
 
     Raises:
-        TypeError: it is no integer. OverflowError: it does not fit into 64 bits, as `os` has it.
+        TypeError: it is no integer. OverflowError: its size is above 2^63 - 1.
     """
     number = operator.index(value)
     if not -INT64_MAX <= number <= INT64_MAX:
-        raise OverflowError(f"{what} {number} does not fit into 64 bits")
+        raise OverflowError(f"{what} {number} is beyond {INT64_MAX} in size")
     return number
 
 

@@ -1,10 +1,12 @@
 """Names and attributes: methods that are named and behave like those of `os`."""
 
 import contextlib
+import math
+import operator
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fireflyer.errors import FileError
 from fireflyer.fs3.client.metadata import Metadata, Path, encoded, integer, raw_name
@@ -48,6 +50,21 @@ def status_of(inode: Inode) -> os.stat_result:
     mode = KINDS[inode.kind] | inode.mode
     fields = (mode, inode.number, 0, inode.nlink, inode.uid, inode.gid, size, *whole)
     return os.stat_result(fields, extra)
+
+
+def _ns(times: tuple[float, float]) -> tuple[int, int]:
+    """Rounded down, as `os.utime` does."""
+    if not isinstance(times, tuple) or len(times) != 2:
+        raise TypeError("utime: 'times' must be a tuple of two numbers")
+    atime, mtime = map(_ns_of, times)
+    return atime, mtime
+
+
+def _ns_of(seconds: Any) -> int:
+    if not isinstance(seconds, float):
+        return operator.index(seconds) * 10**9
+    part, whole = math.modf(seconds)
+    return int(whole) * 10**9 + math.floor(part * 1e9)
 
 
 def _times(ns: tuple[int, int]) -> tuple[int, int]:
@@ -248,9 +265,22 @@ class Names:
         self._metadata.act(call, Inode)
 
     def utime(
-        self, path: Path, *, ns: tuple[int, int] | None = None, follow_symlinks: bool = True
+        self,
+        path: Path,
+        times: tuple[float, float] | None = None,
+        *,
+        ns: tuple[int, int] | None = None,
+        follow_symlinks: bool = True,
     ) -> None:
-        """`ns`: times of access and change in ns since 1970; the server's now if None."""
+        """Sets when it was last accessed and changed, to the server's now where no times are given.
+
+        Args:
+            times: in s since 1970. ns: in ns since then.
+        """
+        if times is not None and ns is not None:
+            raise ValueError("utime: you may specify either 'times' or 'ns' but not both")
+        if times is not None:
+            ns = _ns(times)
         atime, mtime = (messages.NOW, messages.NOW) if ns is None else _times(ns)
         call = messages.SetTimes(ROOT, encoded(path), atime, mtime, follow_symlinks)
         self._metadata.act(call, Inode)

@@ -18,6 +18,7 @@ from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
+from fireflyer.fs3.storage import identity
 from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
 from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
@@ -120,9 +121,7 @@ class StorageNode:
         self._local = self._open_local()
         self._link = ManagerLink(managers, secret, Role.STORAGE, on_routing=self._on_routing)
         try:
-            self._me = self._link.register(
-                settings.name, self.address, settings.targets, advertised(self._socket)
-            )
+            self._me = self._register()
         except BaseException:
             self._end()
             raise
@@ -135,6 +134,20 @@ class StorageNode:
         ]
         for thread in self._threads:
             thread.start()
+
+    def _register(self) -> Registered:
+        """The folder is this file system's from then on; it is so before a target is made in it."""
+        folder = self.settings.directory
+        mine = identity.of_folder(folder)
+        me = self._link.register(
+            *(self.settings.name, self.address, self.settings.targets, advertised(self._socket)),
+            identity=mine.node,
+            cluster=mine.cluster,
+            holds=identity.holds_targets(folder),
+        )
+        if me.cluster != mine.cluster:
+            identity.keep(folder, identity.Identity(mine.node, me.cluster))
+        return me
 
     def close(self) -> None:
         """Ends it; the manager sees that by its silence."""
