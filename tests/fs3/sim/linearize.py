@@ -6,6 +6,7 @@ infinite) may take effect at any time after their call, or never. Works on any m
 and a pure step function.
 """
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -83,6 +84,11 @@ class Frontier(Generic[Op]):
         return found
 
 
+def _row(path: Sequence[int], known: int) -> int:
+    """How many of unknown outcome the path ends with."""
+    return next((n for n, i in enumerate(reversed(path)) if i < known), len(path))
+
+
 def linearize(
     operations: Sequence[Op],
     initial: State,
@@ -92,6 +98,7 @@ def linearize(
     doomed: Callable[[State, Op], bool] = lambda state, op: False,
     same: Callable[[Op], Hashable] = id,
     limit: int = 2_000_000,
+    in_a_row: int | None = None,
 ) -> Verdict[Op]:
     """Searches an order of `operations` in which `step` accepts each one.
 
@@ -102,10 +109,22 @@ def linearize(
         doomed: whether an operation, not placed yet, is impossible after this state and all that can follow.
         same: of equal keys are operations of unknown outcome that do the same, which are tried in one order.
         limit: of states visited.
+        in_a_row: most operations of unknown outcome that are placed between two known ones. None: a few at
+            first, then more: that few of them took effect is likely, and there are many orders of many.
 
     Raises:
         Undecided: after `limit` states.
     """
+    if in_a_row is None:
+        for few in (1, 2, 3, 4):
+            with contextlib.suppress(Undecided):
+                found = linearize(
+                    operations, initial, step,
+                    key=key, doomed=doomed, same=same, limit=limit // 10, in_a_row=few,
+                )  # fmt: skip
+                if found.ok:
+                    return found
+        in_a_row = len(operations)
     frontier = Frontier(operations, key, same)
     known, ops = frontier.known, frontier.ops
     everything = (1 << known) - 1
@@ -117,7 +136,10 @@ def linearize(
     stack: list[tuple[int, State, Iterator[int]]] = [(0, initial, iter(frontier.candidates(0)))]
     while stack:
         placed, state, choices = stack[-1]
+        row = _row(path, known)
         for i in choices:
+            if i >= known and row >= in_a_row:
+                continue
             after = step(state, ops[i])
             if after is None or (i >= known and after == state):
                 continue
