@@ -1,6 +1,7 @@
 """What several parts' tests share: gangs of ranks forked from this process."""
 
 import contextlib
+import logging
 import os
 import pickle
 import select
@@ -19,6 +20,16 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 
 DEADLINE_S = 90.0
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """What a test runs in this process may send the log to its standard error; the next test has another."""
+    log = logging.getLogger("fireflyer")
+    handlers, level = log.handlers[:], log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
 
 
 def leave_group(result: object) -> None:

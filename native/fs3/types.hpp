@@ -10,6 +10,8 @@ namespace ff::fs3 {
 
 inline constexpr std::size_t kBlock = 4096;  // bytes that one CRC32C covers
 inline constexpr std::size_t kLargestChunk = std::size_t{64} << 20;
+inline constexpr std::uint32_t kLastIndex = ~std::uint32_t{0};  // that a chunk can have
+inline constexpr std::uint32_t kMostRun = 4096;  // chunks in a row that one question finds
 
 struct ChunkId {
   std::uint64_t inode = 0;

@@ -127,29 +127,37 @@ class FileError(FireflyerError, OSError):
 
     `FileError(errno, path)` makes an object that is also of Python's class for that number
     (FileNotFoundError, PermissionError, ...), so that either can be caught.
+
+    Attributes:
+        detail: what the number does not say, or "".
     """
 
-    def __new__(cls, number: int, path: str | bytes = "") -> "FileError":
+    detail: str
+
+    def __new__(cls, number: int, path: str | bytes = "", detail: str = "") -> "FileError":
         kind = _KINDS.get(number, FileError) if cls is FileError else cls
-        made = OSError.__new__(kind, number, os.strerror(number), os.fsdecode(path))
+        text = os.strerror(number) + (f": {detail}" if detail else "")
+        made = OSError.__new__(kind, number, text, os.fsdecode(path))
         assert isinstance(made, FileError)
+        made.detail = detail
         return made
 
-    def __init__(self, number: int, path: str | bytes = "") -> None:
+    def __init__(self, number: int, path: str | bytes = "", detail: str = "") -> None:
         """The fields are set by __new__."""
 
     def fields(self) -> dict[str, object]:
-        return {"errno": self.errno or 0, "path": os.fsencode(self.filename or "")}
+        path = os.fsencode(self.filename or "")
+        return {"errno": self.errno or 0, "path": path, "detail": self.detail}
 
     @classmethod
     def rebuild(cls, message: str, fields: Mapping[str, object]) -> "FileError":
-        number, path = fields["errno"], fields["path"]
-        if not isinstance(number, int) or not isinstance(path, bytes):
-            raise TypeError("a FileError has a number and a path")
-        return FileError(number, path)
+        number, path, detail = fields["errno"], fields["path"], fields.get("detail", "")
+        if not (isinstance(number, int) and isinstance(path, bytes) and isinstance(detail, str)):
+            raise TypeError("a FileError has a number, a path and a detail")
+        return FileError(number, path, detail)
 
-    def __reduce__(self) -> tuple[type["FileError"], tuple[int, str]]:
-        return FileError, (self.errno or 0, self.filename)
+    def __reduce__(self) -> tuple[type["FileError"], tuple[int, str, str]]:
+        return FileError, (self.errno or 0, self.filename, self.detail)
 
 
 class _NotFound(FileError, FileNotFoundError):

@@ -48,6 +48,22 @@ def in_one_line(act: Callable[[], int]) -> int:
         return _fail(str(error), 1)
 
 
+def text(name: str) -> str:
+    """A name as JSON can hold it: bytes that are no UTF-8 are written `\\xff`."""
+    return "".join(_escaped(c) if "\ud800" <= c <= "\udfff" else c for c in name)
+
+
+def _escaped(half: str) -> str:
+    """Half a character: a byte of a name, as `os.fsdecode` makes it."""
+    byte = ord(half) - 0xDC00
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else ascii(half)[1:-1]
+
+
+def plain(words: str) -> str:
+    """One line that steers no terminal: what cannot be printed is written as an escape, e.g. `\\x1b`."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text(words))
+
+
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"fireflyer: {' '.join(message.split())}\n")
+    sys.stderr.write(f"fireflyer: {plain(' '.join(message.split()))}\n")
     return code

@@ -1,5 +1,7 @@
 """`fireflyer fs` as a command: what it prints, its exit codes, and what copies leave behind."""
 
+import base64
+import errno
 import json
 import os
 import random
@@ -167,7 +169,7 @@ def test_names(fs: Client, capsys: Any) -> None:
 
 def test_names_that_are_no_text_steer_no_terminal(fs: Client, capsys: Any) -> None:
     fs.mkdir(b"/\xff\x1b[31m")
-    assert ran(capsys, "ls") == "\\udcff\\x1b[31m/\n"
+    assert ran(capsys, "ls") == "\\xff\\x1b[31m/\n"
     [row] = json.loads(ran(capsys, "ls --json"))
     assert row["path"] == "/\\xff\x1b[31m"
     assert "\x1b" not in ran(capsys, "ls -l") + ran(capsys, "du") + ran(capsys, "find")
@@ -189,7 +191,7 @@ def test_status_and_check(fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(File, "pread_into", damaged)
     text = ran(capsys, "check", 1)
     assert text.startswith("/a: chunk 3 is damaged\n")
-    assert text.endswith("1 files, 5 MiB read: 1 damaged\n")
+    assert text.endswith("1 files, 0 B read: 1 damaged\n")
     assert json.loads(ran(capsys, "check --json", 1))["damages"] == [
         {"path": "/a", "reason": "chunk 3 is damaged"}
     ]
@@ -234,3 +236,74 @@ def test_errors_are_one_line(fs: Client, capsys: Any, line: str, code: int, mess
 def test_without_a_place(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert "set FIREFLYER_FS" in ran(capsys, "ls", 1)
+
+
+ODD = b"odd-\xff\xe9\x1b[31m-\xc3\xa9"
+ODD_SHOWN = r"odd-\xff\xe9\x1b[31m-" + "é"
+ODD_IN_JSON = r"odd-\xff\xe9" + "\x1b[31m-é"
+
+
+def test_names_that_are_no_text_are_shown_alike_everywhere(fs: Client, capsys: Any) -> None:
+    """And are taken as arguments as the shell gives them."""
+    name = os.fsdecode(ODD)
+    fs.mkdir(b"/d")
+    fs.open(b"/d/" + ODD, "w").close()
+    fs.symlink(ODD, b"/d/link")
+    assert ran(capsys, "ls /d") == f"link\n{ODD_SHOWN}\n"
+    assert ran(capsys, "ls -l /d").splitlines()[2].endswith(f"  {ODD_SHOWN}")
+    assert ran(capsys, "find /d --type f") == f"/d/{ODD_SHOWN}\n"
+    exact = base64.b64encode(b"/d/" + ODD).decode()
+    for line in ("find /d --type f --json", f"stat --json /d/{name}", f"du --json /d/{name}"):
+        [row] = json.loads(ran(capsys, line))
+        assert (row["path"], row["path_base64"]) == (f"/d/{ODD_IN_JSON}", exact), line
+    assert "path_base64" not in json.loads(ran(capsys, "find / --type d --json"))[0]
+    assert json.loads(ran(capsys, "stat --json /d/link"))[0]["target"] == ODD_IN_JSON
+    assert ran(capsys, f"stat /d/{name}").splitlines()[0] == f"path      /d/{ODD_SHOWN}"
+    assert ran(capsys, f"du /d/{name}").splitlines()[1].endswith(f"/d/{ODD_SHOWN}")
+    assert ran(capsys, f"mv /d/{name} /d/plain") == ""
+    said = ran(capsys, f"cat /d/{name}", 1)
+    assert said == f"fireflyer: /d/{ODD_SHOWN}: No such file or directory\n"
+
+
+def test_a_damaged_file_with_an_odd_name_is_reported(
+    fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fs.open(b"/" + ODD, "w") as file:
+        file.write(b"abc")
+
+    def damaged(self: File, buffer: Any, offset: int) -> int:
+        raise Corrupted(f"reading {self.name}: it is damaged")
+
+    monkeypatch.setattr(File, "pread_into", damaged)
+    said = ran(capsys, "check", 1)
+    assert said.splitlines()[0] == f"/{ODD_SHOWN}: reading /{ODD_SHOWN}: it is damaged"
+    [found] = json.loads(ran(capsys, "check --json", 1))["damages"]
+    assert found["path"] == f"/{ODD_IN_JSON}"
+    assert found["reason"] == f"reading /{ODD_IN_JSON}: it is damaged"
+
+
+def test_errors_of_copies_name_what_was_asked_for(
+    fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the file that is written beside it."""
+    Path("f").write_bytes(b"abc")
+    fs.open("/f", "x").close()
+    for line, path in (
+        ("put f /none/f", "/none/f"),
+        ("cp /f /none/f", "/none/f"),
+        ("get /f no/f", "no/f"),
+    ):
+        said = ran(capsys, line, 1)
+        assert said == f"fireflyer: {path}: No such file or directory\n"
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with fs.open("/f", "w") as file:
+        file.write(b"abc")
+    monkeypatch.setattr(os, "pwrite", full)
+    assert ran(capsys, "get /f g", 1) == "fireflyer: g: No space left on device\n"
+    assert os.listdir() == ["f"]
+    monkeypatch.setattr(os, "preadv", full)
+    assert ran(capsys, "put f /g", 1) == "fireflyer: f: No space left on device\n"
+    assert fs.listdir("/") == ["f"]

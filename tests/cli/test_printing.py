@@ -24,7 +24,8 @@ def view(name: str, reason: str = "") -> TaskView:
         ("a\\[b]", "a\\[b]"),
         ("two\nlines", r"two\nlines"),
         ("\x1b[31mred", r"\x1b[31mred"),
-        ("\udcff", r"\udcff"),
+        ("\udcff", r"\xff"),
+        ("\ud800", r"\ud800"),
         ("学习 é", "学习 é"),
     ],
 )

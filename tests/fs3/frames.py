@@ -14,6 +14,8 @@ WRITE = struct.Struct("<QQQIIIIIIIB3x")
 WRITE_ANSWER = struct.Struct("<QIB3x")
 MAGIC = 0x31443346
 READ_KIND, READ_ANSWER_KIND, WRITE_KIND, WRITE_ANSWER_KIND = 1, 2, 3, 4
+READY_KIND, GO_KIND = 9, 10
+HOLD = 2
 OK, STALE_ROUTING, NO_SPACE, NOT_FOUND = 0, 1, 5, 7
 REMOVE = 3
 
@@ -40,8 +42,17 @@ def pieces(offset: int, data: bytes) -> list[int]:
     return crcs
 
 
-def send(line: socket.socket, kind: int, count: int, table: bytes, payload: bytes = b"") -> None:
-    line.sendall(HEAD.pack(MAGIC, kind, 0, count, len(table), 0, len(payload), 1) + table + payload)
+def send(
+    line: socket.socket,
+    kind: int,
+    count: int,
+    table: bytes,
+    payload: bytes = b"",
+    flags: int = 0,
+    request: int = 1,
+) -> None:
+    head = HEAD.pack(MAGIC, kind, flags, count, len(table), 0, len(payload), request)
+    line.sendall(head + table + payload)
 
 
 def exactly(line: socket.socket, count: int) -> bytes:

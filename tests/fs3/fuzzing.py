@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from tests.fs3.frames import HEAD, MAGIC, READ, WRITE, pieces
+from tests.fs3.frames import GO_KIND, HEAD, HOLD, MAGIC, READ, READY_KIND, WRITE, pieces
 
 from fireflyer.errors import FireflyerError
+from fireflyer.fs3.manager.admission import Registration
 from fireflyer.fs3.manager.chains import Local, LocalState
 from fireflyer.fs3.manager.core import Beat
-from fireflyer.fs3.manager.service import LayOut, Registration, Restart
+from fireflyer.fs3.manager.service import LayOut, Restart
 from fireflyer.fs3.meta import Layout
 from fireflyer.fs3.meta import messages as meta
 from fireflyer.rpc.address import Address
@@ -267,13 +268,13 @@ class Frames:
         dice, rows = self.dice, b""
         count = dice.choice((1, 1, 2, 7, 128))
         for _ in range(count):
-            length = dice.choice((0, 1, 4095, 4096, 30_000))
+            length = dice.choice((0, 1, 4095, 4096, 30_000, 200_000 if count < 9 else 5))
             offset = min(self._number(), (64 << 20) - length)
             inode = dice.choice((INODE, 1, dice.randrange(1 << 64)))
             rows += READ.pack(
                 inode, self._number(), *self._chain(), offset, length, dice.randrange(2)
             )
-        return self._frame(1, count, rows, number)
+        return self._frame(1, count, rows, number, flags=dice.choice((0, 0, HOLD)))
 
     def _write(self, number: int) -> bytes:
         dice = self.dice
@@ -291,7 +292,10 @@ class Frames:
         return self._frame(3, 1, row + struct.pack(f"<{len(crcs)}I", *crcs), number, data)
 
     def _query(self, number: int) -> bytes:
-        rows = [struct.pack("<QII", INODE + at, *self._chain()) for at in range(3)]
+        rows = [
+            struct.pack("<QIIII", INODE + at, *self._chain(), self._number(), self._number())
+            for at in range(3)
+        ]
         return self._frame(6, len(rows), b"".join(rows), number)
 
     def _report(self, number: int) -> bytes:
@@ -341,7 +345,9 @@ class Frames:
     def bad(self) -> tuple[bytes, bool]:
         """Any bytes; whether they may be the beginning of a frame that never ends."""
         dice, (frame, _) = self.dice, self.good(1)
-        what = dice.randrange(6)
+        what = dice.randrange(7)
+        if what == 6:  # nothing is held for it
+            return self._frame(dice.choice((GO_KIND, READY_KIND)), 1, b"", 1 << 30), False
         if what == 0:
             return dice.randbytes(dice.randrange(32, 400)), True
         if what == 1:

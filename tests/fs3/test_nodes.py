@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import os
 import random
+import re
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from tests.fs3 import frames
@@ -15,19 +19,23 @@ from tests.fs3.manager.store import Store
 
 from fireflyer._native import crc32c
 from fireflyer.errors import PeerLost, ProtocolMismatch
+from fireflyer.fs3 import refusals
+from fireflyer.fs3.client import connect
 from fireflyer.fs3.lines import dial
-from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.chains import Chain, LocalState, Public
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import Routing
 from fireflyer.fs3.manager.service import Manager
 from fireflyer.fs3.roles import Role
-from fireflyer.fs3.storage.node import NodeSettings, StorageNode
+from fireflyer.fs3.storage.node import FAULTY, NodeSettings, StorageNode
+from fireflyer.log import get_logger
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
 
-SECRET = Secret(b"the secret of these nodes")
+SECRET_TEXT = b"the secret of these nodes"
+SECRET = Secret(SECRET_TEXT)
 LIMIT_S = 60.0
 INODE = 5
 
@@ -179,9 +187,129 @@ def test_all_nodes_stop_at_once_and_nothing_is_lost(nodes: Nodes) -> None:
             assert nodes.read(target, index) == bytes([index]) * 3000
 
 
+def test_a_folder_that_is_removed_is_told_and_left_alone(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.chain(3)
+    nodes.write(0, b"x" * 3000)
+    node = nodes.running["n1"]
+    (target,) = node.targets()
+    folder = tmp_path / "n1" / "target-000"
+    shutil.rmtree(folder)
+    assert target not in nodes.chain(2).targets(Public.SERVING)
+    why = f"its folder was removed or replaced while it was open: {folder}"
+    assert node.faults == {target: why}
+    assert why in node.trouble()
+    assert not folder.exists()
+    folder.mkdir()  # the operator's word: fill it anew
+    nodes.chain(3)
+    assert nodes.read(target, 0) == b"x" * 3000
+    assert target not in node.faults
+
+
+def test_a_target_that_turns_faulty_says_why(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(get_logger("fs3"), "propagate", True)
+    nodes.chain(3)
+    node = nodes.running["n0"]
+    (target,) = node.targets()
+    nodes.stop("n0")
+    for _ in range(2):
+        node._look_at_local(target, LocalState.FAULTY)
+    assert node.faults == {target: FAULTY}
+    assert caplog.messages.count(f"target {target} is {FAULTY}") == 1
+    node._look_at_local(target, LocalState.ONLINE)
+    assert node.faults == {}
+
+
 def test_another_secret_is_not_let_in(nodes: Nodes) -> None:
     address = next(iter(nodes.running.values())).address
     with pytest.raises(ProtocolMismatch, match="another secret"):
         dial(address, Secret(b"some other secret, not ours"), Role.CLIENT)
     with pytest.raises(PeerLost):
         dial("127.0.0.1:1", SECRET, Role.CLIENT)
+
+
+def refused_lines(lines: list[str]) -> list[str]:
+    return [line for line in lines if "refused" in line]
+
+
+def test_who_is_refused_is_named_in_few_lines(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(get_logger("fs3"), "propagate", True)
+    node = nodes.running["n0"]
+    monkeypatch.setattr(refusals, "SPAN_S", 3600.0)
+    for _ in range(3 * refusals.LINES):
+        with pytest.raises(ProtocolMismatch):
+            dial(node.address, Secret(b"some other secret, not ours"), Role.CLIENT)
+    told = refused_lines(caplog.messages)
+    assert len(told) == refusals.LINES
+    assert all(re.match(r"a connection from 127\.0\.0\.1:\d+ was refused: ", one) for one in told)
+
+
+def test_refusals_without_a_line_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(get_logger("fs3"), "propagate", True)
+    now = 100.0
+    these = refusals.Refusals(lambda: now)
+    for n in range(1000):
+        these.note(f"10.0.0.1:{n}", "another secret")
+    these.tell()
+    assert len(caplog.messages) == refusals.LINES
+    assert these.due == now + refusals.SPAN_S
+    now += refusals.SPAN_S
+    these.tell()
+    assert caplog.messages[refusals.LINES :] == [
+        f"{1000 - refusals.LINES} more connections were refused within {refusals.SPAN_S:g} s"
+    ]
+    these.note("10.0.0.1:9", "another secret")
+    assert caplog.messages[-1] == "a connection from 10.0.0.1:9 was refused: another secret"
+
+
+def test_a_peer_on_this_machine_is_a_process() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        assert refusals.peer_of(one) == f"process {os.getpid()} of uid {os.getuid()}"
+
+
+def test_the_address_of_a_storage_node_is_no_managers(nodes: Nodes, tmp_path: Path) -> None:
+    address = next(iter(nodes.running.values())).address
+    (tmp_path / "secret").write_bytes(SECRET_TEXT)
+    (tmp_path / "secret").chmod(0o600)
+    for wrong in ([address], [address, nodes.manager]):
+        with pytest.raises(ProtocolMismatch, match=f"{address} is the address of a storage node"):
+            connect(wrong, secret_file=tmp_path / "secret")
+
+
+@pytest.fixture
+def ringing() -> Iterator[None]:
+    """A signal whose handler raises what a socket might, too."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("the caller's own")
+
+    old = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def test_what_a_handler_raises_in_the_handshake_is_the_callers(ringing: None) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(TimeoutError, match="the caller's own"),
+    ):
+        dial(f"127.0.0.1:{silent.getsockname()[1]}", SECRET, Role.CLIENT, LIMIT_S)
+
+
+def test_what_a_handler_raises_while_connecting_is_the_callers(ringing: None) -> None:
+    with contextlib.ExitStack() as held:
+        full = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # the next one waits
+            line = held.enter_context(socket.socket())
+            line.setblocking(False)
+            line.connect_ex(full.getsockname())
+        with pytest.raises(TimeoutError, match="the caller's own"):
+            dial(f"127.0.0.1:{full.getsockname()[1]}", SECRET, Role.CLIENT, LIMIT_S)

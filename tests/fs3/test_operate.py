@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import socket
 import time
 import urllib.error
@@ -21,7 +22,7 @@ from fireflyer.errors import ConfigError, DeadlineExceeded, WireError
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import connect
 from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, embed, load
-from fireflyer.fs3.exporter import CONNECTIONS, HEAD_LIMIT, Exporter
+from fireflyer.fs3.exporter import CONNECTIONS, HEAD_LIMIT, Exporter, PortTaken
 from fireflyer.fs3.find import Place, announce, attach, find
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role
@@ -128,8 +129,11 @@ def test_every_role_has_metrics(running: tuple[Path, Process]) -> None:
     assert health["roles"] == ["manager", "meta", "storage s1", "storage s2"]
 
 
-def test_damage_is_counted_and_told(running: tuple[Path, Process]) -> None:
+def test_damage_is_counted_and_told(
+    running: tuple[Path, Process], caplog: pytest.LogCaptureFixture
+) -> None:
     folder, process = running
+    caplog.set_level(logging.INFO, "fireflyer")
     with attach(str(folder)) as fs, fs.open("/damaged", "w") as file:
         file.write(os.urandom(1 << 20))
     node = process.nodes["s2"]
@@ -145,6 +149,61 @@ def test_damage_is_counted_and_told(running: tuple[Path, Process]) -> None:
         return any("damaged chunks" in line for line in problems(survey.health(find(str(folder)))))
 
     until(told)
+    chunk = rf"target={target} chain=\d+ inode=\d+ chunk=\d+"
+    until(lambda: re.search(f"damage repaired: {chunk}", caplog.text) is not None)
+    found = re.findall(f"damage found: ({chunk})", caplog.text)
+    assert len(found) == len(set(found)) == node.targets()[target]["damaged"]
+
+
+def test_a_full_disk_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = os.statvfs(tmp_path)
+    reserve = (disk.f_blocks * disk.f_frsize >> 20) + 1
+    config = embed(tmp_path / "fs", 1, 1)
+    node = msgspec.structs.replace(config.node("s1"), reserve_mib=reserve)
+    config = msgspec.structs.replace(config, nodes={"s1": node})
+    place = str(tmp_path / "fs")
+    (tmp_path / "data").write_bytes(b"x")
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        announce(Path(place), process.manager)
+        assert run_line(["fs", "put", "--dir", place, str(tmp_path / "data"), "/name"]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("fireflyer: writing /name: node 1 is full")
+        assert ".part" not in said
+        line = rf"node s1: disk full: refuses writes \([\d,]+ MiB free, {reserve:,} MiB kept for repair\)"
+
+        def told() -> bool:
+            return any(re.fullmatch(line, one) for one in problems(survey.health(find(place))))
+
+        until(told)
+        assert "disk full: writes are refused: free_mib=" in caplog.text
+        _, text = get(process.metrics)
+        assert total(text, "fireflyer_fs3_storage_refuses_writes", node="s1") == 1
+        assert total(text, "fireflyer_fs3_storage_disk_kept_bytes", node="s1") == reserve << 20
+
+
+def test_a_disk_with_room_is_not_full(running: tuple[Path, Process]) -> None:
+    _, text = get(running[1].metrics)
+    assert total(text, "fireflyer_fs3_storage_refuses_writes", node="s1") == 0
+    assert total(text, "fireflyer_fs3_storage_disk_kept_bytes", node="s1") == 256 << 20
+
+
+def test_a_taken_port_of_metrics_is_no_obstacle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a standby, or of another node of this machine with the same cluster.toml."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PortTaken, match=f"another process listens at {address}"):
+            Exporter(address, Secret())
+        config = msgspec.structs.replace(embed(tmp_path / "fs", None, 1), metrics=address)
+        with Process(config, ALL, config.nodes) as process:
+            assert process.metrics.startswith("http://127.0.0.1:")
+            assert address not in process.metrics
+            assert get(process.metrics)[0] == 200
+            assert f"the metrics of this process are at {process.metrics}" in caplog.text
 
 
 def test_status_at_one_glance(
@@ -160,6 +219,33 @@ def test_status_at_one_glance(
     found = json.loads(capsys.readouterr().out)
     assert {"problems", "software", "table"} <= found.keys()
     assert all(node["disk_bytes"] > 0 for node in found["nodes"])
+
+
+def test_removed_files_that_are_not_emptied_are_counted(
+    running: tuple[Path, Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, process = running
+
+    def counted() -> float:
+        return total(get(process.metrics)[1], "fireflyer_fs3_meta_unlinked_files")
+
+    def said() -> tuple[str, int]:
+        assert run_line(["fs", "status", "--dir", str(folder)]) == 0
+        text = capsys.readouterr().out
+        assert run_line(["fs", "status", "--dir", str(folder), "--json"]) == 0
+        return text, json.loads(capsys.readouterr().out)["unlinked"]
+
+    until(lambda: counted() == 0)
+    assert ("removed files" in said()[0], said()[1]) == (False, 0)
+    with attach(str(folder)) as fs:
+        with fs.open("/gone", "w") as file:
+            file.write(b"x")
+            fs.unlink("/gone")
+            assert counted() == 1
+            text, number = said()
+            assert "1 removed files are still open, or being emptied" in text
+            assert number == 1
+        until(lambda: counted() == 0)
 
 
 def test_an_ill_role_is_named() -> None:
@@ -260,7 +346,9 @@ def test_a_cluster_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             with fs.open("/old", "w") as file:
                 file.write(b"x" * (5 << 20))
             assert fs.inode("/old").layout.stripe == 2  # type: ignore[union-attr]
-            with pytest.raises(ConfigError, match="there are 0"):
+            with pytest.raises(
+                ConfigError, match=r"no target is free: add .* start that process first"
+            ):
                 survey.grow(find(place))
             more = cluster(tmp_path, 2)
             more = msgspec.structs.replace(
@@ -407,7 +495,11 @@ def test_what_an_operator_is_told() -> None:
         ({"alive": False, "heard_s": 9.0}, "node n1 does not answer: last heard 9.0 s ago"),
         ({"free_bytes": 40}, "node n1 has 4.0% of its disk left"),
         ({"version": "0.9"}, "node n1 runs 0.9, the manager 1.0"),
-        ({"faults": {258: "it is locked"}}, "n1/2 cannot be opened: it is locked"),
+        ({"faults": {258: "it is locked"}}, "n1/2: it is locked"),
+        (
+            {"refuses": True, "free_bytes": 12 << 20, "kept_bytes": 256 << 20},
+            "node n1: disk full: refuses writes (12 MiB free, 256 MiB kept for repair)",
+        ),
     ):
         ill = msgspec.structs.replace(well, **changes)
         assert problems(msgspec.structs.replace(found, nodes=[ill])) == [text]

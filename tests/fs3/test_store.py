@@ -67,7 +67,7 @@ def test_a_version_is_pending_then_committed_and_survives() -> None:
     assert store.read(7, 0) == (OK, 1, 9000, 0, data, crcs)
     assert store.page(None, 9) == [(7, 0, 1, 3, 9000, crc32c(data), 0, 0, 0, 0, False)]
     assert store.page((7, 0), 9) == []
-    assert store.last(7) == store.entry(7, 0)
+    assert store.last(7) == store.last(7, 5, 2) == (0, 9000, 1)
     assert store.last(8) is None
     assert store.tags() == [(4, 0, 2, 7, 0, 1, 9000)]
     assert (store.floor(), store.state()) == (11, (1, 2, 3, 4))

@@ -161,7 +161,10 @@ def test_another_secret_is_refused(tmp_path: Path, start: Start) -> None:
     address = find(str(where)).addresses
     with pytest.raises(ProtocolMismatch, match="another secret"):
         connect(address, secret_file=other)
-    with pytest.raises(ProtocolMismatch, match="another secret"):
+    with pytest.raises(
+        ProtocolMismatch,
+        match="no secret was given here; name its file by secret_file= or FIREFLYER_FS",
+    ):
         connect(address)
     fs(where, "ls")
 
@@ -259,7 +262,9 @@ def test_a_standby_takes_the_place_of_a_killed_manager(tmp_path: Path, start: St
         assert service.end(signal.SIGTERM) == 0
 
 
-def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start) -> None:
+def test_a_signal_ends_it_while_it_waits_for_others(
+    tmp_path: Path, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = write_cluster(tmp_path)
     service = start("--config", config, "--name", "n1")
     service.says("is primary manager")
@@ -268,6 +273,9 @@ def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start
         pytest.raises(Unavailable, match="being set up"),
     ):
         client.listdir("/")
+    capsys.readouterr()
+    fs(config, "status")
+    assert "names cannot be used: the file system is being set up" in capsys.readouterr().out
     assert service.end(signal.SIGTERM) == 0
 
 
@@ -287,6 +295,8 @@ def test_a_signal_ends_it_while_it_waits_for_others(tmp_path: Path, start: Start
         ('[nodes."../x"]', "without slashes"),
         ('manager = "nowhere"', "'nowhere' is not an address"),
         ("= 3", "cluster.toml: Invalid"),
+        ("# nothing", r"cluster.toml is empty: put back what was in it \(of `fs up --dir`: "),
+        ("[nodes.n1]\nreserve_mib = -1", "Expected `int` >= 0"),
     ],
 )
 def test_a_bad_configuration(tmp_path: Path, text: str, message: str) -> None:
@@ -299,7 +309,7 @@ def test_a_bad_configuration(tmp_path: Path, text: str, message: str) -> None:
 def test_what_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml cannot be read"):
         load(tmp_path / "absent.toml")
-    (tmp_path / FILE).write_text("")
+    (tmp_path / FILE).write_text("[nodes.n1]")
     config = load(tmp_path / FILE)
     with pytest.raises(ConfigError, match="run both in one process"):
         Process(config, {Role.MANAGER, Role.STORAGE}, ["n1"])
@@ -320,9 +330,42 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
     assert embed(tmp_path / "fs", None, 3) == made
     with pytest.raises(ConfigError, match="has replicas = 2, not 1"):
         embed(tmp_path / "fs", 1, None)
+    of_cluster = rf"`fireflyer fs up --config {tmp_path}/cluster\.toml --name NODE` starts a node"
+    (tmp_path / FILE).write_text("[nodes.n1]")
+    with pytest.raises(Unavailable, match=of_cluster):
+        find(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"is of the nodes n1, which are started by .* --config"):
+        embed(tmp_path, None, None)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot hold a file system"):
         embed(tmp_path / "file", None, None)
+
+
+def test_a_folder_without_its_configuration_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "fs"
+    config = embed(folder, 2, 3)
+    whole = (folder / FILE).read_text()
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        with connect(process.manager, secret_file=config.secret_file) as client:
+            client.mkdir("/kept")
+    (folder / FILE).unlink()
+    lost = r"holds a file system without its cluster\.toml; replicas times targets was 6"
+    for asked in ((None, None), (2, 3)):
+        with pytest.raises(ConfigError, match=lost):
+            embed(folder, *asked)
+    assert not (folder / FILE).exists()
+    (folder / FILE).touch()
+    with pytest.raises(ConfigError, match=r"cluster\.toml is empty"):
+        embed(folder, None, None)
+    embed(tmp_path / "like", 2, 3)
+    assert (tmp_path / "like" / FILE).read_text() == whole
+    shutil.copy(tmp_path / "like" / FILE, folder)
+    config = embed(folder, None, None)
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        with connect(process.manager, secret_file=config.secret_file) as client:
+            assert client.listdir("/") == ["kept"]
 
 
 def test_a_long_path_takes_a_port_in_place_of_a_socket(tmp_path: Path) -> None:

@@ -361,8 +361,11 @@ def test_closing_ends_the_calls_under_way(serve: Serve, connect: Connect) -> Non
 def test_the_secret_is_in_no_error(serve: Serve, connect: Connect) -> None:
     server = make()
     address = serve(server)
-    for secret in (Secret(b"another-secret-of-the-tests"), Secret()):
-        with pytest.raises(ProtocolMismatch, match="another secret") as raised:
+    for secret, said in (
+        (Secret(b"another-secret-of-the-tests"), "another secret"),
+        (Secret(), "no secret was given here"),
+    ):
+        with pytest.raises(ProtocolMismatch, match=said) as raised:
             connect(address, secret).call("add", Pair(1, 1), int)
         assert KEY.decode() not in repr(raised.value) + repr(vars(server)) + str(raised.value)
 

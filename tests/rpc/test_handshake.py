@@ -51,7 +51,7 @@ def test_another_secret_is_refused_and_the_server_shows_no_proof(other: Secret) 
     with pytest.raises(ProtocolMismatch, match="another secret"):
         server.feed(proof)
     assert server.refusal() == REFUSAL
-    with pytest.raises(ProtocolMismatch, match="another secret"):
+    with pytest.raises(ProtocolMismatch, match="another secret" if other else "no secret was"):
         client.feed(server.refusal())
 
 
@@ -74,12 +74,12 @@ def test_a_recorded_handshake_is_worth_nothing() -> None:
         again.feed(proof)
 
 
-@pytest.mark.parametrize("version", [0x0200, 0x0000])
+@pytest.mark.parametrize("version", [0x0300, 0x0100])
 def test_another_major_version_is_named_on_both_sides(version: int) -> None:
     client, server = Handshake("client", SECRET, 4, version=version), Handshake("server", SECRET, 1)
-    with pytest.raises(ProtocolMismatch, match=rf"version 1\.0 .*other {version >> 8}\.0"):
+    with pytest.raises(ProtocolMismatch, match=rf"version 2\.0 .*other {version >> 8}\.0"):
         server.feed(client.opening)
-    with pytest.raises(ProtocolMismatch, match=rf"version {version >> 8}\.0 .*other 1\.0"):
+    with pytest.raises(ProtocolMismatch, match=rf"version {version >> 8}\.0 .*other 2\.0"):
         client.feed(server.refusal())
 
 
@@ -93,7 +93,7 @@ def test_minor_versions_talk() -> None:
 
 def test_the_layout_of_a_hello() -> None:
     nonce = bytes(range(32))
-    assert Handshake("client", SECRET, 4, nonce=nonce).opening == b"FFS3\x00\x01\x04\x00" + nonce
+    assert Handshake("client", SECRET, 4, nonce=nonce).opening == b"FFS3\x00\x02\x04\x00" + nonce
     assert HELLO_BYTES == 40
     assert PROOF_BYTES == 32
 

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -79,14 +80,21 @@ struct Batch {
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const {
     return {pieces.at(n).chunk.inode, pieces.at(n).chunk.index};
   }
-  std::vector<std::uint64_t> found() const {
-    std::vector<std::uint64_t> found;
-    for (const Piece& piece : pieces) found.push_back(piece.found);
-    return found;
+  // Of a batch that was read: the files of which some bytes were asked for that no chunk has.
+  std::vector<std::uint64_t> holes() const {
+    std::vector<std::uint64_t> inodes;
+    for (const Piece& piece : pieces) {
+      const bool whole = piece.chunk_length >= std::uint64_t{piece.offset} + piece.length;
+      if (!whole && (inodes.empty() || inodes.back() != piece.chunk.inode)) inodes.push_back(piece.chunk.inode);
+    }
+    std::sort(inodes.begin(), inodes.end());
+    inodes.erase(std::unique(inodes.begin(), inodes.end()), inodes.end());
+    return inodes;
   }
-  std::vector<std::uint32_t> lengths() const {
-    std::vector<std::uint32_t> found;
-    for (const Piece& piece : pieces) found.push_back(piece.chunk_length);
+  std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const {
+    std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found;
+    found.reserve(pieces.size());
+    for (const Piece& piece : pieces) found.emplace_back(piece.found, piece.run, piece.chunk_length);
     return found;
   }
 };
@@ -131,14 +139,25 @@ Batch of_chunks(const FileMap& file, Kind kind, const std::vector<std::uint32_t>
   return batch;
 }
 
-Batch of_chains(const FileMap& file, std::size_t chains) {
+Batch of_chains(const FileMap& file, const std::vector<std::tuple<std::size_t, std::uint32_t>>& asks) {
   Batch batch;
-  for (std::size_t n = 0; n < std::min(chains, file.chains.size()); ++n) {
+  batch.pieces.reserve(asks.size());
+  for (const auto& [chain, upto] : asks) {
     Piece& piece = batch.pieces.emplace_back();
-    piece.chunk.inode = file.inode;
-    piece.chain = file.chains[n];
+    piece.chunk = {file.inode, upto};
+    piece.chain = file.chain(chain);
+    piece.stride = static_cast<std::uint32_t>(file.chains.size());
   }
   return batch;
+}
+
+Batch joined(const std::vector<const Batch*>& batches) {
+  Batch all;
+  for (const Batch* const one : batches) {
+    if (!one->counts.empty()) throw Error(Code::invalid, "batches with memory cannot be joined");
+    all.pieces.insert(all.pieces.end(), one->pieces.begin(), one->pieces.end());
+  }
+  return all;
 }
 
 Engine::Clock::time_point after(double seconds) {
@@ -187,7 +206,9 @@ nb::dict statistics(const Engine& engine) {
   found["frames"] = now.frames;
   found["mismatches"] = now.mismatches;
   found["connections"] = now.connections;
-  found["most_large"] = now.most_large;
+  found["held"] = now.held;
+  found["senders"] = now.senders;
+  found["most_senders"] = now.most_senders;
   return found;
 }
 
@@ -211,7 +232,8 @@ void bind(nb::module_ m) {
       .value("DIVERGED", static_cast<Outcome>(Status::diverged))
       .value("OPEN", Outcome::open);
   nb::class_<FileMap>(m, "FileMap", "Where the chunks of a file are: chunk i on chains[i % len(chains)]. Immutable.")
-      .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a);
+      .def(nb::init<std::uint64_t, std::uint64_t, std::vector<std::uint32_t>>(), "inode"_a, "chunk_size"_a, "chains"_a)
+      .def_prop_ro("chains", [](const FileMap& file) { return file.chains; });
   nb::class_<Batch>(m, "Batch", "Pieces of chunks, and what became of each. One thread at a time.")
       .def(nb::new_(&of_ranges), "files"_a, "rows"_a,
            "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that are "
@@ -224,16 +246,21 @@ void bind(nb::module_ m) {
       .def_prop_ro("counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request of `of_buffers`.")
       .def_static("of_chunks", &of_chunks, "file"_a, "kind"_a, "indexes"_a, "length"_a = 0,
                   "The same for each of these chunks; `length`: of a chunk then.")
-      .def_static("of_chains", &of_chains, "file"_a, "chains"_a,
-                  "A question for the last chunk of the file on each of its first chains.")
+      .def_static("of_chains", &of_chains, "file"_a, "asks"_a,
+                  "Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and "
+                  "how many stand below it in a row.")
+      .def_static("joined", &joined, "batches"_a, "The pieces of batches that move no bytes, one batch's after another's.")
       .def("__len__", [](const Batch& batch) { return batch.pieces.size(); })
       .def_prop_ro("bytes", &Batch::bytes, "Of all pieces together.")
       .def("failures", &Batch::failures, "(piece, outcome, chain, node asked) of those that are not OK.")
       .def("again", &Batch::again, "piece"_a, "node"_a = io::kAnyNode,
            "The next call tries it again; a read: at this node, if it serves the chain.")
       .def("chunk", &Batch::chunk, "piece"_a, "(inode, index) of a piece.")
-      .def("found", &Batch::found, "Of answered questions: index of the last chunk + 1; 0: there is none.")
-      .def("lengths", &Batch::lengths, "Likewise: bytes of that chunk.");
+      .def_prop_ro("holes", &Batch::holes,
+                   "Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.")
+      .def("found", &Batch::found,
+           "Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has "
+           "chains, bytes of that chunk); a row of 0: there is none.");
   nb::class_<Engine>(m, "Engine", "The way to the bytes; docs/fs3-service.md. Any thread.")
       .def("__init__",
            [](Engine* self, std::uint64_t client, nb::callable connect, unsigned lanes, unsigned senders, double connect_s,
@@ -241,9 +268,9 @@ void bind(nb::module_ m) {
              const auto limit = std::chrono::milliseconds(std::lround(1000 * connect_s));
              new (self) Engine(client, {lanes, senders, limit, local}, connecting(std::move(connect)), look_at_signals);
            },
-           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 8, "connect_s"_a = 1.0, "local"_a = true,
+           "client"_a, "connect"_a, "lanes"_a = 8, "senders"_a = 2, "connect_s"_a = 1.0, "local"_a = true,
            nb::sig("def __init__(self, client: int, connect: collections.abc.Callable[[int, float], int], "
-                   "lanes: int = 8, senders: int = 8, connect_s: float = 1.0, local: bool = True) -> None"),
+                   "lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None"),
            "connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or "
            "raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.")
       .def("routing", &set_routing, "chains"_a, "local"_a = io::kAnyNode,
@@ -255,7 +282,7 @@ void bind(nb::module_ m) {
       .def("query_last", [](Engine& e, Batch& b, double seconds) { return e.query_last(b.pieces, after(seconds)); },
            "batch"_a, "seconds"_a, Free(), "Likewise.")
       .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, int]"),
-           "Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; most_large: large reads at a time.");
+           "Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; held (large reads that waited for their turn to be sent); senders, most_senders (that may send much, now and at a time).");
 }
 
 }  // namespace ff::fs3::client

@@ -51,9 +51,10 @@ class Node {
   Node(unsigned workers, std::size_t buffers) : service_({workers, buffers}) {}
   ~Node() { stop(); }
 
-  void open(const std::string& path, TargetId id, std::uint32_t chain, replica::Incarnation incarnation) {
+  void open(const std::string& path, TargetId id, std::uint32_t chain, replica::Incarnation incarnation,
+            std::uint64_t reserve_bytes) {
     auto disk = std::make_shared<store::DirectoryDisk>(path);
-    auto held = store::Store::open(*disk, {id, chain});
+    auto held = store::Store::open(*disk, {id, chain}, {.reserve_bytes = reserve_bytes});
     const std::uint64_t number = number_of(held);
     auto target = std::make_shared<Target>(std::move(disk), std::move(held), id, chain, incarnation, service_.courier());
     target->on_change([this] { changed(); });
@@ -125,6 +126,17 @@ class Node {
     return {page.back().chunk.inode, page.back().chunk.index};
   }
 
+  std::tuple<std::vector<std::tuple<TargetId, std::uint64_t, std::uint32_t, bool>>, std::uint64_t> findings() {
+    std::vector<std::tuple<TargetId, std::uint64_t, std::uint32_t, bool>> found;
+    std::uint64_t more = 0;
+    for (const auto& target : all()) {
+      const auto its = target->findings();
+      for (const auto& one : its.first) found.emplace_back(target->id(), one.chunk.inode, one.chunk.index, one.damaged);
+      more += its.more;
+    }
+    return {std::move(found), more};
+  }
+
   nb::dict statistics() {
     const auto now = service_.statistics();
     nb::dict found;
@@ -138,6 +150,7 @@ class Node {
     found["buffer_bytes"] = now.buffer_bytes;
     found["local_bytes"] = now.local_bytes;
     found["held"] = now.held;
+    found["ready"] = now.ready;
     found["buffer_limit"] = now.buffer_limit;
     found["jobs"] = now.jobs;
     found["mismatched"] = now.mismatched;
@@ -259,9 +272,10 @@ void bind(nb::module_ m) {
   nb::class_<Node>(m, "Node", "The storage service of one process. Any thread.")
       .def(nb::init<unsigned, std::size_t>(), "workers"_a = 0, "buffers"_a = std::size_t{256} << 20,
            "workers: threads, 0 for cores + 4. buffers: bytes of payload under way, at most.")
-      .def("open", &Node::open, "path"_a, "target"_a, "chain"_a, "incarnation"_a, Free(),
-           "Opens or makes a target's chunk store in a directory and takes its place in the chain. Raises StorageError, "
-           "NoSpace, ValueError.")
+      .def("open", &Node::open, "path"_a, "target"_a, "chain"_a, "incarnation"_a,
+           "reserve_bytes"_a = store::Options{}.reserve_bytes, Free(),
+           "Opens or makes a target's chunk store in a directory and takes its place in the chain. Writes leave so many "
+           "bytes of the disk free. Raises StorageError, NoSpace, ValueError.")
       .def("close", &Node::close, "target"_a, Free())
       .def("routing", &Node::routing, "target"_a, "version"_a, "members"_a, Free(),
            "The target's chain as published: members (target, state, incarnation) in order; an older one is passed over.")
@@ -272,6 +286,9 @@ void bind(nb::module_ m) {
       .def("wait", &Node::wait, "seconds"_a, Free(), "Until a report changes, at most so long; whether one did.")
       .def("scrub", &Node::scrub, "target"_a, "inode"_a, "index"_a, "limit"_a, Free(),
            "Reads and checks up to `limit` chunks after this one; returns the last one. At the end the index is written anew: (0, 0).")
+      .def("findings", &Node::findings, Free(),
+           "What was found since the last call: (target, inode, index, damaged) of chunks, False when one is whole again or "
+           "gone; and how many came beyond the first 64 of a target.")
       .def("serve", &Node::serve, "fd"_a, Free(), "A proved connection of a client or another node.")
       .def("locate", &Node::locate, "target"_a, "node"_a, Free(), "On which node a target is.")
       .def("connected", &Node::connected, "node"_a, "fd"_a, Free(), "A proved connection to a node's service.")

@@ -37,9 +37,13 @@ Engine::Call::~Call() {
       if (piece->outcome == Outcome::open) piece->outcome = Outcome::late;
     }
   }
-  leave_line();
-  engine_.large_ -= permitted_;
-  for (; permitted_ != 0; --permitted_) engine_.permits_.give_back();
+  Permits& permits = engine_.permits_;
+  for (std::uint64_t given = in_line_ == 0 ? 0 : permits.leave(lane_.wake()); given != 0; --given) permits.give_back();
+  for (; permitted_ != 0; --permitted_) permits.give_back();
+  for (Queue& queue : queues_) {
+    for (; queue.direct != 0; --queue.direct) permits.over(queue.node);
+  }
+  if (!joined_.empty()) permits.part(joined_);
 }
 
 void Engine::Call::add(Piece& piece) {
@@ -75,6 +79,7 @@ void Engine::Call::run() {
     if (found->second->quiet()) queue.link = found->second.get();
     else lane_.links.erase(found);
   }
+  join();
   push();
   for (Queue& queue : queues_) {
     if (queue.link || queue.next == queue.pieces.size()) continue;
@@ -91,9 +96,17 @@ void Engine::Call::run() {
   }
 }
 
+// Whose connection is not made yet may turn out to be local: then more are held than need be, this once.
+void Engine::Call::join() {
+  for (const Queue& queue : queues_) {
+    if (large(queue.charged, queue.link)) joined_.push_back(queue.node);
+  }
+  if (!joined_.empty()) engine_.permits_.join(joined_);
+}
+
 // Afterwards nothing can be sent, received or issued without waiting for a socket or a permit.
 void Engine::Call::push() {
-  while (issue_all()) {
+  while (issue_all() || take_permits()) {
     for (Queue& queue : queues_) {
       if (queue.link) advance(queue);
     }
@@ -138,48 +151,59 @@ Request Engine::Call::next_frame(const Queue& queue) const {
   return request;
 }
 
-bool Engine::Call::permit() {
-  if (in_line_) {
-    eventfd_t told = 0;
-    in_line_ = ::eventfd_read(lane_.wake(), &told) != 0;
-  } else {
-    in_line_ = !engine_.permits_.ask(lane_.wake());
-  }
-  return !in_line_;
+bool Engine::Call::large(std::uint64_t bytes, const Link* link) const {
+  return kind_ == FrameKind::read && bytes > kHoldFrom && !(link && link->local());
 }
 
-void Engine::Call::leave_line() {
-  if (in_line_ && engine_.permits_.leave(lane_.wake())) engine_.permits_.give_back();
-  in_line_ = false;
+void Engine::Call::ask(Queue& queue) {
+  for (const std::uint64_t request : queue.link->take_ready()) {
+    if (engine_.permits_.ask(lane_.wake())) {
+      queue.link->go(request);
+      ++permitted_;
+    } else {
+      ready_.push_back({&queue, request});
+      ++in_line_;
+    }
+  }
+}
+
+bool Engine::Call::take_permits() {
+  eventfd_t told = 0;
+  if (in_line_ == 0 || ::eventfd_read(lane_.wake(), &told) != 0) return false;
+  in_line_ -= told;
+  for (; told != 0; --told) {
+    if (ready_.empty()) {
+      engine_.permits_.give_back();
+      continue;
+    }
+    ready_.front().queue->link->go(ready_.front().request);
+    ready_.pop_front();
+    ++permitted_;
+  }
+  return true;
 }
 
 bool Engine::Call::issue_all() {
-  bool any = false, waiting = false;
+  bool any = false;
   for (bool more = true; more;) {  // a frame each in turn
     more = false;
     for (Queue& queue : queues_) {
       if (!queue.link) continue;
-      const Issue issued = issue(queue);
-      more |= issued == Issue::sent;
-      waiting |= issued == Issue::waits;
+      more |= issue(queue);
     }
     any |= more;
   }
-  if (!waiting) leave_line();  // what wanted the permit is gone or has its share outstanding
   return any;
 }
 
-Engine::Call::Issue Engine::Call::issue(Queue& queue) {
-  if (queue.next == queue.pieces.size() || queue.outstanding == kAhead) return Issue::none;
+bool Engine::Call::issue(Queue& queue) {
+  if (queue.next == queue.pieces.size() || queue.outstanding == kAhead) return false;
   Request request = next_frame(queue);
-  if (kind_ == FrameKind::read && request.bytes > kSmall && !queue.link->local()) {
-    if (!permit()) return Issue::waits;
-    request.permitted = true;
-    ++permitted_;
-    const std::uint64_t now = ++engine_.large_;
-    std::uint64_t most = engine_.most_large_;
-    while (most < now && !engine_.most_large_.compare_exchange_weak(most, now)) {
-    }
+  if (large(request.bytes, queue.link)) {
+    request.direct = engine_.permits_.direct(queue.node);
+    request.held = !request.direct;
+    queue.direct += request.direct;
+    engine_.held_ += request.held;
   }
   if (kind_ == FrameKind::write) {
     for (Piece* piece : request.pieces) {
@@ -191,20 +215,22 @@ Engine::Call::Issue Engine::Call::issue(Queue& queue) {
   ++queue.outstanding;
   ++engine_.frames_;
   queue.link->post(std::move(request), engine_.client_);
-  return Issue::sent;
+  return true;
 }
 
 void Engine::Call::advance(Queue& queue) {
   done_.clear();
   const bool standing = queue.link->advance(done_);
   for (const Request& request : done_) answered(queue, request);
-  if (!standing) lose(queue);
+  if (standing) ask(queue);
+  else lose(queue);
 }
 
 void Engine::Call::lose(Queue& queue) {
   done_.clear();
   queue.link->give_up(done_);
   for (const Request& request : done_) answered(queue, request);
+  std::erase_if(ready_, [&queue](const Ready& ready) { return ready.queue == &queue; });
   if (queue.link->overflown()) engine_.local_ = false;  // for good: bytes need no descriptors
   queue.link = nullptr;
   lane_.links.erase(queue.node);
@@ -243,9 +269,12 @@ void Engine::Call::answered(Queue& queue, const Request& request) {
   if (kind_ == FrameKind::write) engine_.written_bytes_ += good;
   queue.charged -= bytes;
   queue.load->fetch_sub(bytes, std::memory_order_relaxed);
+  if (request.direct) {
+    --queue.direct;
+    engine_.permits_.over(queue.node);
+  }
   if (!request.permitted) return;
   --permitted_;
-  --engine_.large_;
   engine_.permits_.give_back();
 }
 
@@ -260,7 +289,7 @@ void Engine::Call::wait() {
   for (const Queue& queue : queues_) {
     if (queue.link && queue.link->events() != 0) fds.push_back({queue.link->fd(), queue.link->events(), 0});
   }
-  if (in_line_) fds.push_back({lane_.wake(), POLLIN, 0});
+  if (in_line_ != 0) fds.push_back({lane_.wake(), POLLIN, 0});
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
   if (left.count() <= 0) return;
   const int limit = static_cast<int>(std::min<std::int64_t>(left.count(), kLook));

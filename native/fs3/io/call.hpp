@@ -1,9 +1,10 @@
 // One call of an Engine: its pieces by node, and the loop that waits for all of its connections at once.
 //
 // Thread contract: made, run and destroyed by one thread.
-// Invariant: what it took from the engine (load, permits, a place in their line) it has given back when it is gone.
+// Invariant: what it took from the engine (load, permits, places in their line) it has given back when it is gone.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "fs3/io/engine.hpp"
@@ -30,17 +31,19 @@ class Engine::Call {
     std::vector<Piece*> pieces = {};
     std::size_t next = 0;  // of pieces: the first that was not sent
     unsigned outstanding = 0;
+    unsigned direct = 0;        // of these: that its node may answer without asking
     std::uint64_t charged = 0;  // on `load`
   };
 
   void connect(Queue& queue);
   void end(Queue& queue, Outcome outcome);  // of what was not sent
-  enum class Issue { sent, none, waits };   // none: nothing to send, or enough outstanding. waits: for a permit
-  Issue issue(Queue& queue);                // one frame more
-  bool issue_all();                         // as many as can be; whether there was any
+  void join();               // says whom much will be asked
+  bool issue(Queue& queue);  // one frame more; false: nothing to send, or enough outstanding
+  bool issue_all();          // as many as can be; whether there was any
   void push();
-  bool permit();
-  void leave_line();
+  bool large(std::uint64_t bytes, const Link* link) const;
+  void ask(Queue& queue);  // for a permit, for each of its answers that became ready
+  bool take_permits();     // those given while in line; whether there was any
   Request next_frame(const Queue& queue) const;
   void advance(Queue& queue);
   void lose(Queue& queue);  // its connection
@@ -56,8 +59,14 @@ class Engine::Call {
   std::shared_ptr<const Table> table_;
   std::vector<Queue> queues_;
   std::size_t last_ = 0;      // queue of the last piece added
-  bool in_line_ = false;      // for a permit
-  unsigned permitted_ = 0;    // requests outstanding that hold one
+  std::vector<std::uint32_t> joined_;
+  struct Ready {
+    Queue* queue;
+    std::uint64_t request;
+  };
+  std::deque<Ready> ready_;      // that wait for a permit
+  std::uint64_t in_line_ = 0;    // places in the line of the permits: one for each, and for those that were lost there
+  unsigned permitted_ = 0;       // requests outstanding that hold one
   std::vector<Request> done_;
 };
 

@@ -168,7 +168,7 @@ void Engine::give_lane(std::unique_ptr<Lane> lane) {
 }
 
 EngineStatistics Engine::statistics() const {
-  return {read_bytes_, local_bytes_, written_bytes_, frames_, mismatches_, connections_, large_, most_large_};
+  return {read_bytes_, local_bytes_, written_bytes_, frames_, mismatches_, connections_, held_, permits_.used(), permits_.most()};
 }
 
 }  // namespace ff::fs3::io

@@ -10,7 +10,8 @@
 //     that cannot be made; what had no answer is `late` then.
 //   - One write is outstanding with a (client, channel); a channel is used again only when the outcome of its last write
 //     is known.
-//   - At most `senders` READ requests of more than kSmall bytes are outstanding.
+//   - At most `senders` send much (READ answers of more than kHoldFrom bytes) at a time: nodes that may at once, and
+//     answers that were told to go. What a node does until an answer is ready takes none of these places.
 //   - Whatever is outstanding in memory is at most kAhead frames a connection.
 #pragma once
 
@@ -39,13 +40,15 @@ struct Route {
 
 struct EngineOptions {
   unsigned lanes = 8;    // calls at a time; more wait
-  unsigned senders = 8;  // large READ requests at a time
+  unsigned senders = 2;  // that send much at a time
   std::chrono::milliseconds connect{1000};  // for one connection
   bool local = true;     // what nodes on this machine have is read from their files
 };
 
 struct EngineStatistics {
-  std::uint64_t read_bytes = 0, local_bytes = 0, written_bytes = 0, frames = 0, mismatches = 0, connections = 0, large = 0, most_large = 0;
+  std::uint64_t read_bytes = 0, local_bytes = 0, written_bytes = 0, frames = 0, mismatches = 0, connections = 0;
+  std::uint64_t held = 0;  // READ requests that asked to be told to go
+  unsigned senders = 0, most_senders = 0;  // that may send much: now, and at a time
 };
 
 class Engine {
@@ -55,7 +58,6 @@ class Engine {
   using Connect = std::function<int(std::uint32_t node, std::chrono::milliseconds limit)>;
   using Signal = std::function<void()>;  // a signal may have come while a call waited; may throw to end the call
 
-  static constexpr std::size_t kSmall = std::size_t{64} << 10;
   static constexpr unsigned kAhead = 3;  // frames outstanding on one connection
 
   Engine(std::uint64_t client, EngineOptions options, Connect connect, Signal signal = [] {});
@@ -117,7 +119,7 @@ class Engine {
   mutable std::atomic<std::uint32_t> turn_ = 0;
   std::atomic<bool> local_;
   std::atomic<std::uint64_t> read_bytes_ = 0, local_bytes_ = 0, written_bytes_ = 0, frames_ = 0, mismatches_ = 0, connections_ = 0;
-  std::atomic<std::uint64_t> large_ = 0, most_large_ = 0;
+  std::atomic<std::uint64_t> held_ = 0;
 };
 
 }  // namespace ff::fs3::io

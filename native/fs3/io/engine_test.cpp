@@ -107,7 +107,7 @@ void wrong_bytes_are_found_reported_and_read_elsewhere() {
   read.outcome = Outcome::open;
   read.choice = 1;
   CHECK(scene.engine.read({&read, 1}, soon()) == 0 && back == good);
-  Piece last{.chunk = {1, 0}, .chain = 1, .choice = 0};  // on the same connection, behind the report
+  Piece last{.chunk = {1, kLastIndex}, .chain = 1, .choice = 0};  // on the same connection, behind the report
   CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.chunk_length == 300'000);
   CHECK(scene.nodes[0].reports == 1 && scene.nodes[0].connections == 1);
 }
@@ -224,10 +224,12 @@ void truncate_extend_and_remove_carry_no_bytes() {
   bytes.resize(100);
   CHECK(scene.nodes[2].get({1, 0}) == bytes && scene.nodes[2].get({1, 1}).empty());
   CHECK(scene.nodes[2].get({1, 2}) == Bytes(50));
-  Piece last{.chunk = {1, 0}, .chain = 3};
-  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 3 && last.chunk_length == 50);
-  Piece none{.chunk = {2, 0}, .chain = 3};
-  CHECK(scene.engine.query_last({&none, 1}, soon()) == 0 && none.found == 0);
+  Piece last{.chunk = {1, kLastIndex}, .chain = 3};
+  CHECK(scene.engine.query_last({&last, 1}, soon()) == 0 && last.found == 2 && last.run == 1 && last.chunk_length == 50);
+  Piece first{.chunk = {1, 0}, .chain = 3};
+  CHECK(scene.engine.query_last({&first, 1}, soon()) == 0 && first.found == 0 && first.run == 1 && first.chunk_length == 100);
+  Piece none{.chunk = {2, kLastIndex}, .chain = 3};
+  CHECK(scene.engine.query_last({&none, 1}, soon()) == 0 && none.run == 0);
 }
 
 void a_deadline_ends_the_call_and_late_answers_touch_nothing() {
@@ -268,7 +270,7 @@ void a_node_that_leaves_the_chain_is_not_waited_for() {
   scene.engine.routing(routes, kAnyNode);
   caller.join();  // long before the deadline
   CHECK(pieces[0].outcome == Outcome::lost && pieces[1].outcome == Outcome::ok);
-  CHECK(scene.engine.statistics().large == 0);
+  CHECK(scene.engine.statistics().senders == 0);
   gate.unlock();
 }
 
@@ -281,7 +283,7 @@ void a_server_that_comes_back_gets_a_new_connection() {
   CHECK(scene.engine.read({&read, 1}, soon()) == 0 && back == bytes);  // the end of the old one was seen in time
 }
 
-void few_large_requests_are_outstanding() {
+void few_send_much_at_a_time() {
   Scene scene({.lanes = 8, .senders = 2, .local = false});
   const Bytes good = random_bytes(400'000, 3);
   for (auto& node : scene.nodes) node.put({1, 0}, good);
@@ -300,8 +302,8 @@ void few_large_requests_are_outstanding() {
   }
   for (auto& caller : callers) caller.join();
   const auto statistics = scene.engine.statistics();
-  CHECK(wrong == 0 && statistics.large == 0);
-  CHECK(statistics.most_large == 2);
+  CHECK(wrong == 0 && statistics.senders == 0);
+  CHECK(statistics.most_senders == 2 && statistics.held > 0);
 }
 
 void a_node_that_dies_gives_its_permits_back() {
@@ -327,7 +329,7 @@ void a_node_that_dies_gives_its_permits_back() {
     });
   }
   for (auto& caller : callers) caller.join();
-  CHECK(wrong == 0 && scene.engine.statistics().large == 0);
+  CHECK(wrong == 0 && scene.engine.statistics().senders == 0);
 }
 
 void many_callers_share_few_lanes() {
@@ -371,7 +373,7 @@ int main() {
   a_deadline_ends_the_call_and_late_answers_touch_nothing();
   a_node_that_leaves_the_chain_is_not_waited_for();
   a_server_that_comes_back_gets_a_new_connection();
-  few_large_requests_are_outstanding();
+  few_send_much_at_a_time();
   a_node_that_dies_gives_its_permits_back();
   many_callers_share_few_lanes();
   a_large_chunk_is_one_frame();

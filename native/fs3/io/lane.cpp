@@ -54,6 +54,10 @@ WriteEntry write_entry(const Piece& piece, std::uint64_t client) {
   return entry;
 }
 
+QueryEntry query_entry(const Piece& piece) {
+  return {piece.chunk.inode, piece.chain, piece.chain_version, piece.chunk.index, piece.stride};
+}
+
 FrameKind answer_to(FrameKind kind) {
   if (kind == FrameKind::read) return FrameKind::read_answer;
   return kind == FrameKind::write ? FrameKind::write_answer : FrameKind::query_answer;
@@ -84,7 +88,7 @@ std::vector<std::byte> query_table(std::span<Piece* const> pieces) {
   std::vector<std::byte> table(pieces.size() * sizeof(QueryEntry));
   for (std::size_t n = 0; n < pieces.size(); ++n) {
     const Piece& piece = *pieces[n];
-    put(table, n * sizeof(QueryEntry), QueryEntry{piece.chunk.inode, piece.chain, piece.chain_version});
+    put(table, n * sizeof(QueryEntry), query_entry(piece));
   }
   return table;
 }
@@ -117,6 +121,7 @@ void Link::post(Request request, std::uint64_t client) {
   if (request.kind == FrameKind::read) {
     table = read_table(request.pieces);
     if (local_) head.flags = kLocal;
+    if (request.held) head.flags |= kHold;
   } else if (request.kind == FrameKind::query_last) table = query_table(request.pieces);
   else {
     table = write_table(request.pieces, client);
@@ -135,10 +140,21 @@ void Link::send_frame(Head head, std::vector<std::byte> table, std::vector<iovec
   Unsent frame;
   frame.bytes.resize(sizeof head + table.size());
   put(frame.bytes, 0, head);
-  std::memcpy(frame.bytes.data() + sizeof head, table.data(), table.size());
+  std::copy(table.begin(), table.end(), frame.bytes.begin() + sizeof head);
   frame.parts.push_back({frame.bytes.data(), frame.bytes.size()});
   frame.parts.insert(frame.parts.end(), payload.begin(), payload.end());
   unsent_.push_back(std::move(frame));  // `bytes` keeps its address
+}
+
+void Link::go(std::uint64_t request) {
+  const auto held = std::find_if(outstanding_.begin(), outstanding_.end(),
+                                 [request](const Request& one) { return one.id == request; });
+  held->permitted = true;
+  Head head;
+  head.kind = FrameKind::go;
+  head.count = 1;
+  head.request = request;
+  send_frame(head, {}, {});
 }
 
 bool Link::flush() {
@@ -182,6 +198,7 @@ bool Link::advance(std::vector<Request>& answered) {
 void Link::give_up(std::vector<Request>& answered) {
   broken_ = true;
   unsent_.clear();
+  ready_.clear();
   for (Request& request : outstanding_) {
     for (Piece* piece : request.pieces) {
       if (piece->outcome == Outcome::open) piece->outcome = Outcome::lost;
@@ -215,6 +232,7 @@ bool Link::receive(std::vector<Request>& answered) {
     if (part_ == Part::head) {
       if (!fill(reinterpret_cast<std::byte*>(&head_), sizeof head_)) continue;
       if (!began()) return false;
+      if (head_.kind == FrameKind::ready) continue;
       table_.resize(head_.table_bytes);
       part_ = Part::table;
     } else if (part_ == Part::table) {
@@ -233,8 +251,14 @@ bool Link::began() {
   if (!sound(head_)) return false;
   answering_ = std::find_if(outstanding_.begin(), outstanding_.end(),
                             [this](const Request& request) { return request.id == head_.request; });
-  return answering_ != outstanding_.end() && head_.kind == answer_to(answering_->kind) &&
-         head_.count == answering_->pieces.size();
+  if (answering_ == outstanding_.end()) return false;
+  if (head_.kind == FrameKind::ready) {
+    if (!answering_->held || std::exchange(answering_->ready, true)) return false;
+    ready_.push_back(answering_->id);
+    return true;
+  }
+  return head_.kind == answer_to(answering_->kind) && head_.count == answering_->pieces.size() &&
+         (!answering_->ready || answering_->permitted);
 }
 
 bool Link::tabled(std::vector<Request>& answered) {
@@ -269,15 +293,17 @@ bool Link::take_writes(const Request& request) const {
 
 bool Link::take_queries(const Request& request) const {
   for (std::size_t n = 0; n < request.pieces.size(); ++n) {
-    if (at<QueryAnswer>(table_, n).status > Status::invalid) return false;
+    const Piece& piece = *request.pieces[n];
+    if (!sound_query_answer(at<QueryAnswer>(table_, n), piece.chunk.index, piece.stride)) return false;
   }
   for (std::size_t n = 0; n < request.pieces.size(); ++n) {
     const auto answer = at<QueryAnswer>(table_, n);
     Piece& piece = *request.pieces[n];
-    const bool none = answer.status == Status::not_found;
-    piece.found = none ? 0 : std::uint64_t{answer.index} + 1;
-    piece.chunk_length = none ? 0 : answer.length;
-    piece.outcome = none ? Outcome::ok : static_cast<Outcome>(answer.status);
+    const bool found = answer.status == Status::ok;
+    piece.found = found ? answer.index : 0;
+    piece.run = found ? answer.run : 0;
+    piece.chunk_length = found ? answer.length : 0;
+    piece.outcome = answer.status == Status::not_found ? Outcome::ok : static_cast<Outcome>(answer.status);
   }
   return true;
 }

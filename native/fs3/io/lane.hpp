@@ -1,12 +1,14 @@
 // A client's connections: a Link to one server, and a Lane of one to each that was needed.
 //
 //   post -> unsent frames -> socket -> answers, in any order -> outcomes of pieces
+//   post, held -> ready -> `take_ready` -> go -> answer
 //
 // Thread contract: one thread at a time; nothing here waits.
 // Invariants
 //   - A piece in a posted request has an outcome once the request is in `answered`; if the link broke: `lost`, unless
 //     its own answer had come.
 //   - What the other side sends against the rules breaks the link, and nothing of it is taken for an answer.
+//   - A held request is ready at most once, and after that answered only if it was told to go.
 //   - A link that is not idle at the end of a call is closed: its answers would go to memory that nobody holds.
 #pragma once
 
@@ -18,6 +20,7 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "fs3/io/landing.hpp"
@@ -33,7 +36,10 @@ struct Request {
   FrameKind kind = FrameKind::read;
   std::vector<Piece*> pieces;  // one chain version each, and for writes a tag
   std::uint64_t bytes = 0;     // sum of the lengths
-  bool permitted = false;      // the caller's: it holds a permit
+  bool direct = false;         // the caller's: its node may send without asking
+  bool held = false;           // much of an answer waits for `go`
+  bool ready = false;          // it does
+  bool permitted = false;      // it was told to go
   bool local = false;          // it was answered with places
   Clock::time_point posted = {};
 };
@@ -51,6 +57,10 @@ class Link {
   // Sends and receives what the socket takes and has, for a bounded time. False: broken; all requests are in `answered`.
   bool advance(std::vector<Request>& answered);
   void give_up(std::vector<Request>& answered);  // breaks it from here
+  // Held requests that became ready since the last time, in order.
+  std::vector<std::uint64_t> take_ready() { return std::exchange(ready_, {}); }
+  // REQUIRES: it is ready and not permitted, and the link not broken.
+  void go(std::uint64_t request);
   short events() const;                          // what to poll for
   bool idle() const { return !broken_ && outstanding_.empty() && unsent_.empty(); }
   bool quiet() const;  // of an idle one: the other side sent nothing and is still there
@@ -70,7 +80,7 @@ class Link {
   bool flush();
   bool receive(std::vector<Request>& answered);
   bool fill(std::byte* to, std::size_t bytes);  // true: all came
-  bool began();                                 // a head came: is it an answer to something outstanding?
+  bool began();                                 // a head came: does it concern something outstanding?
   bool tabled(std::vector<Request>& answered);  // its table came: likewise
   bool take_writes(const Request& request) const;
   bool take_queries(const Request& request) const;
@@ -84,6 +94,7 @@ class Link {
   std::uint64_t next_id_ = 1;
   std::list<Request> outstanding_;
   std::deque<Unsent> unsent_;
+  std::vector<std::uint64_t> ready_;
 
   // The frame that is coming.
   Part part_ = Part::head;
@@ -104,7 +115,7 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   std::unordered_map<std::uint32_t, std::unique_ptr<Link>> links;  // by node
-  int wake() const { return wake_; }  // an eventfd: a permit was given
+  int wake() const { return wake_; }  // an eventfd: so many permits were given
   void drop_busy();                   // closes links that are not idle
 
  private:

@@ -246,6 +246,11 @@ std::size_t Line::waiting() const {
   return waiting_;
 }
 
+bool Line::holds() const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(out_.begin(), out_.end(), [](const Outgoing& one) { return !one.holds.empty(); });
+}
+
 bool Line::broken() const {
   std::lock_guard lock(mutex_);
   return broken_;

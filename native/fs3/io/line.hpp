@@ -71,6 +71,7 @@ class Line {
   // that one takes along what was added meanwhile.
   bool flush();
   std::size_t waiting() const;  // bytes to send
+  bool holds() const;           // whether what waits holds something until it left
   bool broken() const;
   void shut();  // breaks it from here; the owner sees it in `receive`
   void end();   // likewise, and returns when nothing is held any more that was to be sent

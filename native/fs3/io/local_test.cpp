@@ -141,7 +141,7 @@ void pieces_of_many_shapes_are_read_from_files() {
   const auto statistics = scene.engine.statistics();
   CHECK(statistics.local_bytes == statistics.read_bytes && statistics.local_bytes != 0);
   CHECK(scene.node.connections == 1);
-  Piece last{.chunk = {1, 0}, .chain = kChain};
+  Piece last{.chunk = {1, kLastIndex}, .chain = kChain};
   scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
     CHECK(heard.head.done == answers);  // any frame says so
     return ScriptedNode::whole(fd, frame);
@@ -236,7 +236,7 @@ void wrong_bytes_of_files_are_found_and_reported() {
   ::close(ends[0]);
   ::close(ends[1]);
   CHECK(scene.engine.statistics().mismatches == 3 && scene.node.connections == 1);
-  Piece last{.chunk = {1, 0}, .chain = kChain};
+  Piece last{.chunk = {1, kLastIndex}, .chain = kChain};
   CHECK(scene.engine.query_last({&last, 1}, Clock::now() + 60s) == 0 && scene.node.reports == 3);
 }
 
@@ -249,7 +249,7 @@ void a_process_without_descriptors_gets_bytes() {
     const Answer answer = scene.files.local(frame);
     return send(fd, frame_of(answer), answer.descriptors);
   });
-  Piece last{.chunk = {1, 0}, .chain = kChain};
+  Piece last{.chunk = {1, kLastIndex}, .chain = kChain};
   CHECK(scene.engine.query_last({&last, 1}, Clock::now() + 60s) == 0);  // connected
   rlimit before;
   CHECK(::getrlimit(RLIMIT_NOFILE, &before) == 0);

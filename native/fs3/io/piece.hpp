@@ -47,7 +47,9 @@ struct Piece {
   ChainVersion chain_version = 0;  // then
   Version version = 0;             // answers
   std::uint32_t chunk_length = 0;
-  std::uint64_t found = 0;         // QUERY_LAST: index of the last chunk + 1; 0: there is none
+  std::uint32_t stride = 0;        // QUERY_LAST: as in QueryEntry; `chunk.index`: up to which
+  std::uint32_t found = 0;         // index of the last chunk, and how many stand in a row; 0: none does
+  std::uint32_t run = 0;
 
   std::uint32_t channel = 0;
   std::uint64_t seq = 0;

@@ -12,7 +12,9 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/check.hpp"
@@ -41,6 +43,9 @@ class ScriptedNode {
  public:
   // What is to be sent for an answer; false: the connection is closed. Called instead of `whole`, which does it right.
   using Script = std::function<bool(int fd, const Heard& heard, Bytes answer)>;
+
+  // Of a READ that is to be held, and of a go. None: it is done right. Else it is not, and false closes the connection.
+  using Gate = std::function<std::optional<bool>(int fd, const Heard& heard)>;
 
   ~ScriptedNode() { stop(); }
 
@@ -75,6 +80,19 @@ class ScriptedNode {
     std::lock_guard lock(mutex_);
     script_ = std::move(script);
   }
+  void gate(Gate gate) {
+    std::lock_guard lock(mutex_);
+    gate_ = std::move(gate);
+  }
+  static Bytes ready(std::uint64_t request) {
+    Head head;
+    head.kind = FrameKind::ready;
+    head.count = 1;
+    head.request = request;
+    Bytes frame(sizeof head);
+    std::memcpy(frame.data(), &head, sizeof head);
+    return frame;
+  }
   void put(ChunkId chunk, Bytes bytes) {
     std::lock_guard lock(mutex_);
     chunks_[chunk] = std::move(bytes);
@@ -94,6 +112,7 @@ class ScriptedNode {
   }
 
   std::atomic<unsigned> connections = 0, frames = 0, reports = 0, reading = 0;
+  std::atomic<bool> holds = true;  // what it is asked to hold
   std::vector<WriteEntry> writes() {
     std::lock_guard lock(mutex_);
     return writes_;
@@ -118,6 +137,38 @@ class ScriptedNode {
 
   bool answer(int fd, const Heard& heard) {
     ++frames;
+    const bool held = holds && heard.head.kind == FrameKind::read && (heard.head.flags & kHold) != 0;
+    if (held || heard.head.kind == FrameKind::go) {
+      Gate gate;
+      {
+        std::lock_guard lock(mutex_);
+        gate = gate_;
+      }
+      if (held) {
+        std::lock_guard lock(mutex_);
+        held_[{fd, heard.head.request}] = heard;
+      }
+      const auto done = gate ? gate(fd, heard) : std::nullopt;
+      if (done) return *done;
+    }
+    if (held) return whole(fd, ready(heard.head.request));
+    if (heard.head.kind == FrameKind::go) return go(fd, heard);
+    return do_it(fd, heard);
+  }
+
+  bool go(int fd, const Heard& heard) {
+    Heard read;
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = held_.find({fd, heard.head.request});
+      CHECK(found != held_.end());  // an engine says go once, and only when it was ready
+      read = std::move(found->second);
+      held_.erase(found);
+    }
+    return do_it(fd, read);
+  }
+
+  bool do_it(int fd, const Heard& heard) {
     Head head;
     head.count = heard.head.count;
     head.request = heard.head.request;
@@ -206,7 +257,10 @@ class ScriptedNode {
       QueryAnswer answer;
       answer.status = Status::not_found;
       for (const auto& [id, bytes] : chunks_) {
-        if (id.inode == entry.inode) answer = {id.index, static_cast<std::uint32_t>(bytes.size()), Status::ok, {}};
+        if (id.inode != entry.inode || id.index > entry.upto) continue;
+        const bool next = answer.run != 0 && answer.index + entry.stride == id.index;
+        const std::uint32_t run = next ? std::min(answer.run + 1, kMostRun) : 1;
+        answer = {id.index, static_cast<std::uint32_t>(bytes.size()), run, Status::ok, {}};
       }
       append(table, answer);
     }
@@ -216,6 +270,8 @@ class ScriptedNode {
   std::map<ChunkId, Bytes> chunks_;
   std::vector<WriteEntry> writes_;
   Script script_;
+  Gate gate_;
+  std::map<std::pair<int, std::uint64_t>, Heard> held_;  // by connection and request
   std::vector<int> ends_;
   std::vector<std::thread> threads_;
 };

@@ -1,5 +1,6 @@
 #include "fs3/io/service.hpp"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -30,6 +31,7 @@ int made(int fd, const char* what) {
 Service::Service(ServiceOptions options)
     : epoll_(made(::epoll_create1(EPOLL_CLOEXEC), "epoll")),
       jobs_ready_(made(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE), "an eventfd")),
+      nowhere_(made(::open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null")),
       buffers_(options.buffers),
       pools_{Pool(options.buffers / 2), Pool(options.buffers / 4), Pool(options.buffers / 8), Pool(options.buffers / 8)},
       peers_(std::make_shared<Peers>(*this)) {
@@ -43,6 +45,7 @@ Service::~Service() {
   stop();
   ::close(epoll_);
   ::close(jobs_ready_);
+  ::close(nowhere_);
 }
 
 void Service::stop() {
@@ -67,6 +70,7 @@ void Service::stop() {
   for (const auto& [id, connection] : connections) connection->line.shut();  // others may hold it a little longer
   std::lock_guard lock(jobs_mutex_);
   jobs_.clear();
+  fetches_.clear();
 }
 
 void Service::add(std::shared_ptr<Target> target) {
@@ -89,13 +93,16 @@ std::shared_ptr<Target> Service::remove(TargetId id) {
     if (others.empty()) by_chain_.erase(target->chain());
   }
   target->stop();
-  for (const Shared& connection : sharing()) connection->sharing->forget(*target);
+  for (const Shared& connection : all()) {
+    if (connection->sharing) connection->sharing->forget(*target);
+    connection->holding.forget(*target);
+  }
   // Its store can be opened anew only when nobody reads through it: who is slow to take an answer has to ask again.
   std::vector<Shared> slow;
   {
     std::shared_lock lock(mutex_);
     for (const auto& [number, connection] : connections_) {
-      if (connection->line.waiting() != 0) slow.push_back(connection);
+      if (connection->line.holds()) slow.push_back(connection);
     }
   }
   for (const Shared& connection : slow) connection->line.end();
@@ -134,7 +141,10 @@ ServiceStatistics Service::statistics() const {
   now.written_bytes = written_bytes_;
   now.refused = refused_;
   now.local_bytes = local_bytes_;
-  for (const Shared& connection : sharing()) now.held += connection->sharing->held();
+  for (const Shared& connection : all()) {
+    if (connection->sharing) now.held += connection->sharing->held();
+    now.ready += connection->holding.held();
+  }
   now.mismatched = mismatched_;
   now.reported = reported_;
   now.reading = reading_.read();
@@ -142,7 +152,7 @@ ServiceStatistics Service::statistics() const {
   now.buffer_limit = buffers_;
   for (const auto& pool : pools_) now.buffer_bytes += pool.out();
   std::lock_guard lock(jobs_mutex_);
-  now.jobs = jobs_.size();
+  now.jobs = jobs_.size() + fetches_.size();
   return now;
 }
 
@@ -173,21 +183,24 @@ void Service::drop(const Shared& connection) {
     connections_.erase(connection->id);
   }
   if (connection->sharing) connection->sharing->clear();
+  connection->holding.clear();
   peers_->broken(*connection);
 }
 
-std::vector<Service::Shared> Service::sharing() const {
+std::vector<Service::Shared> Service::all() const {
   std::vector<Shared> found;
   const std::shared_lock lock(mutex_);
-  for (const auto& [id, connection] : connections_) {
-    if (connection->sharing) found.push_back(connection);
-  }
+  found.reserve(connections_.size());
+  for (const auto& [id, connection] : connections_) found.push_back(connection);
   return found;
 }
 
 void Service::release_old() {
   const auto now = Sharing::Clock::now();
-  for (const Shared& connection : sharing()) connection->sharing->expire(now);
+  for (const Shared& connection : all()) {
+    if (connection->sharing) connection->sharing->expire(now);
+    connection->holding.expire(now);
+  }
 }
 
 Service::Shared Service::find(std::uint64_t id) const {

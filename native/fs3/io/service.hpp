@@ -27,6 +27,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fs3/io/holding.hpp"
 #include "fs3/io/line.hpp"
 #include "fs3/io/meter.hpp"
 #include "fs3/io/sharing.hpp"
@@ -46,6 +47,7 @@ struct ServiceStatistics {
   std::uint64_t buffer_bytes = 0, buffer_limit = 0;
   std::uint64_t local_bytes = 0;  // of read_bytes: clients read them by themselves
   std::uint64_t held = 0;         // answers to such clients that hold extents
+  std::uint64_t ready = 0;        // answers in memory that clients did not ask for yet
   std::uint64_t jobs = 0;        // that wait for a worker
   std::uint64_t mismatched = 0;  // frames whose bytes did not fit their CRCs when they came
   std::uint64_t reported = 0;    // chunks that readers found damaged
@@ -78,6 +80,7 @@ class Service {
     Connection(int fd, Line::Pools pools) : line(fd, std::move(pools)) {}
     Line line;
     std::optional<Sharing> sharing;  // with a client on this machine
+    Holding holding;
     std::uint64_t id = 0;
     std::mutex mutex;
     bool owned = false;
@@ -98,13 +101,19 @@ class Service {
   void push(const Shared& connection);  // what is queued, if no worker owns it
   void later(std::function<void()> job);  // by a worker
   void run_job();
-  std::vector<Shared> sharing() const;  // connections that share
+  std::vector<Shared> all() const;
   void release_old();                   // from time to time
 
   bool handle(const Shared& connection, Frame& frame);  // false: not a frame of this protocol
   bool read(const Shared& connection, Frame& frame);
-  void finish(ReadJob& job);
+  void finish(const std::shared_ptr<ReadJob>& job);
   bool share(ReadJob& job);  // false: it must go as bytes
+  static bool much(const ReadJob& job);
+  void fetch(std::shared_ptr<ReadJob> job);  // its bytes from the disk, then `ready`
+  void run_fetch(const std::shared_ptr<ReadJob>& job);
+  void fetched(ReadJob& job);
+  bool go(const Shared& connection, const Head& head);
+  void send(ReadJob& job);  // the bytes
   bool write(const Shared& connection, Frame& frame);
   bool message(const Shared& connection, Frame& frame);
   void query(const Shared& connection, const Frame& frame);
@@ -119,6 +128,7 @@ class Service {
 
   const int epoll_;
   const int jobs_ready_;  // an eventfd that counts jobs_
+  const int nowhere_;     // /dev/null
   const std::size_t buffers_;
   std::array<Pool, kHops> pools_;
 
@@ -131,6 +141,8 @@ class Service {
 
   mutable std::mutex jobs_mutex_;
   std::deque<std::function<void()>> jobs_;
+  std::deque<std::shared_ptr<ReadJob>> fetches_;  // that wait until fewer are under way
+  std::size_t fetching_ = 0;                      // workers that bring bytes, or jobs that will
 
   std::atomic<bool> stopping_ = false;
   std::atomic<std::uint64_t> reads_ = 0, writes_ = 0, messages_ = 0, read_bytes_ = 0, written_bytes_ = 0, refused_ = 0;

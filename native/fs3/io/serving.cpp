@@ -1,10 +1,12 @@
 // What a service does with each kind of frame.
 #include <fcntl.h>
+#include <sys/sendfile.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -30,15 +32,24 @@ bool copy_cached(int file, const store::Reading& reading, std::byte* to) {
   return false;
 }
 
+// Waits until the bytes are in the page cache, and copies none: what leads nowhere takes pages as they are. Errors show
+// when the bytes are sent.
+void bring(int file, const store::Reading& reading, int nowhere) {
+  off_t at = static_cast<off_t>(reading.position);
+  const off_t end = at + static_cast<off_t>(reading.length);
+  while (at < end) {
+    const ssize_t done = ::sendfile(nowhere, file, &at, static_cast<std::size_t>(end - at));
+    if (done <= 0 && !(done < 0 && errno == EINTR)) return;
+  }
+}
+
 }  // namespace
 
 // A READ frame on its way; whoever brings the last Reading sends the answer.
-struct Service::ReadJob {
-  Shared connection;
-  Head head;
-  std::vector<std::shared_ptr<Target>> targets;  // whose extents the readings hold: they go after those
-  std::vector<store::Reading> readings;
-  std::atomic<std::size_t> left;
+struct Service::ReadJob : Holding::Read {
+  explicit ReadJob(Shared to, Holding::Read read = {}) : Holding::Read(std::move(read)), connection(std::move(to)) {}
+  const Shared connection;
+  std::atomic<std::size_t> left = 0;
   const Target::Clock::time_point begun = Target::Clock::now();
 };
 
@@ -58,6 +69,7 @@ bool Service::handle(const Shared& connection, Frame& frame) {
     case FrameKind::message: return message(connection, frame);
     case FrameKind::query_last: query(connection, frame); return true;
     case FrameKind::report: report(frame); return true;
+    case FrameKind::go: return go(connection, frame.head);
     default: return false;
   }
 }
@@ -66,19 +78,19 @@ bool Service::handle(const Shared& connection, Frame& frame) {
 bool Service::read(const Shared& connection, Frame& frame) {
   if (!sound_read(frame.head, frame.table)) return false;
   const std::size_t count = frame.head.count;
-  auto job = std::make_shared<ReadJob>();
-  job->connection = connection;
+  const auto job = std::make_shared<ReadJob>(connection);
   job->head = frame.head;
   job->readings.resize(count);
   job->targets.resize(count);
   job->left = count;
   const Target::Later later = [this, job](std::size_t n, store::Reading found) {
     job->readings[n] = std::move(found);
-    if (job->left.fetch_sub(1) == 1) finish(*job);
+    if (job->left.fetch_sub(1) == 1) finish(job);
   };
   std::array<Target::Numbered, kMostEntries> reads;
   std::size_t open = count, answered = 0;  // the first ones of `reads` are not asked yet
   for (std::size_t n = 0; n < count; ++n) reads[n] = {n, at<ReadEntry>(frame.table, n)};
+  job->table = std::move(frame.table);
   while (open != 0) {
     const std::uint32_t chain = reads[0].entry.chain;
     const auto same = std::ranges::partition(std::span(reads).first(open),
@@ -92,13 +104,95 @@ bool Service::read(const Shared& connection, Frame& frame) {
     answered += target ? target->read({same.begin(), same.end()}, job->readings, later) : same.size();
   }
   reads_ += count;
-  if (answered != 0 && job->left.fetch_sub(answered) == answered) finish(*job);
+  if (answered != 0 && job->left.fetch_sub(answered) == answered) finish(job);
   return true;
 }
 
-void Service::finish(ReadJob& job) {
-  reading_.add(Target::Clock::now() - job.begun);
-  if ((job.head.flags & kLocal) != 0 && job.connection->sharing && share(job)) return;
+void Service::finish(const std::shared_ptr<ReadJob>& job) {
+  reading_.add(Target::Clock::now() - job->begun);
+  if ((job->head.flags & kLocal) != 0 && job->connection->sharing && share(*job)) return;
+  if ((job->head.flags & kHold) != 0 && much(*job) && job->connection->holding.begin(job->head.request)) fetch(job);
+  else send(*job);
+}
+
+bool Service::much(const ReadJob& job) {
+  std::uint64_t bytes = 0;
+  for (const auto& reading : job.readings) bytes += reading.status == Status::ok ? reading.length : 0;
+  return bytes > kHoldFrom;
+}
+
+// Only half of the workers wait for the disk here: what they bring is sent by the others meanwhile.
+void Service::fetch(std::shared_ptr<ReadJob> job) {
+  for (std::size_t n = 0; n < job->readings.size(); ++n) {
+    const auto& reading = job->readings[n];
+    if (reading.status != Status::ok || reading.length == 0) continue;
+    ::posix_fadvise(job->targets[n]->descriptor(reading.file), static_cast<off_t>(reading.position), reading.length,
+                    POSIX_FADV_WILLNEED);
+  }
+  {
+    std::lock_guard lock(jobs_mutex_);
+    if (fetching_ >= std::max<std::size_t>(1, workers_.size() / 2)) {
+      fetches_.push_back(std::move(job));
+      return;
+    }
+    ++fetching_;
+  }
+  later([this, job] { run_fetch(job); });
+}
+
+void Service::run_fetch(const std::shared_ptr<ReadJob>& job) {
+  fetched(*job);
+  std::shared_ptr<ReadJob> next;
+  {
+    std::lock_guard lock(jobs_mutex_);
+    if (fetches_.empty()) {
+      --fetching_;
+      return;
+    }
+    next = std::move(fetches_.front());
+    fetches_.pop_front();
+  }
+  later([this, next] { run_fetch(next); });
+}
+
+void Service::fetched(ReadJob& job) {
+  const Shared& connection = job.connection;
+  if (connection->line.broken()) return;
+  for (std::size_t n = 0; n < job.readings.size(); ++n) {
+    const auto& reading = job.readings[n];
+    if (reading.status == Status::ok) bring(job.targets[n]->descriptor(reading.file), reading, nowhere_);
+  }
+  Outgoing outgoing;
+  Head head;
+  head.kind = FrameKind::ready;
+  head.count = 1;
+  head.request = job.head.request;
+  outgoing.table.resize(sizeof head);
+  put(outgoing.table, 0, head);
+  outgoing.add(outgoing.table.data(), outgoing.table.size());
+  auto targets = job.targets;
+  targets.erase(std::unique(targets.begin(), targets.end()), targets.end());
+  if (!connection->holding.keep(std::move(job))) return;
+  for (const auto& target : targets) {  // removed meanwhile: its `forget` may have come too early
+    if (target && of_id(target->id()) != target) connection->holding.forget(*target);
+  }
+  answer(connection, std::move(outgoing));
+}
+
+bool Service::go(const Shared& connection, const Head& head) {
+  auto read = connection->holding.take(head.request);
+  if (!read) return false;
+  if (!read->readings.empty()) {
+    ReadJob job(connection, std::move(*read));
+    send(job);
+    return true;
+  }
+  Frame again{read->head, std::move(read->table), {}};
+  again.head.flags &= static_cast<std::uint8_t>(~kHold);
+  return this->read(connection, again);
+}
+
+void Service::send(ReadJob& job) {
   const std::size_t count = job.readings.size();
   std::size_t crcs = 0, bytes = 0, small = 0;
   for (const auto& reading : job.readings) {

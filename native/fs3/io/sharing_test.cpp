@@ -13,6 +13,7 @@
 
 #include "base/check.hpp"
 #include "base/crc32c.hpp"
+#include "fs3/io/holding.hpp"
 #include "fs3/io/local.hpp"
 #include "fs3/store/directory_disk.hpp"
 
@@ -230,6 +231,27 @@ void what_is_held_is_bounded_and_let_go() {
   CHECK(two->store().statistics().held == 0);
 }
 
+// Request to send holds extents too: of one connection, by request.
+void what_waits_for_go_is_let_go_with_its_target() {
+  const Folder folder;
+  const auto one = target_in(folder, 1), two = target_in(folder, 2);
+  for (const auto& target : {one, two}) put(*target, {1, 0}, 1, filled(5000, 1));
+  Holding holding;
+  for (const std::uint64_t request : {1, 2}) {
+    Holding::Read read;
+    read.head.request = request;
+    read.targets.push_back(request == 1 ? one : two);
+    read.readings.push_back(read.targets[0]->store().read({1, 0}, 0, 0, 1 << 20));
+    CHECK(holding.begin(request) && holding.keep(std::move(read)));
+  }
+  CHECK(one->store().statistics().held == 1 && two->store().statistics().held == 1);
+  holding.forget(*one);
+  CHECK(one->store().statistics().held == 0 && two->store().statistics().held == 1 && holding.held() == 2);
+  CHECK(holding.take(1)->readings.empty());
+  CHECK(holding.take(2)->readings.size() == 1);
+  CHECK(two->store().statistics().held == 0);
+}
+
 }  // namespace
 }  // namespace ff::fs3::io
 
@@ -239,4 +261,5 @@ int main() {
   descriptors_cannot_be_written_to();
   slots_are_taken_in_turn();
   what_is_held_is_bounded_and_let_go();
+  what_waits_for_go_is_let_go_with_its_target();
 }

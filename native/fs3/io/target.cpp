@@ -18,10 +18,6 @@ constexpr auto kFullPause = std::chrono::milliseconds(50);  // before what the l
 constexpr std::size_t kAside = std::size_t{256} << 10;  // bytes from which on another thread gives them to the store
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // what needs no sync of its own gets one by then
 
-constexpr auto kLookAgain = std::chrono::seconds(2);  // between looks at what was damaged
-constexpr std::size_t kLooks = 16;                    // chunks of each
-constexpr std::size_t kMostDamage = 4096;             // chunks remembered; the next scrub finds the others
-
 // For bytes that cannot be read: none of them holds.
 std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
   std::vector<std::uint32_t> crcs;
@@ -319,11 +315,9 @@ void Target::last(const QueryEntry& entry, QueryAnswer& answer) {
       replica_.chain_version() != entry.chain_version) {
     return;
   }
-  const auto found = store_.last(entry.inode);
+  const auto found = store_.last({entry.inode, entry.upto}, entry.stride);
   answer.status = found ? Status::ok : Status::not_found;
-  if (!found) return;
-  answer.index = found->chunk.index;
-  answer.length = found->committed.length;
+  if (found) answer = {found->chunk.index, found->length, found->run, Status::ok, {}};
 }
 
 void Target::suspect(ChunkId chunk) {
@@ -332,11 +326,10 @@ void Target::suspect(ChunkId chunk) {
   {
     std::lock_guard lock(mutex_);
     if (!bad) {
-      damage_.erase(chunk);
+      damage_.whole(chunk);
       return;
     }
-    if (damage_.empty()) look_ = Clock::now() + kLookAgain;
-    if (damage_.size() < kMostDamage ? damage_.insert(chunk).second : !damage_.contains(chunk)) ++damaged_;
+    if (damage_.found(chunk)) ++damaged_;
   }
   step(replica::Damaged{chunk});
 }
@@ -346,7 +339,7 @@ void Target::doubt(ChunkId chunk, Status status) {
   if (!fails(status)) return;
   {
     std::lock_guard lock(mutex_);
-    if (damage_.contains(chunk)) return;
+    if (damage_.holds(chunk)) return;
   }
   courier_->aside([self = shared_from_this(), chunk] { self->suspect(chunk); });
 }
@@ -356,13 +349,9 @@ void Target::look_again() {
   std::vector<ChunkId> chunks;
   {
     std::lock_guard lock(mutex_);
-    if (deaf() || looking_ || damage_.empty() || seat_ == Seat::none || Clock::now() < look_) return;
-    for (auto at = damage_.upper_bound(looked_at_); chunks.size() < std::min(kLooks, damage_.size()); ++at) {
-      if (at == damage_.end()) at = damage_.begin();
-      chunks.push_back(*at);
-    }
-    looked_at_ = chunks.back();
-    look_ = Clock::now() + kLookAgain;
+    if (deaf() || looking_ || seat_ == Seat::none) return;
+    chunks = damage_.due();
+    if (chunks.empty()) return;
     looking_ = true;
   }
   courier_->aside([self = shared_from_this(), chunks = std::move(chunks)] {
@@ -370,6 +359,11 @@ void Target::look_again() {
     std::lock_guard lock(self->mutex_);
     self->looking_ = false;
   });
+}
+
+Damage::Findings Target::findings() {
+  std::lock_guard lock(mutex_);
+  return damage_.findings();
 }
 
 Target::Counts Target::counts() const { return {groups_, made_durable_, checked_, damaged_, syncing_.read()}; }

@@ -19,12 +19,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "fs3/io/damage.hpp"
 #include "fs3/io/messages.hpp"
 #include "fs3/io/meter.hpp"
 #include "fs3/io/wire.hpp"
@@ -90,12 +90,15 @@ class Target : public std::enable_shared_from_this<Target> {
   void routing(const replica::Routing& routing);
   // The lease runs until then; `version` is the chain's at the manager when that was granted. It is never shortened.
   void lease(Clock::time_point until, ChainVersion version);
-  // The chunk with the largest index of an inode, as far as it is committed.
+  // The chunk with the largest index of an inode, up to what is asked, as far as it is committed.
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
   // The bytes of this chunk may fail their CRCs: they are read, and repaired if they do. What was damaged is looked at
   // again every few seconds in which this target serves, until it is whole: nobody may have been there to repair it from.
   void suspect(ChunkId chunk);
+
+  // Of damage, since the last call.
+  Damage::Findings findings();
 
   struct Counts {
     std::uint64_t groups = 0, applied = 0;    // syncs of the log, and writes that they made durable
@@ -186,10 +189,8 @@ class Target : public std::enable_shared_from_this<Target> {
   bool refused_ = false;  // the store did not take what it must: nothing happens until it is opened anew
   std::atomic<Seat> seat_ = Seat::none;
 
-  std::set<ChunkId> damage_;  // found, and not seen whole since
-  ChunkId looked_at_;         // the last of them that was looked at again
-  bool looking_ = false;
-  Clock::time_point look_{};  // not before
+  Damage damage_;
+  bool looking_ = false;  // at what was due of it
 
   std::condition_variable queued_;
   std::size_t applied_ = 0;  // Applies given to the store since the last sync

@@ -239,6 +239,26 @@ replica::Update begin_write(Bench& bench, const std::string& text) {
   return bench.box->wait<replica::Update>()->first;
 }
 
+QueryAnswer ask(Bench& bench, std::uint32_t upto, ChainVersion version = 1) {
+  QueryAnswer answer;
+  bench.target->last({kA.inode, kChain, version, upto, 1}, answer);
+  return answer;
+}
+
+// A question is answered by who serves, of what is committed; what waits for a successor is not there yet.
+void questions_find_what_is_committed() {
+  Bench bench;
+  CHECK(ask(bench, kLastIndex).status == Status::stale_routing);
+  const auto update = begin_write(bench, "some bytes");
+  CHECK(ask(bench, kLastIndex).status == Status::not_found);
+  bench.target->receive(replica::Answer{update.op, kOther, 1, Status::ok}, {});
+  const QueryAnswer found = ask(bench, kLastIndex);
+  CHECK(found.status == Status::ok && found.index == kA.index && found.length == 10 && found.run == 1);
+  CHECK(ask(bench, kLastIndex, 2).status == Status::stale_routing);
+  bench.target->stop();
+  CHECK(ask(bench, kLastIndex).status == Status::stale_routing);
+}
+
 // Nobody waits for a batch of COMMITs alone; that its sync failed is told all the same.
 void a_store_that_fails_behind_everybodys_back_is_reported() {
   Bench bench;
@@ -301,6 +321,8 @@ void damage_is_looked_at_again_once_it_serves() {
   bench.chain(2, {{kOther, State::serving, 1}, {kSelf, State::waiting, 0}});
   bench.target->suspect(kA);
   CHECK(bench.target->counts().damaged == 1 && bench.target->report().busy_chunks == 0);
+  const auto found = bench.target->findings();
+  CHECK(found.first.size() == 1 && found.first[0].chunk == kA && found.first[0].damaged && found.more == 0);
   bench.chain(3, {{kOther, State::serving, 1}, {kSelf, State::serving, 1}});
   const auto asked = bench.box->wait<replica::Fetch>();
   CHECK(asked->first.chunk == kA && asked->first.chain_version == 3 && bench.target->counts().damaged == 1);
@@ -314,6 +336,7 @@ int main() {
   a_store_that_is_not_whole_says_so_at_once();
   complete_is_the_last_word_of_a_sync();
   what_rides_along_waits_for_space();
+  questions_find_what_is_committed();
   a_store_that_fails_behind_everybodys_back_is_reported();
   a_target_whose_commit_was_refused_says_nothing_more();
   what_cannot_be_read_is_sent_as_damage();

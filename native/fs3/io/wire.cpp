@@ -17,11 +17,13 @@ std::size_t entry_bytes(FrameKind kind) {
     case FrameKind::query_answer: return sizeof(QueryAnswer);
     case FrameKind::report: return sizeof(ReadEntry);
     case FrameKind::message: return 0;  // entries of several sizes
+    case FrameKind::ready:
+    case FrameKind::go: return 0;
   }
   return 0;
 }
 
-bool known(FrameKind kind) { return kind >= FrameKind::read && kind <= FrameKind::report; }
+bool known(FrameKind kind) { return kind >= FrameKind::read && kind <= FrameKind::go; }
 
 bool carries_crcs(FrameKind kind) {
   return kind == FrameKind::write || kind == FrameKind::read_answer || kind == FrameKind::message;
@@ -37,6 +39,7 @@ bool within_chunk(std::uint32_t offset, std::uint32_t length) {
 
 bool sound(const Head& head) {
   if (head.magic != kMagic || !known(head.kind) || head.count == 0 || head.count > kMostEntries) return false;
+  if ((head.kind == FrameKind::ready || head.kind == FrameKind::go) && head.count != 1) return false;
   const std::size_t entries = head.count * entry_bytes(head.kind);
   if (head.table_bytes < entries || head.table_bytes > kMostTable) return false;
   if (!carries_crcs(head.kind) && head.table_bytes != entries) return false;
@@ -99,6 +102,12 @@ bool sound_read_answer(const Head& head, std::span<const std::byte> table) {
     if (place.slot >= kLocalSlots || place.fresh > 1 || place.position > std::uint64_t{1} << 62) return false;
   }
   return true;
+}
+
+bool sound_query_answer(const QueryAnswer& answer, std::uint32_t upto, std::uint32_t stride) {
+  if (answer.status != Status::ok) return answer.status <= Status::invalid;
+  if (answer.run == 0 || answer.run > kMostRun || (stride == 0 && answer.run != 1)) return false;
+  return answer.index <= upto && std::uint64_t{answer.run - 1} * stride <= answer.index;
 }
 
 }  // namespace ff::fs3::io

@@ -35,9 +35,13 @@ enum class FrameKind : std::uint8_t {
   query_last = 6,
   query_answer = 7,
   report = 8,  // a reader's: the bytes of these chunks failed their CRCs. No answer
+  ready = 9,   // of a READ with kHold: its bytes are in memory. A head alone
+  go = 10,     // of the same: they may come now. A head alone
 };
 
 inline constexpr std::uint8_t kLocal = 0x01;  // of a READ: places will do; of its answer: here they are, and no payload
+inline constexpr std::uint8_t kHold = 0x02;   // of a READ: much is sent only after `ready` and `go`
+inline constexpr std::size_t kHoldFrom = std::size_t{64} << 10;  // bytes of an answer beyond which that is much
 inline constexpr std::size_t kLocalSlots = 32;  // files that a connection's client holds open
 inline constexpr auto kLocalTime = std::chrono::seconds(10);  // that extents stay for such an answer, at least
 
@@ -112,19 +116,22 @@ struct WriteAnswer {
 };
 static_assert(sizeof(WriteAnswer) == 16);
 
-// The largest chunk of an inode on a chain.
+// The largest chunk of an inode on a chain, up to an index, and how many stand in a row below it.
 struct QueryEntry {
   std::uint64_t inode = 0;
   std::uint32_t chain = 0;
   ChainVersion chain_version = 0;
+  std::uint32_t upto = kLastIndex;
+  std::uint32_t stride = 0;  // between the indexes of a row; 0: no matter what is below
 };
-static_assert(sizeof(QueryEntry) == 16);
+static_assert(sizeof(QueryEntry) == 24);
 
 struct QueryAnswer {
   std::uint32_t index = 0;
   std::uint32_t length = 0;
+  std::uint32_t run = 0;  // chunks of the row, itself included: 1 to kMostRun
   Status status = Status::ok;  // not_found: there is none
-  std::uint8_t zeros[7] = {};
+  std::uint8_t zeros[3] = {};
 };
 static_assert(sizeof(QueryAnswer) == 16);
 
@@ -155,5 +162,7 @@ T at(std::span<const std::byte> table, std::size_t n, std::size_t from = 0) {
 bool sound_read(const Head& head, std::span<const std::byte> table);
 bool sound_write(const Head& head, std::span<const std::byte> table);
 bool sound_read_answer(const Head& head, std::span<const std::byte> table);
+// Whether the answer is one to the question: a row of indexes that there can be.
+bool sound_query_answer(const QueryAnswer& answer, std::uint32_t upto, std::uint32_t stride);
 
 }  // namespace ff::fs3::io

@@ -69,7 +69,16 @@ void use(const Frame& frame) {
       CHECK(frame.head.count * sizeof(ReadAnswer) + crcs * 4 == frame.table.size());
       return;
     }
+    case FrameKind::query_answer:
+      for (std::size_t n = 0; n < frame.head.count; ++n) {
+        const auto answer = at<QueryAnswer>(frame.table, n);
+        if (answer.status != Status::ok || !sound_query_answer(answer, 100, 7)) continue;
+        CHECK(answer.index <= 100 && answer.run >= 1 && (answer.run - 1) * 7 <= answer.index);
+      }
+      return;
     case FrameKind::message: use_message(frame); return;
+    case FrameKind::ready:
+    case FrameKind::go: CHECK(frame.head.count == 1 && frame.table.empty() && frame.head.payload_bytes == 0); return;
     default: CHECK(frame.head.payload_bytes == 0);
   }
 }
@@ -132,9 +141,11 @@ Bytes frame_of(replica::Message message, const Bytes& payload = {}, std::vector<
 std::vector<Bytes> seeds() {
   std::vector<Bytes> good;
   good.push_back(frame_with(FrameKind::read, 3, ReadEntry{1, 2, 3, 4, 4000, 9000, 1}));
+  good.push_back(frame_of(FrameKind::ready, 1, {}));
+  good.push_back(frame_of(FrameKind::go, 1, {}));
   good.push_back(frame_with(FrameKind::report, 1, ReadEntry{1, 2, 3, 4, 0, 4096, 0}));
-  good.push_back(frame_with(FrameKind::query_last, 5, QueryEntry{1, 2, 3}));
-  good.push_back(frame_with(FrameKind::query_answer, 2, QueryAnswer{1, 2, Status::ok, {}}));
+  good.push_back(frame_with(FrameKind::query_last, 5, QueryEntry{1, 2, 3, 9, 4}));
+  good.push_back(frame_with(FrameKind::query_answer, 2, QueryAnswer{9, 2, 2, Status::ok, {}}));
   good.push_back(frame_with(FrameKind::write_answer, 2, WriteAnswer{1, 2, Status::ok, {}}));
   const Bytes bytes(5000, 7);
   {

@@ -215,13 +215,14 @@ void bind(nb::module_ m) {
           "Entries behind `after`, in order.")
       .def(
           "last",
-          [](PyStore& s, std::uint64_t inode) -> nb::object {
-            const auto e = s.get().last(inode);
-            return e ? nb::object(row(*e)) : nb::none();
+          [](PyStore& s, std::uint64_t inode, std::uint32_t upto, std::uint32_t stride) -> nb::object {
+            const auto found = s.get().last({inode, upto}, stride);
+            if (!found) return nb::none();
+            return nb::make_tuple(found->chunk.index, found->length, found->run);
           },
-          "inode"_a,
-          nb::sig("def last(self, inode: int) -> tuple[int, int, int, int, int, int, int, int, int, int, bool] | None"),
-          "The committed entry with the largest index.")
+          "inode"_a, "upto"_a = kLastIndex, "stride"_a = 0,
+          nb::sig("def last(self, inode: int, upto: int = 4294967295, stride: int = 0) -> tuple[int, int, int] | None"),
+          "(index, length, run) of the committed chunk with the largest index up to `upto`.")
       .def("check", &PyStore::check, "inode"_a, "index"_a, "Status of the committed bytes against their CRCs.")
       .def("snapshot", &PyStore::snapshot)
       .def("snapshot_due", [](PyStore& s) { return s.get().snapshot_due(); })

@@ -58,7 +58,7 @@ class Core {
   Status check(ChunkId chunk);
   Entry entry(ChunkId chunk) const;
   std::vector<Entry> page(std::optional<ChunkId> after, std::size_t limit) const;
-  std::optional<Entry> last(std::uint64_t inode) const;
+  std::optional<Last> last(ChunkId upto, std::uint32_t stride) const;
   Statistics statistics() const;
 
   // snapshot.cpp

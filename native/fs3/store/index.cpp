@@ -35,17 +35,6 @@ const IndexEntry* Index::after(ChunkId chunk) const {
   return leaf == const_cast<Index*>(this)->leaves_.end() ? nullptr : &leaf->second->entries[0];
 }
 
-const IndexEntry* Index::at_or_before(ChunkId chunk) const {
-  if (leaves_.empty()) return nullptr;
-  const auto leaf = const_cast<Index*>(this)->leaf_of(chunk);
-  std::size_t at = leaf->second->lower_bound(chunk);
-  if (at < leaf->second->count && leaf->second->entries[at].chunk() == chunk) return &leaf->second->entries[at];
-  if (at > 0) return &leaf->second->entries[at - 1];
-  if (leaf == const_cast<Index*>(this)->leaves_.begin()) return nullptr;
-  const Leaf& before = *std::prev(leaf)->second;
-  return &before.entries[before.count - 1];
-}
-
 void Index::insert(Leaf& leaf, std::size_t at, const IndexEntry& entry) {
   std::copy_backward(leaf.entries.begin() + static_cast<std::ptrdiff_t>(at), leaf.entries.begin() + leaf.count,
                      leaf.entries.begin() + leaf.count + 1);

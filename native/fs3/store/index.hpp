@@ -50,7 +50,9 @@ class Index {
   const IndexEntry* find(ChunkId chunk) const { return const_cast<Index*>(this)->find(chunk); }
   const IndexEntry* first() const { return leaves_.empty() ? nullptr : &leaves_.begin()->second->entries[0]; }
   const IndexEntry* after(ChunkId chunk) const;       // the first one with a larger id
-  const IndexEntry* at_or_before(ChunkId chunk) const;
+  // Gives entries to `each`, from the one at or before `chunk` downwards, until it returns false.
+  template <class Each>
+  void down(ChunkId chunk, Each each) const;
   void put(const IndexEntry& entry);                  // new, or in place of the one with its id
   void erase(ChunkId chunk);                          // if it is there
   std::uint64_t size() const { return size_; }
@@ -72,5 +74,21 @@ class Index {
   Leaves leaves_;
   std::uint64_t size_ = 0;
 };
+
+template <class Each>
+void Index::down(ChunkId chunk, Each each) const {
+  if (leaves_.empty()) return;
+  Leaves::const_iterator leaf = const_cast<Index*>(this)->leaf_of(chunk);
+  std::size_t at = leaf->second->lower_bound(chunk);
+  if (at < leaf->second->count && leaf->second->entries[at].chunk() == chunk) ++at;
+  for (;;) {
+    while (at > 0) {
+      if (!each(leaf->second->entries[--at])) return;
+    }
+    if (leaf == leaves_.begin()) return;
+    --leaf;
+    at = leaf->second->count;
+  }
+}
 
 }  // namespace ff::fs3::store

@@ -37,9 +37,15 @@ void as_a_map(std::uint64_t seed) {
     const auto after = model.upper_bound(probe);
     CHECK((index.after(probe) == nullptr) == (after == model.end()));
     if (after != model.end()) CHECK(index.after(probe)->chunk() == after->first);
-    const IndexEntry* const before = index.at_or_before(probe);
-    CHECK((before == nullptr) == (after == model.begin()));
-    if (before != nullptr) CHECK(before->chunk() == std::prev(after)->first);
+    auto before = after;
+    for (auto left = random() % 200; left > 0 && before != model.begin(); --left) --before;
+    auto at = after;
+    index.down(probe, [&](const IndexEntry& its) {
+      if (at == before) return false;
+      CHECK(at != model.begin() && its.chunk() == (--at)->first && its.version == at->second);
+      return true;
+    });
+    CHECK(at == before);
   }
   CHECK(index.size() == model.size());
 }

@@ -201,13 +201,20 @@ std::vector<Entry> Core::page(std::optional<ChunkId> after, std::size_t limit) c
   return entries;
 }
 
-std::optional<Entry> Core::last(std::uint64_t inode) const {
+std::optional<Last> Core::last(ChunkId upto, std::uint32_t stride) const {
+  std::optional<Last> found;
   const std::shared_lock lock(mutex_);
-  const IndexEntry* at = index_.at_or_before({inode, ~std::uint32_t{0}});
-  while (at != nullptr && at->inode == inode && at->version == 0)
-    at = at->index == 0 ? nullptr : index_.at_or_before({inode, at->index - 1});
-  if (at == nullptr || at->inode != inode) return std::nullopt;
-  return Entry{at->chunk(), info(*at), {}};
+  index_.down(upto, [&](const IndexEntry& entry) {
+    if (entry.inode != upto.inode) return false;
+    if (!found) {
+      if (entry.version != 0) found = Last{entry.chunk(), entry.length, 1};
+      return !found || stride != 0;
+    }
+    const bool next = entry.version != 0 && entry.index + std::uint64_t{found->run} * stride == found->chunk.index;
+    if (next) ++found->run;
+    return next && found->run < kMostRun;
+  });
+  return found;
 }
 
 Statistics Core::statistics() const {

@@ -90,6 +90,14 @@ struct Entry {
   VersionInfo committed, pending;
 };
 
+// A committed chunk, and how many of its inode stand in a row from it downwards, `stride` apart: itself included, at most
+// kMostRun.
+struct Last {
+  ChunkId chunk;
+  std::uint32_t length = 0;
+  std::uint32_t run = 1;
+};
+
 struct Statistics {
   std::uint64_t chunks = 0;         // with a committed or pending version
   std::uint64_t bytes = 0;          // sum of the committed lengths
@@ -174,7 +182,9 @@ class Store {
   void read(std::span<const ReadAsk> asks);  // each of them, at much less cost
   Entry entry(ChunkId chunk) const;  // both versions 0: there is no such chunk
   std::vector<Entry> page(std::optional<ChunkId> after, std::size_t limit) const;  // in order
-  std::optional<Entry> last(std::uint64_t inode) const;  // the one with the largest index of an inode
+  // The one with the largest index up to that of `upto`, of its inode; its run ends at an index that another stride has.
+  // Time is logarithmic in all chunks, and linear in the run and in the pending chunks passed over.
+  std::optional<Last> last(ChunkId upto, std::uint32_t stride = 0) const;  // 0: the run is 1
   // Reads the committed version whole and compares it with its CRCs: ok, corrupt, not_found, io_error.
   Status check(ChunkId chunk);
 

@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -311,6 +313,53 @@ void the_index_is_small() {
   }
 }
 
+// Against a set, in any order and with holes; then what pending versions and limits make of a row.
+void last_chunks_and_their_rows() {
+  SimDisk disk(1);
+  Store store = Store::open(disk, kIdentity, kOptions);
+  std::mt19937 engine(3);
+  const auto random = [&] { return static_cast<std::uint32_t>(engine()); };
+  std::set<std::uint32_t> there;
+  for (int turn = 0; turn < 1500; ++turn) {
+    const std::uint32_t index = random() % 300;
+    const bool goes = random() % 3 == 0;
+    CHECK(store.apply(1, {.chunk = {5, index}, .base = kAnyBase, .version = 1, .kind = goes ? Kind::remove : Kind::replace,
+                          .committed = true}) == Status::ok);
+    CHECK(store.sync().at(0).status == Status::ok);
+    if (goes) there.erase(index);
+    else there.insert(index);
+    const std::uint32_t upto = random() % 320, stride = random() % 4;
+    const auto found = store.last({5, upto}, stride);
+    auto at = there.upper_bound(upto);
+    CHECK(found.has_value() == (at != there.begin()));
+    if (!found) continue;
+    std::uint32_t index_wanted = *--at, run = 1;
+    CHECK(found->chunk == (ChunkId{5, index_wanted}));
+    while (stride != 0 && at != there.begin() && *--at + stride == index_wanted) ++run, index_wanted = *at;
+    CHECK(found->run == run);
+  }
+  const auto add = [&](std::uint64_t inode, std::uint32_t index, bool committed = true) {
+    CHECK(store.apply(1, {.chunk = {inode, index}, .base = 0, .version = 2, .kind = Kind::replace, .committed = committed}) == Status::ok);
+  };
+  for (const std::uint32_t index : {kLastIndex, kLastIndex - 7, kLastIndex - 14, 3u}) add(6, index);
+  for (const std::uint32_t index : {10u, 13u, 19u}) add(7, index);
+  add(7, 16, false);
+  add(7, 22, false);
+  for (std::uint32_t n = 0; n < kMostRun + 10; ++n) add(8, 5 + 3 * n);
+  store.sync();
+  const auto row = [&](std::uint64_t inode, std::uint32_t upto, std::uint32_t stride) {
+    const auto found = store.last({inode, upto}, stride);
+    return found ? std::pair(found->chunk.index, found->run) : std::pair(0u, 0u);
+  };
+  using Row = std::pair<std::uint32_t, std::uint32_t>;
+  CHECK(row(6, kLastIndex, 7) == Row(kLastIndex, 3) && row(6, kLastIndex, kLastIndex) == Row(kLastIndex, 1));
+  CHECK(row(6, kLastIndex - 15, 7) == Row(3, 1) && row(6, 2, 7) == Row(0, 0) && row(9, kLastIndex, 1) == Row(0, 0));
+  CHECK(row(7, kLastIndex, 3) == Row(19, 1) && row(7, 18, 3) == Row(13, 2) && row(7, 13, 0) == Row(13, 1));  // pending: not yet
+  CHECK(store.commit({7, 16}, 2) == Status::ok && row(7, 21, 3) == Row(19, 4));
+  constexpr std::uint32_t kTop = 5 + 3 * (kMostRun + 9);
+  CHECK(row(8, kLastIndex, 3) == Row(kTop, kMostRun) && row(8, kTop - 3 * kMostRun, 3) == Row(5 + 27, 10));
+}
+
 void real_directory() {
   char name[] = "/tmp/ff-store-test-XXXXXX";
   CHECK(::mkdtemp(name) != nullptr);
@@ -328,7 +377,7 @@ void real_directory() {
       CHECK(put(store, {1, 0}, 0, pattern(200000, 1)) == Status::ok && store.snapshot() == Status::ok);
       CHECK(put(store, {1, 1}, 0, pattern(10, 2)) == Status::ok && remove(store, {1, 0}) == Status::ok);
       CHECK(put(store, {1, 2}, 0, pattern(300000, 3)) == Status::ok);
-      CHECK(disk.descriptor(store.read({1, 2}, 0, 0, 1).file) >= 0 && store.last(1)->chunk.index == 2);
+      CHECK(disk.descriptor(store.read({1, 2}, 0, 0, 1).file) >= 0 && store.last({1, kLastIndex})->chunk.index == 2);
     }
     Store store = Store::open(disk, kIdentity, kOptions);
     CHECK(!store.damaged() && whole(store, {1, 1}) == pattern(10, 2) && whole(store, {1, 2}) == pattern(300000, 3));
@@ -407,6 +456,7 @@ int main() {
   full_disk();
   large_writes_of_a_directory();
   the_index_is_small();
+  last_chunks_and_their_rows();
   real_directory();
   many_threads();
 }

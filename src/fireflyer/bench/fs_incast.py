@@ -1,7 +1,7 @@
 """The paper's incast: many servers answer one client on a shaped cable, with request to send and without.
 
 A switch has little room for what waits at a port. Where all servers answer at once it drops what has no room
-and TCP sends it again, often after a timeout. Request to send lets few of them answer at a time.
+and TCP sends it again, often after a timeout. Request to send lets few of them send at a time.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ RATE = "1gbit"
 QUEUE_MS = 1.0
 _CHUNK = 1 << 20
 _DEFAULT = Settings().senders
-SENDERS = tuple(sorted({1, 2, 4, _DEFAULT}))
+SENDERS = tuple(sorted({1, 2, 4, 8, _DEFAULT}))
 _OFF = 1000
 """More than there are servers."""
 _WITHOUT = "all at once"

@@ -1,15 +1,14 @@
 """All verbs and their options. What a verb does is imported when it runs, so `--help` stays fast."""
 
-import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fireflyer.cli.ckpt import ckpt
 from fireflyer.cli.config import config
 from fireflyer.cli.fs import fs
+from fireflyer.cli.handing import hand_over
 from fireflyer.cli.record import record
 from fireflyer.program import in_one_line
 
@@ -50,13 +49,6 @@ TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g.
 
 INTERRUPTED = 130
 """What Typer makes of a KeyboardInterrupt."""
-
-PASS_THROUGH: dict[str, Any] = {
-    "ignore_unknown_options": True,
-    "allow_extra_args": True,
-    "allow_interspersed_args": False,
-    "help_option_names": [],
-}
 
 
 @app.command()
@@ -254,29 +246,14 @@ def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
     printing.nodes(Client(home).nodes(), json=json)
 
 
-def _hand_over(verb: str, text: str) -> None:
-    """A verb that is a program of its own: all that follows, also --help, is that program's."""
-
-    def hand_over(context: typer.Context) -> None:
-        _become([sys.executable, "-P", "-m", f"fireflyer.{verb}", *context.args])
-
-    hand_over.__doc__ = text
-    app.command(name=verb, context_settings=PASS_THROUGH, add_help_option=False)(hand_over)
-
-
-def _become(command: list[str]) -> None:
-    sys.stdout.flush()
-    os.execv(command[0], command)
-
-
 app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)
 app.add_typer(config)
 
-_hand_over("demo", "Train a model, lose a worker, carry on.")
-_hand_over("bench", "Measure against peers: fireflyer bench NAME --help.")
-_hand_over("lab", "Run a command on several hosts of one machine.")
+hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")
+hand_over(app, "bench", "Measure against peers: fireflyer bench NAME --help.", "fireflyer.bench")
+hand_over(app, "lab", "Run a command on several hosts of one machine.", "fireflyer.lab")
 
 
 def _act(arguments: list[str]) -> int:

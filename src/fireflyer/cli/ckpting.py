@@ -21,10 +21,11 @@ from fireflyer.checkpoint.manifest import DAMAGED, Generation, parse_directory
 from fireflyer.checkpoint.retention import Candidate, Keep, retired
 from fireflyer.checkpoint.snapshot import Snapshot
 from fireflyer.checkpoint.tree import Node, Tensor, path_name
-from fireflyer.cli.printing import age, as_json, plain, progress, table
+from fireflyer.cli.printing import age, as_json, progress, table
 from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.ffrecord.convert.listing import size_text
 from fireflyer.ffrecord.convert.placing import NewFolder, refuse_existing
+from fireflyer.program import plain
 from fireflyer.storage import open_storage
 
 _BARS = " ▁▂▃▄▅▆▇█"

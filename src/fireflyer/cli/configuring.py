@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.cli.printing import as_json, plain
+from fireflyer.cli.printing import as_json
 from fireflyer.errors import ConfigError
 from fireflyer.fs3.client.connection import TIMEOUT_S
 from fireflyer.fs3.client.settings import SECRET, SECRET_FILE, Settings
 from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, said, settled
 from fireflyer.fs3.find import VARIABLE
+from fireflyer.program import plain
 
 HIDDEN = "(set; not shown)"
 DEFAULT = "default"

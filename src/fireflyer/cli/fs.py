@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fireflyer.cli.handing import hand_over
+
 fs = typer.Typer(
     name="fs",
     no_args_is_help=False,
@@ -16,6 +18,9 @@ fs = typer.Typer(
   fireflyer fs put --dir fs -r photos /photos
   fireflyer fs ls --dir fs -l /photos
   FIREFLYER_FS=fs fireflyer fs get -r /photos copy
+
+Paths in the file system start at its root, with a slash or without. A name with bytes that are no UTF-8
+is printed with these as \\xff, in JSON with "path_base64" beside it.
 """,
 )
 
@@ -25,18 +30,22 @@ Where = Annotated[
         "--dir",
         "-d",
         metavar="WHERE",
-        help="Folder of `fs up --dir`, cluster.toml, or HOST:PORT of the manager; else $FIREFLYER_FS.",
+        help="Which file system: the folder of `fs up --dir`, a cluster.toml, or HOST:PORT of the "
+        "manager. Default: $FIREFLYER_FS.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 Recursive = Annotated[
-    bool, typer.Option("--recursive", "-r", help="Directories with all that is in them.")
+    bool, typer.Option("--recursive", "-r", help="Also directories, with all that is in them.")
 ]
-Top = Annotated[str, typer.Argument(metavar="[PATH]", help="Default: the root.")]
-Paths = Annotated[list[str], typer.Argument(metavar="PATH...")]
+Top = Annotated[str, typer.Argument(metavar="[PATH]", help="In the file system.")]
+Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="In the file system.")]
 Sources = Annotated[list[str], typer.Argument(metavar="SOURCE...", help="What to copy.")]
 Target = Annotated[
-    str, typer.Argument(metavar="TARGET", help="A name, or a directory that is there.")
+    str,
+    typer.Argument(
+        metavar="TARGET", help="The copy's name, or a directory that is there: copies go into it."
+    ),
 ]
 
 
@@ -51,29 +60,48 @@ def show_help(context: typer.Context) -> None:
 def up(
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", "-d", metavar="DIR", help="All roles, all data in this folder."),
+        typer.Option(
+            "--dir", "-d", metavar="DIR", help="Run all roles, with all data in this folder."
+        ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", metavar="FILE", help="cluster.toml of several processes."),
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Run a part of the cluster that this cluster.toml describes.",
+        ),
     ] = None,
     role: Annotated[
         str | None,
-        typer.Option(metavar="ROLE,...", help="With --config: of manager, meta, storage; or all."),
+        typer.Option(
+            metavar="ROLE,...",
+            help="With --config: which of manager, meta and storage to run. Default: all three.",
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NODE", help="With --config: which of its nodes this is.")
+        str | None,
+        typer.Option(metavar="NODE", help="With --config: which of its [nodes.NODE] to run."),
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="With --dir, first start: copies of each byte; or 1.")
+        int | None,
+        typer.Option(min=1, help="With --dir, first start: copies of each byte. Default: 1."),
     ] = None,
     targets: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="With --dir, first start: parts of the folder; or 4."),
+        typer.Option(
+            min=1,
+            max=256,
+            help="With --dir, first start: parts of the folder, for each copy. Default: 4.",
+        ),
     ] = None,
     standby: Annotated[
         bool,
-        typer.Option("--standby", help="With --role manager,meta: wait until the other one ends."),
+        typer.Option(
+            "--standby",
+            help="With --role manager,meta: wait until the process that has these ends, then take its place.",
+        ),
     ] = False,
 ) -> None:
     """Run a file system, or a part of one, in the foreground; SIGTERM or Ctrl-C ends it.
@@ -83,7 +111,7 @@ def up(
       fireflyer fs up --config cluster.toml --role manager,meta,storage --name n1
       fireflyer fs up --config cluster.toml --role storage --name n2
 
-    Prints one line on stdout when files can be used (a storage node alone: when it is registered).
+    Prints one line on stdout when files can be used; a storage node alone, when the manager knows it.
     """
     from fireflyer.cli import fs_serving
 
@@ -103,12 +131,12 @@ def up(
 def ls(
     path: Top = "/",
     long: Annotated[
-        bool, typer.Option("--long", "-l", help="Mode, links, owner, size, time too.")
+        bool, typer.Option("--long", "-l", help="Also mode, links, owner, size and time of change.")
     ] = False,
     json: Json = False,
     where: Where = None,
 ) -> None:
-    """List a directory."""
+    """List a directory. Names are in the order of their bytes; those of directories end with a slash."""
     from fireflyer.cli import fs_looking
 
     fs_looking.ls(where, path, long=long, json=json)
@@ -116,7 +144,7 @@ def ls(
 
 @fs.command()
 def cat(paths: Paths, where: Where = None) -> None:
-    """Write files to stdout; every byte is compared with its CRC."""
+    """Write files to stdout. Every byte is compared with its CRC first."""
     from fireflyer.cli import fs_changing
 
     fs_changing.cat(where, paths)
@@ -132,7 +160,8 @@ def put(
       fireflyer fs put model.bin /models/
       fireflyer fs put -r photos /photos
 
-    A file gets its name when it is whole: a copy that ends early leaves what was there.
+    A file at the target is replaced, when the copy of it is whole: one that ends early leaves what was
+    there, and perhaps a file named .NAME.xxxxxxxx.part beside it.
     """
     from fireflyer.cli import fs_changing
 
@@ -143,11 +172,13 @@ def put(
 def get(
     sources: Sources, target: Target, recursive: Recursive = False, where: Where = None
 ) -> None:
-    """Copy files of the file system to this machine; likewise.
+    """Copy files of the file system to this machine.
 
     \b
       fireflyer fs get /models/model.bin .
       fireflyer fs get -r /photos copy
+
+    A file at the target is replaced, when the copy of it is whole, as with `fs put`.
     """
     from fireflyer.cli import fs_changing
 
@@ -156,15 +187,43 @@ def get(
 
 @fs.command()
 def cp(sources: Sources, target: Target, recursive: Recursive = False, where: Where = None) -> None:
-    """Copy files within the file system; likewise."""
+    """Copy files within the file system.
+
+    \b
+      fireflyer fs cp /models/model.bin /models/best.bin
+      fireflyer fs cp -r /photos /backup
+
+    The bytes go through this machine. A file at the target is replaced, when the copy of it is whole, as
+    with `fs put`.
+    """
     from fireflyer.cli import fs_changing
 
     fs_changing.cp(where, sources, target, recursive=recursive)
 
 
 @fs.command()
-def mv(sources: Sources, target: Target, where: Where = None) -> None:
-    """Rename files and directories; a file at the target is replaced."""
+def mv(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE...", help="Files or directories to move.")
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The new name, or a directory that is there: sources move into it.",
+        ),
+    ],
+    where: Where = None,
+) -> None:
+    """Move or rename files and directories in the file system. No bytes are copied.
+
+    \b
+      fireflyer fs mv /models/new.bin /models/best.bin
+      fireflyer fs mv /a /b /archive
+
+    Where a file has the new name it is replaced, in one step. A directory takes the place of an empty
+    directory only.
+    """
     from fireflyer.cli import fs_changing
 
     fs_changing.mv(where, sources, target)
@@ -175,11 +234,11 @@ def rm(
     paths: Paths,
     recursive: Recursive = False,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="What is not there is no error.")
+        bool, typer.Option("--force", "-f", help="Say nothing of what is not there.")
     ] = False,
     where: Where = None,
 ) -> None:
-    """Remove files, or directories with all that is in them."""
+    """Remove files. With --recursive also directories, with all that is in them."""
     from fireflyer.cli import fs_changing
 
     fs_changing.rm(where, paths, recursive=recursive, force=force)
@@ -189,7 +248,10 @@ def rm(
 def mkdir(
     paths: Paths,
     parents: Annotated[
-        bool, typer.Option("--parents", "-p", help="Also what is missing above; one there is fine.")
+        bool,
+        typer.Option(
+            "--parents", "-p", help="Also make missing directories above; no error if it is there."
+        ),
     ] = False,
     where: Where = None,
 ) -> None:
@@ -201,7 +263,7 @@ def mkdir(
 
 @fs.command(name="stat")
 def stat_(paths: Paths, json: Json = False, where: Where = None) -> None:
-    """Show all that is known of files: attributes, and how their chunks are laid out."""
+    """Show attributes of files, and how their chunks are laid out. Symlinks are not followed."""
     from fireflyer.cli import fs_looking
 
     fs_looking.stat_files(where, paths, json=json)
@@ -210,38 +272,43 @@ def stat_(paths: Paths, json: Json = False, where: Where = None) -> None:
 @fs.command()
 def du(
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="[PATH]...", help="Default: all in the root.")
+        list[str] | None,
+        typer.Argument(metavar="[PATH]...", help="In the file system. Default: all in the root."),
     ] = None,
     json: Json = False,
     where: Where = None,
 ) -> None:
-    """Count bytes, files and directories at and below paths."""
+    """Count bytes, files and directories at and below paths. Replicas are not counted."""
     from fireflyer.cli import fs_looking
 
-    fs_looking.du(where, paths or [], json=json)
+    raise typer.Exit(fs_looking.du(where, paths or [], json=json))
 
 
 @fs.command()
 def find(
     path: Top = "/",
     name: Annotated[
-        str | None, typer.Option(metavar="GLOB", help='Only such names, e.g. "*.ffr".')
+        str | None, typer.Option(metavar="GLOB", help='Only names like this, e.g. "*.ffr".')
     ] = None,
     kind: Annotated[
-        str | None, typer.Option("--type", metavar="f|d|l", help="Only files, directories, links.")
+        str | None,
+        typer.Option("--type", metavar="f|d|l", help="Only files, directories or symlinks."),
     ] = None,
     json: Json = False,
     where: Where = None,
 ) -> None:
-    """List all that is at and below a path."""
+    """List the paths of all that is at and below a path."""
     from fireflyer.cli import fs_looking
 
-    fs_looking.find(where, path, name, kind, json=json)
+    raise typer.Exit(fs_looking.find(where, path, name, kind, json=json))
 
 
 @fs.command()
 def status(json: Json = False, where: Where = None) -> None:
-    """Show what is wrong, the nodes, and the chains with the states of their targets."""
+    """Show what is wrong, the nodes, and the chains with their targets.
+
+    Exit 0 whatever is wrong; `--json` has it in "problems".
+    """
     from fireflyer.cli import fs_looking
 
     fs_looking.status(where, json=json)
@@ -249,11 +316,12 @@ def status(json: Json = False, where: Where = None) -> None:
 
 @fs.command()
 def grow(json: Json = False, where: Where = None) -> None:
-    """Make chains of targets that are in none: of nodes that came later, or got more targets.
+    """Make chains of new targets: of nodes that came later, or got more targets.
 
     \b
       1. add [nodes.n4] to cluster.toml, start it: fireflyer fs up --role storage --name n4 ...
       2. fireflyer fs grow
+
     New files use the new chains, too; files that are there stay where they are. There must be free
     targets on as many nodes as a byte has replicas.
     """
@@ -264,10 +332,17 @@ def grow(json: Json = False, where: Where = None) -> None:
 
 @fs.command()
 def check(path: Top = "/", json: Json = False, where: Where = None) -> None:
-    """Read every byte at and below a path; exit 1 if any cannot be had, or a chain serves nobody.
+    """Read all that is stored at and below a path. Files of which some cannot be read are named.
 
-    Each chunk is read from one of its replicas; the nodes themselves read all of theirs once a week.
+    Exit 1 if there are such files, or a chain that serves nobody. Each chunk is read from one of its
+    replicas; the nodes themselves read all of theirs within `scrub_days`, a week.
     """
     from fireflyer.cli import fs_looking
 
     raise typer.Exit(fs_looking.check(where, path, json=json))
+
+
+hand_over(
+    fs, "bench", "Measure against raw reads and other file systems; = `fireflyer bench fs`.",
+    "fireflyer.bench", "fs",
+)  # fmt: skip

@@ -1,6 +1,7 @@
 """Verbs of `fireflyer fs` that move bytes or change names."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import typer
 
 from fireflyer.cli.printing import progress
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, FileError
 from fireflyer.fs3 import survey, transfer
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.find import attach
@@ -88,20 +89,31 @@ def _remove(fs: Client, path: str, *, recursive: bool) -> None:
     if not recursive:
         fs.unlink(path)
         return
-    folders: list[str] = []
+    folders: list[survey.Found] = []
 
-    def files() -> Iterator[str]:
+    def files() -> Iterator[survey.Found]:
         for found in survey.tree(fs, path):
             if found.is_dir:
-                folders.append(found.path)
+                folders.append(found)
             else:
-                yield found.path
+                yield found
 
     with ThreadPoolExecutor(THREADS, "fs3-rm") as threads:
-        for _ in threads.map(fs.unlink, files()):
+        for _ in threads.map(lambda one: _remove_one(fs, one), files()):
             pass
     for folder in reversed(folders):
-        fs.rmdir(folder)
+        _remove_one(fs, folder)
+
+
+def _remove_one(fs: Client, one: survey.Found) -> None:
+    """By the inode of the directory that it is in; errors name its path."""
+    if one.above is None:
+        (fs.rmdir if one.is_dir else fs.unlink)(one.path)
+        return
+    try:
+        (fs.rmdir_at if one.is_dir else fs.unlink_at)(one.above.status.st_ino, one.name)
+    except FileError as error:
+        raise FileError(error.errno or errno.EIO, one.path) from error
 
 
 def mkdir(where: str | None, paths: list[str], *, parents: bool) -> None:

@@ -1,5 +1,6 @@
 """Verbs of `fireflyer fs` that only look."""
 
+import base64
 import fnmatch
 import os
 import stat
@@ -11,13 +12,16 @@ from typing import Any
 import msgspec
 import typer
 
-from fireflyer.cli.printing import age, as_json, plain, progress, table
+from fireflyer.cli.printing import age, as_json, progress, table
+from fireflyer.errors import FileError, FireflyerError
 from fireflyer.ffrecord.convert.listing import size_text
 from fireflyer.fs3 import survey
 from fireflyer.fs3.client import Settings
 from fireflyer.fs3.find import attach
 from fireflyer.fs3.find import find as find_place
 from fireflyer.fs3.manager.routing import SLOTS
+from fireflyer.fs3.meta.messages import Counts
+from fireflyer.program import plain, text
 
 KINDS = {"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK}
 NAMES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
@@ -27,6 +31,8 @@ NODE_COLUMNS = (
 )
 CHECK_S = 20.0
 """How long `check` tries to read a piece."""
+COUNTS_S = 2.0
+"""How long `status` waits for the metadata service."""
 
 
 def ls(where: str | None, path: str, *, long: bool, json: bool) -> None:
@@ -51,14 +57,21 @@ def ls(where: str | None, path: str, *, long: bool, json: bool) -> None:
 
 
 def _name(one: survey.Found) -> str:
-    name = os.path.basename(one.path.rstrip("/")) or "/"
+    name = os.path.basename(one.name.rstrip("/")) or "/"
     return f"{name}/" if one.is_dir and name != "/" else name
+
+
+def _named(path: str) -> dict[str, Any]:
+    """A path for JSON; one that is no UTF-8 with its bytes, too."""
+    shown = text(path)
+    exact = {} if shown == path else {"path_base64": base64.b64encode(os.fsencode(path)).decode()}
+    return {"path": shown, **exact}
 
 
 def _row(one: survey.Found) -> dict[str, Any]:
     its = one.status
     return {
-        "path": _text(one.path),
+        **_named(one.path),
         "type": NAMES[stat.S_IFMT(its.st_mode)],
         "bytes": its.st_size,
         "mode": stat.S_IMODE(its.st_mode),
@@ -67,11 +80,6 @@ def _row(one: survey.Found) -> dict[str, Any]:
         "gid": its.st_gid,
         "mtime_ns": its.st_mtime_ns,
     }
-
-
-def _text(path: str) -> str:
-    """As JSON can hold it: bytes that are no text as escapes."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def stat_files(where: str | None, paths: list[str], *, json: bool) -> None:
@@ -90,7 +98,7 @@ def stat_files(where: str | None, paths: list[str], *, json: bool) -> None:
             "created_ns": inode.btime,
         }
         if inode.target:
-            row["target"] = _text(os.fsdecode(inode.target))
+            row["target"] = text(os.fsdecode(inode.target))
         if inode.layout is not None:
             row["layout"] = {
                 key: getattr(inode.layout, key)
@@ -128,32 +136,45 @@ class Usage(msgspec.Struct):
     directories: int = 0
 
 
-def du(where: str | None, paths: list[str], *, json: bool) -> None:
+def du(where: str | None, paths: list[str], *, json: bool) -> int:
     rows = []
+    missed: list[FileError] = []
     with attach(where) as fs:
         for path in paths or [one.path for one in survey.listing(fs, "/")]:
-            usage = Usage(_text(path))
-            for one in survey.tree(fs, path):
+            usage = Usage(path)
+            for one in survey.tree(fs, path, missed.append):
                 usage.directories += one.is_dir
                 usage.files += not one.is_dir
                 usage.bytes += one.status.st_size if one.is_file else 0
             rows.append(usage)
     if json:
-        as_json(rows)
-        return
-    table(
-        ("SIZE", "FILES", "DIRECTORIES", "PATH"),
-        [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows],
-    )
+        as_json([{**msgspec.structs.asdict(row), **_named(row.path)} for row in rows])
+    else:
+        table(
+            ("SIZE", "FILES", "DIRECTORIES", "PATH"),
+            [(size_text(r.bytes), f"{r.files:,}", f"{r.directories:,}", r.path) for r in rows],
+        )
+    return _tell_missed(missed)
 
 
-def find(where: str | None, path: str, name: str | None, kind: str | None, *, json: bool) -> None:
+def _tell_missed(missed: list[FileError]) -> int:
+    """Says on stderr which directories were not listed; the exit code."""
+    for error in missed:
+        sys.stderr.write(
+            plain(f"{error.filename}: {error.strerror}: what is below it is left out") + "\n"
+        )
+    return int(bool(missed))
+
+
+def find(where: str | None, path: str, name: str | None, kind: str | None, *, json: bool) -> int:
     if kind is not None and kind not in KINDS:
         raise typer.BadParameter(f"--type: {kind!r} is none of {', '.join(KINDS)}")
 
+    missed: list[FileError] = []
+
     def wanted() -> Iterator[survey.Found]:
-        for one in survey.tree(fs, path):
-            if name is not None and not fnmatch.fnmatchcase(os.path.basename(one.path), name):
+        for one in survey.tree(fs, path, missed.append):
+            if name is not None and not fnmatch.fnmatchcase(os.path.basename(one.name), name):
                 continue
             if kind is None or KINDS[kind](one.status.st_mode):
                 yield one
@@ -161,33 +182,42 @@ def find(where: str | None, path: str, name: str | None, kind: str | None, *, js
     with attach(where) as fs:
         if json:
             as_json([_row(one) for one in wanted()])
-            return
-        for one in wanted():
-            sys.stdout.write(plain(one.path) + "\n")
+        else:
+            for one in wanted():
+                sys.stdout.write(plain(one.path) + "\n")
+    return _tell_missed(missed)
 
 
 def status(where: str | None, *, json: bool) -> None:
     place = find_place(where)
     found = survey.health(place)
-    with attach(where) as fs:
-        files = fs.statfs().files
+    wrong = survey.problems(found)
+    counts = None
+    try:
+        with attach(where, settings=Settings(deadline_s=COUNTS_S)) as fs:
+            counts = fs.statfs()
+    except FireflyerError as error:
+        wrong.insert(0, f"names cannot be used: {error}")
     if json:
-        more = {"files": files, "problems": survey.problems(found)}
+        files, unlinked = (counts.files, counts.unlinked) if counts else (None, None)
+        more = {"files": files, "unlinked": unlinked, "problems": wrong}
         as_json({**msgspec.structs.asdict(found), **more})
         return
-    _show(found, files)
+    _show(found, wrong, counts)
 
 
-def _show(found: survey.Health, files: int) -> None:
-    wrong = survey.problems(found)
+def _show(found: survey.Health, wrong: list[str], counts: Counts | None) -> None:
     states = [chain.state for chain in found.chains]
     counted = ", ".join(f"{states.count(one)} {one}" for one in sorted(set(states)))
     sys.stdout.write(
         f"{f'{len(wrong)} things to look at' if wrong else 'all well'}: "
-        f"{files:,} files; {len(states)} chains, {counted or 'none'} (table version {found.table})\n"
+        f"{f'{counts.files:,} files; ' if counts else ''}{len(states)} chains, "
+        f"{counted or 'none'} (table version {found.table})\n"
         f"manager {plain(found.manager)}, epoch {found.epoch}, routing version {found.version}, "
         f"software {plain(found.software)}\n"
     )
+    if counts and counts.unlinked:
+        sys.stdout.write(f"{counts.unlinked:,} removed files are still open, or being emptied\n")
     for line in wrong:
         sys.stdout.write(f"  {plain(line)}\n")
     table(NODE_COLUMNS, [_node_row(node, found) for node in found.nodes])
@@ -232,21 +262,29 @@ def grow(where: str | None, *, json: bool) -> None:
 def check(where: str | None, path: str, *, json: bool) -> int:
     found = survey.health(find_place(where))
     with attach(where, settings=Settings(deadline_s=CHECK_S)) as fs:
-        total = sum(one.status.st_size for one in survey.tree(fs, path) if one.is_file)
+        total = sum(
+            one.status.st_size for one in survey.tree(fs, path, lambda _: None) if one.is_file
+        )
         with progress("reading", total) as advance:
             checked = survey.check(fs, path, advance)
     stopped = [chain.chain for chain in found.chains if chain.state == "stopped"]
     degraded = [chain.chain for chain in found.chains if chain.state == "degraded"]
     wrong = survey.problems(found)
-    bad = bool(checked.damages or stopped)
+    bad = bool(checked.damages or checked.unvisited or stopped)
     if json:
         more = {"stopped": stopped, "degraded": degraded, "problems": wrong}
-        as_json({**msgspec.structs.asdict(checked), **more})
+        told = {
+            key: [{**_named(one.path), "reason": text(one.reason)} for one in ones]
+            for key, ones in (("damages", checked.damages), ("unvisited", checked.unvisited))
+        }
+        as_json({**msgspec.structs.asdict(checked), **told, **more})
         return int(bad)
-    for damage in checked.damages:
+    for damage in (*checked.damages, *checked.unvisited):
         sys.stdout.write(plain(f"{damage.path}: {damage.reason}") + "\n")
     for line in wrong:
         sys.stdout.write(plain(line) + "\n")
     result = f"{len(checked.damages)} damaged" if checked.damages else "all whole"
+    if checked.unvisited:
+        result += f"; {len(checked.unvisited)} directories not visited"
     sys.stdout.write(f"{checked.files:,} files, {size_text(checked.bytes)} read: {result}\n")
     return int(bad)

@@ -29,8 +29,8 @@ def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
         settings = config.embed(folder, replicas, targets)
         _log_as(settings, ALL)
         with Process(settings, ALL, settings.nodes) as process:
+            find.announce(folder, process.manager)  # before: `status` says what it waits for
             process.set_up()
-            find.announce(folder, process.manager)
             ready = f"the file system in {folder} is ready at {process.manager}"
             _say(f"{ready}{_metrics(process)}; Ctrl-C ends it")
             process.wait()

@@ -10,6 +10,7 @@ import msgspec
 
 from fireflyer.hai.client import NodeView
 from fireflyer.hai.model import Event, TaskView
+from fireflyer.program import plain
 
 STYLES = {
     "running": "green",
@@ -131,11 +132,6 @@ def age(seconds: float) -> str:
         if seconds >= length:
             return f"{int(seconds // length)}{unit}"
     return f"{max(int(seconds), 0)}s"
-
-
-def plain(text: str) -> str:
-    """One line that steers no terminal: what cannot be printed is written as an escape, e.g. `\\x1b`."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _rank_state(pid: int | None, ended: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import typer
 
-from fireflyer.cli.printing import as_json, plain, table
+from fireflyer.cli.printing import as_json, table
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert import checking, listing, moving
 from fireflyer.ffrecord.convert.detect import open_source
@@ -25,6 +25,7 @@ from fireflyer.ffrecord.convert.writing import (
     Plan,
     Written,
 )
+from fireflyer.program import plain
 
 FORMS = ("raw", "text", "json", "hex")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

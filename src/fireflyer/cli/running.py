@@ -14,6 +14,7 @@ from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Event, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
+from fireflyer.program import plain
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ def steer(home: Path | None, verb: str, task: str, goal: str | None, *, json: bo
     elif verb == "stop" and view.state != "stopped":
         sys.stdout.write(f"{view.id} stopping\n")
     else:
-        reason = f": {printing.plain(view.reason)}" if view.reason else ""
+        reason = f": {plain(view.reason)}" if view.reason else ""
         sys.stdout.write(f"{view.id} {view.state}{reason}\n")
 
 

@@ -16,6 +16,10 @@ from fireflyer.rpc.proof import Secret
 
 FILE = "cluster.toml"
 SECRET = "secret"
+STORE = "meta.sqlite"
+"""The metadata store, in the folder `metadata`."""
+EMBEDDED = "s1"
+"""The node of a file system in a folder."""
 SOCKET_PATH_BYTES = 107
 ANY_PORT = "127.0.0.1:0"
 
@@ -38,6 +42,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     """Threads of the service; 0: by the number of cores."""
     buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256
+    reserve_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 256
+    """Of its disk, kept free for logs and repair: writes that need it are refused."""
     scrub_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
     """Within which each chunk is read and checked once; 0: never."""
     metrics: str = ""
@@ -125,9 +131,16 @@ def said(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path} cannot be read: {reason}") from None
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
+    if not table:
+        raise ConfigError(
+            f"{path} is empty: put back what was in it (of `fs up --dir`: that of another folder first "
+            "started with the same --replicas and --targets is the same); a new one of a cluster names "
+            "its nodes, at least [nodes.n1]"
+        )
+    return table
 
 
 def settled(config: ClusterConfig, base: Path) -> ClusterConfig:
@@ -184,13 +197,18 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
     """The configuration of the file system in a directory, which is made where there is none.
 
     Raises:
-        ConfigError: it is there with other numbers of replicas or targets; it cannot be made.
+        ConfigError: it is there with other numbers of replicas or targets, or without its cluster.toml; it
+            cannot be made.
     """
     path = directory / FILE
     if (replicas or 1) * (targets or 4) > SLOTS:
         raise ConfigError(f"a node has at most {SLOTS} targets, for all replicas together")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.exists():
+            _refuse_lost_store(directory)
+        else:
+            _refuse_remains(directory)
         if not (directory / SECRET).exists():
             replace(directory / SECRET, secrets.token_hex(32) + "\n")
         if not path.exists():
@@ -199,7 +217,12 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         reason = error.strerror or error
         raise ConfigError(f"{directory} cannot hold a file system: {reason}") from None
     config = load(path)
-    each = config.node("s1").targets // (config.replicas if config.one_node else 1)
+    if EMBEDDED not in config.nodes:
+        raise ConfigError(
+            f"{path} is of the nodes {', '.join(sorted(config.nodes))}, which are started by "
+            f"`fireflyer fs up --config {path} --name NODE`"
+        )
+    each = config.node(EMBEDDED).targets // (config.replicas if config.one_node else 1)
     for name, asked, made in (
         ("replicas", replicas, config.replicas),
         ("targets", targets, each),
@@ -207,6 +230,29 @@ def embed(directory: Path, replicas: int | None, targets: int | None) -> Cluster
         if asked not in (None, made):
             raise ConfigError(f"the file system in {directory} has {name} = {made}, not {asked}")
     return config
+
+
+def _refuse_remains(directory: Path) -> None:
+    """Of a file system that lost its configuration: other settings would not fit what is there."""
+    held = len(list(directory.glob(f"{EMBEDDED}/target-*")))
+    if not held and not (directory / STORE).exists():
+        return
+    count = f"replicas times targets was {held}" if held else "its targets are gone"
+    raise ConfigError(
+        f"{directory} holds a file system without its {FILE}; {count}. Put that file back: the one of "
+        "another folder that was first started with the same --replicas and --targets is the same. "
+        f"To give up what is in it, remove {directory}"
+    )
+
+
+def _refuse_lost_store(directory: Path) -> None:
+    """An empty one would give old chunks to new files."""
+    if (directory / STORE).exists() or not any(directory.glob(f"{EMBEDDED}/target-*")):
+        return
+    raise ConfigError(
+        f"{directory / STORE} is missing: it has the names of the files whose bytes are in "
+        f"{directory / EMBEDDED}. Put it back; to give up those files, remove {directory / EMBEDDED}"
+    )
 
 
 def _embedded(replicas: int, targets: int) -> str:
@@ -219,8 +265,8 @@ metadata = "."
 replicas = {replicas}
 one_node = true
 
-[nodes.s1]
-address = "unix:s1.sock"
+[nodes.{EMBEDDED}]
+address = "unix:{EMBEDDED}.sock"
 targets = {replicas * targets}
 """
 

@@ -14,23 +14,22 @@ from typing import TypeVar
 
 from fireflyer.errors import ConfigError, FireflyerError, Unavailable
 from fireflyer.fs3.client.metadata import METHOD
-from fireflyer.fs3.config import ClusterConfig
+from fireflyer.fs3.config import STORE, ClusterConfig
 from fireflyer.fs3.kv import Engine, SqliteEngine, run
-from fireflyer.fs3.manager.chains import Chain, Public
+from fireflyer.fs3.manager.chains import Chain, has_served
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import TABLE, Node, Routing, Table
 from fireflyer.fs3.manager.service import Manager, Transaction
 from fireflyer.fs3.meta import Layout, MetaService
-from fireflyer.fs3.meta.messages import Answer, Request
+from fireflyer.fs3.meta.messages import Answer, Counts, Request, Statfs, User
 from fireflyer.fs3.meta.metrics import Operations, name_of
-from fireflyer.fs3.meta.service import is_reading
+from fireflyer.fs3.meta.service import is_made, is_reading
 from fireflyer.fs3.roles import Role
 from fireflyer.log import speaker
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
 
-STORE = "meta.sqlite"
 T = TypeVar("T")
 log = speaker("fs3", "meta")
 
@@ -100,7 +99,7 @@ class Control:
         with contextlib.ExitStack() as started:
             self._store = SharedEngine(_open_store(Path(config.metadata), standby))
             started.callback(self._store.close)
-            self.operations = Operations(self._store.statistics)
+            self.operations = Operations(self._store.statistics, self._unlinked)
             self._loop = LoopThread("fs3-control")
             started.callback(self._loop.close)
             self._server = Server(secret, Role.MANAGER)
@@ -111,9 +110,10 @@ class Control:
             self._end = started.pop_all()
 
     def set_up(self) -> None:
-        """Returns when files can be used: on the first start that is when all nodes have come.
+        """Returns when names can be used: at once, but on the first start when all chains serve.
 
-        Call it from one thread. What raises in a signal handler ends it.
+        Which of the chains of a file system that was set up before serve is a matter of each: files on the
+        others work. Call it from one thread. What raises in a signal handler ends it.
         """
         self._link.refresh()
         wanted = set(self._config.nodes)
@@ -124,13 +124,16 @@ class Control:
             made = self._link.lay_out(TABLE, config.replicas, one_node=one_node)
             log.info("%d chains of %d targets", len(made.chains), config.replicas)
         self._wait(lambda: bool(self._tables))
-        table = self._wait(self._usable)
+        with self._store.use() as engine:
+            before = run(engine, is_made)
+        table = self._wait(self._any if before else self._usable)
         assert table is not None
         layout = Layout(table.id, table.version, self._config.chunk_kib << 10, self._config.stripe)
         with self._store.use() as engine:
             service = MetaService(engine, layout=layout, session_ns=self.session_ns)
         with self._news:
-            self._adopt(service)  # before anybody can ask it
+            self._use(service, table)  # before anybody can ask it
+            self._adopt(service)
             self._service = service
 
     def execute(self, request: Request) -> Answer:
@@ -145,6 +148,17 @@ class Control:
             raise
         finally:
             self._count(request, begun, error)
+
+    def _unlinked(self) -> int | None:
+        """Files without a name; None before `set_up` and while it closes, or if the store fails."""
+        try:
+            service = self._ready()
+            with self._store.use():
+                counts = service.execute(Request(User(0, 0, ()), 0, Statfs()))
+        except FireflyerError:
+            return None
+        assert isinstance(counts, Counts)
+        return counts.unlinked
 
     def trouble(self) -> str:
         """What is wrong with the metadata service; "" if nothing is. Any thread."""
@@ -204,11 +218,15 @@ class Control:
             self._news.notify_all()
 
     def _usable(self) -> Table | None:
-        """The newest version of which all chains serve. A later one may wait for nodes that never came."""
+        """The newest version of which all chains serve, or did; a later one may wait for nodes."""
         for version in sorted(self._tables, reverse=True):
             if all(map(self._serves, self._tables[version].chains)):
                 return self._tables[version]
         return None
+
+    def _any(self) -> Table:
+        """What new files use where no version has only chains that have served: the first one."""
+        return self._usable() or self._tables[min(self._tables)]
 
     def _adopt(self, service: MetaService) -> None:
         """New files use the newest version of the table, once all its chains have served.
@@ -217,15 +235,18 @@ class Control:
         """
         table = self._usable() if self._adopted != max(self._tables) else None
         if table is not None and table.version > self._adopted:
-            self._adopted = table.version
-            service.use_table(table.id, table.version, len(table.chains))
-            log.info(
-                "new files use %d chains: version %d of the table", len(table.chains), table.version
-            )
+            self._use(service, table)
+
+    def _use(self, service: MetaService, table: Table) -> None:
+        self._adopted = table.version
+        service.use_table(table.id, table.version, len(table.chains))
+        log.info(
+            "new files use %d chains: version %d of the table", len(table.chains), table.version
+        )
 
     def _serves(self, chain: int) -> bool:
         known = self._chains.get(chain)
-        return known is not None and bool(known.targets(Public.SERVING))
+        return known is not None and has_served(known)
 
     def _wait(self, ready: Callable[[], T]) -> T:
         """What it returns once that is true."""

@@ -5,6 +5,7 @@ take longer than 5 s and more than 32 of them at a time are turned away. Nothing
 """
 
 import asyncio
+import errno
 import http
 from collections.abc import Callable
 
@@ -33,6 +34,10 @@ Check = Callable[[], str]
 """What is wrong with a role, or "" ."""
 
 
+class PortTaken(ConfigError):
+    """Another process listens there."""
+
+
 class Exporter:
     """Runs from the constructor to `close`. Thread-safe.
 
@@ -48,6 +53,7 @@ class Exporter:
             unguarded: others than this machine may call without a token.
 
         Raises:
+            PortTaken: another process listens there.
             ConfigError: the address cannot be had, or others could call without a token.
         """
         wanted = Address.parse(address)
@@ -107,6 +113,8 @@ class Exporter:
                 self._accept, wanted.host, wanted.port, limit=HEAD_LIMIT
             )
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(f"another process listens at {wanted}") from None
             raise ConfigError(
                 f"cannot serve metrics at {wanted}: {error.strerror or error}"
             ) from None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fireflyer.errors import ConfigError, Unavailable
 from fireflyer.fs3.client import Client, Settings, connect
 from fireflyer.fs3.client.connection import TIMEOUT_S
-from fireflyer.fs3.config import FILE, load, replace
+from fireflyer.fs3.config import EMBEDDED, FILE, load, replace
 from fireflyer.rpc.address import Address
 
 VARIABLE = "FIREFLYER_FS"
@@ -51,6 +51,9 @@ def _in_folder(folder: Path) -> Place:
     start = f"`fireflyer fs up --dir {folder}` starts it"
     if not (folder / FILE).exists():
         raise ConfigError(f"there is no file system in {folder}; {start}")
+    config = load(folder / FILE)
+    if EMBEDDED not in config.nodes:
+        start = f"`fireflyer fs up --config {folder / FILE} --name NODE` starts a node of it"
     try:
         address = (folder / ADDRESS_FILE).read_text().strip()
     except FileNotFoundError:
@@ -59,7 +62,7 @@ def _in_folder(folder: Path) -> Place:
         Address.parse(address).connect(1.0).close()
     except OSError:
         raise Unavailable(f"the file system in {folder} does not run; {start}") from None
-    return Place([address], load(folder / FILE).secret_file or None)
+    return Place([address], config.secret_file or None)
 
 
 def announce(folder: Path, address: str) -> None:

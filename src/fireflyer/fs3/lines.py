@@ -3,11 +3,13 @@
 import contextlib
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolMismatch
+from fireflyer.fs3.refusals import Refusals, peer_of
 from fireflyer.log import get_logger
 from fireflyer.rpc.address import Address, tune
 from fireflyer.rpc.handshake import Handshake
@@ -25,13 +27,17 @@ def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S)
     Raises:
         PeerLost, DeadlineExceeded: nobody is there, or it went away or does not answer.
         ProtocolMismatch: it has another secret or version, or is no data service.
+        What a signal handler raises meanwhile, as it is.
     """
     deadline = time.monotonic() + timeout_s
+    wanted = Address.parse(address)
     try:
-        line = Address.parse(address).connect(timeout_s)
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{address} does not answer") from error
+        line = wanted.connect(timeout_s)
     except OSError as error:
+        if not _of_socket(error):
+            raise
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{address} does not answer") from error
         raise PeerLost(f"{address} cannot be reached: {error.strerror or error}") from error
     try:
         _prove(line, Handshake("client", secret, role), deadline, address)
@@ -40,6 +46,17 @@ def dial(address: str, secret: Secret, role: int, timeout_s: float = PATIENCE_S)
         line.close()
         raise
     return line
+
+
+_SOCKETS = {__file__, socket.__file__, sys.modules[Address.__module__].__file__}
+
+
+def _of_socket(error: OSError) -> bool:
+    """Whether a call of a socket failed; if not, a signal handler that ran meanwhile raised it."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is None or at.tb_frame.f_code.co_filename in _SOCKETS
 
 
 def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: str) -> None:
@@ -51,9 +68,11 @@ def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: 
             if not data:
                 raise PeerLost(f"{address} closed the connection during the handshake")
             line.sendall(handshake.feed(data))
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{address} did not complete the handshake in time") from error
     except OSError as error:
+        if not _of_socket(error):
+            raise
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{address} did not complete the handshake in time") from error
         raise PeerLost(f"{address} closed the connection during the handshake") from error
     if handshake.rest:
         raise ProtocolMismatch(f"{address} speaks before it is asked: it is no data service")
@@ -91,6 +110,7 @@ class Door:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._callers: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
+        self._refusals = Refusals()
         self._thread = threading.Thread(target=self._serve, name="fs3-door", daemon=True)
         self._thread.start()
 
@@ -101,7 +121,10 @@ class Door:
     def _serve(self) -> None:
         while True:
             oldest = next(iter(self._callers.values()), None)
-            left = None if oldest is None else max(0.0, oldest[1] - time.monotonic())
+            dues = [oldest[1]] if oldest is not None else []
+            if self._refusals.due is not None:
+                dues.append(self._refusals.due)
+            left = max(0.0, min(dues) - time.monotonic()) if dues else None
             for key, _ in self._selector.select(left):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
@@ -112,6 +135,7 @@ class Door:
                     self._accept()
                 else:
                     self._hear(sock)
+            self._refusals.tell()
             now = time.monotonic()
             while self._callers and next(iter(self._callers.values()))[1] <= now:
                 self._drop(next(iter(self._callers)))
@@ -143,7 +167,7 @@ class Door:
         except BlockingIOError:
             return
         except ProtocolMismatch as error:
-            get_logger("fs3").warning("a connection was refused: %s", error)
+            self._refusals.note(peer_of(sock), error)
             with contextlib.suppress(OSError):
                 sock.send(handshake.refusal())
             self._drop(sock)

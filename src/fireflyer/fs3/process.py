@@ -10,9 +10,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from fireflyer.errors import ConfigError, Stale, WireError
-from fireflyer.fs3.config import ClusterConfig, NodeConfig
+from fireflyer.fs3.config import ClusterConfig
 from fireflyer.fs3.control import Control
-from fireflyer.fs3.exporter import Check, Exporter
+from fireflyer.fs3.exporter import Check, Exporter, PortTaken
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage.metrics import StorageCollector
 from fireflyer.fs3.storage.node import NodeSettings, StorageNode
@@ -77,9 +77,8 @@ class Process:
                 self.manager = control.address
             if Role.STORAGE in roles:
                 for name in names:
-                    settings = config.node(name)
                     node = _start_node(
-                        settings, name, self.manager, secret, self._ended, self.metrics
+                        config, name, self.manager, secret, self._ended, self.metrics
                     )
                     started.callback(node.close)
                     show(f"storage {name}", StorageCollector(node).registry, node.trouble)
@@ -123,22 +122,36 @@ def _check(roles: Collection[Role], standby: bool) -> None:
 
 
 def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter | None:
-    """Where a node of this process says, else where the cluster does."""
+    """Where a node of this process says, else where the cluster does; at another port where that is taken.
+
+    A standby and processes of several nodes on one machine share the cluster's setting.
+    """
     said = (config.node(name).metrics for name in names)
     address = next(filter(None, said), config.metrics)
     if not address:
         return None
-    return Exporter(address, config.metrics_token, unguarded=config.metrics_open)
+    token, unguarded = config.metrics_token, config.metrics_open
+    try:
+        return Exporter(address, token, unguarded=unguarded)
+    except PortTaken as error:
+        made = Exporter(str(Address(Address.parse(address).host)), token, unguarded=unguarded)
+        speaker("fs3", "metrics").warning(
+            "%s: the metrics of this process are at %s; `metrics` in its [nodes.NAME] gives it an address",
+            error,
+            made.url,
+        )
+        return made
 
 
 def _start_node(
-    config: NodeConfig,
+    cluster: ClusterConfig,
     name: str,
     manager: str,
     secret: Secret,
     ended: threading.Event,
     metrics: str,
 ) -> StorageNode:
+    config = cluster.node(name)
     settings = NodeSettings(
         directory=Path(config.directory),
         name=name,
@@ -147,6 +160,8 @@ def _start_node(
         targets=config.targets,
         workers=config.workers,
         buffers=config.buffer_mib << 20,
+        reserve=config.reserve_mib << 20,
+        chunk=cluster.chunk_kib << 10,
         scrub_s=config.scrub_days * DAY_S,
         metrics=metrics,
     )

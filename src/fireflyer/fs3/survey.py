@@ -1,17 +1,18 @@
 """What a file system holds and how it is: entries below a path, reading all of them, the state of chains."""
 
+import errno
 import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import msgspec
 
 from fireflyer.errors import ConfigError, DeadlineExceeded, FileError, FireflyerError
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.connection import TIMEOUT_S
+from fireflyer.fs3.client.names import status_of
 from fireflyer.fs3.client.settings import find_secret
 from fireflyer.fs3.find import Place
 from fireflyer.fs3.manager.chains import Chain, Public
@@ -21,18 +22,35 @@ from fireflyer.fs3.manager.routing import SLOTS, TABLE, Node, Routing, Table
 from fireflyer.fs3.manager.service import Status
 from fireflyer.fs3.roles import Role
 
-AT_ONCE = 256
-"""Names whose attributes are asked for in one call."""
 PIECE = 4 << 20
 THREADS = 6
 GROW_WAIT_S = 60.0
 
 
-class Found(NamedTuple):
-    """A name and what `os.lstat` says of it."""
+class Found:
+    """A name and what `os.lstat` says of it.
 
-    path: str
-    status: os.stat_result
+    Attributes:
+        name: in the directory `above`; the whole path where that is None.
+    """
+
+    __slots__ = ("above", "name", "status")
+
+    def __init__(self, name: str, status: os.stat_result, above: "Found | None" = None) -> None:
+        self.name, self.status, self.above = name, status, above
+
+    @property
+    def path(self) -> str:
+        """Put together anew each time: of what is deep in a tree it is long."""
+        names: list[str] = []
+        one = self
+        while one.above is not None:
+            names.append(one.name)
+            one = one.above
+        if not names:
+            return one.name
+        slash = "" if one.name.endswith("/") else "/"
+        return f"{one.name}{slash}{'/'.join(reversed(names))}"
 
     @property
     def is_dir(self) -> bool:
@@ -48,27 +66,38 @@ def listing(client: Client, path: str) -> list[Found]:
     status = client.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         return [Found(path, client.lstat(path))]
-    names = client.listdir(path)
-    found: list[Found] = []
-    for at in range(0, len(names), AT_ONCE):
-        paths = [os.path.join(path, name) for name in names[at : at + AT_ONCE]]
-        for one, its in zip(paths, client.stat_many(paths), strict=True):
-            if not isinstance(its, FileError):  # removed meanwhile
-                found.append(Found(one, its))
-    return found
+    return _below(client, Found(path, status))
 
 
-def tree(client: Client, top: str) -> Iterator[Found]:
-    """A path and all that is below it, from the top, in order. Symlinks are not followed."""
+def _below(client: Client, one: Found) -> list[Found]:
+    entries = client.entries_of(one.status.st_ino)
+    return [Found(name, status_of(inode), one) for name, inode in entries]
+
+
+def tree(
+    client: Client, top: str, missed: Callable[[FileError], None] | None = None
+) -> Iterator[Found]:
+    """A path and all that is below it, from the top, in order. Symlinks are not followed.
+
+    Goes by the inodes of directories, so that the depth of a tree is no limit and costs nothing.
+
+    Args:
+        missed: is told of each directory that cannot be listed, while the others are; None: that is raised.
+    """
     waiting = [Found(top, client.lstat(top))]
     while waiting:
         one = waiting.pop()
         yield one
         if one.is_dir:
             try:
-                waiting.extend(reversed(listing(client, one.path)))
+                waiting.extend(reversed(_below(client, one)))
             except FileNotFoundError:
                 continue  # removed meanwhile
+            except FileError as error:
+                named = FileError(error.errno or errno.EIO, one.path)
+                if missed is None:
+                    raise named from error
+                missed(named)
 
 
 class Damage(msgspec.Struct):
@@ -83,32 +112,41 @@ class Checked(msgspec.Struct):
 
     files: int
     bytes: int
+    """That were read; of holes there are none to read."""
     damages: list[Damage]
+    unvisited: list[Damage]
+    """Directories that cannot be listed: what is below them was not read."""
 
 
 def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
-    """Reads every byte of the files at and below a path, from one replica each, and compares the CRCs.
+    """Reads every chunk of the files at and below a path, from one replica each, and compares the CRCs.
 
     Args:
-        advance: told of bytes that were read, by any thread.
+        advance: told of bytes that were read and of those in holes, by any thread.
     """
 
-    def read(found: Found) -> Damage | None:
+    def read(found: Found) -> tuple[int, Damage | None]:
+        total, damage = 0, None
         try:
-            with client.open(found.path, "r") as file:
-                memory = bytearray(min(PIECE, file.size))
-                for offset in range(0, file.size, PIECE):
-                    advance(file.pread_into(memory, offset))
-        except FileNotFoundError:
-            return None  # removed meanwhile
+            with client.open_inode(found.status.st_ino, found.path) as file:
+                memory = memoryview(bytearray(min(PIECE, file.size)))
+                for offset, size in file.stretches(PIECE):
+                    count = file.pread_into(memory[:size], offset)
+                    advance(count)
+                    total += count
+                advance(max(0, file.size - total))
         except (FireflyerError, OSError) as error:
-            return Damage(found.path, str(error))
-        return None
+            removed = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)
+            damage = None if removed else Damage(found.path, str(error))
+        return total, damage
 
-    files = [found for found in tree(client, top) if found.is_file]
+    missed: list[FileError] = []
+    files = [found for found in tree(client, top, missed.append) if found.is_file]
     with ThreadPoolExecutor(THREADS, "fs3-check") as threads:
-        damages = [damage for damage in threads.map(read, files) if damage]
-    return Checked(len(files), sum(found.status.st_size for found in files), damages)
+        done = list(threads.map(read, files))
+    size, damages = sum(total for total, _ in done), [its for _, its in done if its]
+    unvisited = [Damage(str(its.filename), its.strerror or str(its)) for its in missed]
+    return Checked(len(files), size, damages, unvisited)
 
 
 class NodeState(msgspec.Struct):
@@ -128,8 +166,12 @@ class NodeState(msgspec.Struct):
     metrics: str = ""
     disk_bytes: int = 0
     free_bytes: int = 0
+    kept_bytes: int = 0
+    """Of its disk, which writes leave free."""
+    refuses: bool = False
+    """Writes of whole chunks, for want of space."""
     faults: dict[int, str] = msgspec.field(default_factory=dict)
-    """Targets that cannot be opened, and why."""
+    """Targets that are not open or faulty, and why."""
 
 
 class TargetState(msgspec.Struct):
@@ -154,7 +196,8 @@ class TargetState(msgspec.Struct):
 
 
 class ChainState(msgspec.Struct):
-    """A chain: it serves while one of its targets does, and is whole when all of them do."""
+    """A chain: it serves while one of its targets does, and is whole when all of them do. It is unheard until
+    the manager has heard of each target that the records call SERVING."""
 
     chain: int
     version: int
@@ -238,6 +281,7 @@ def _node_state(node: Node, status: Status, taken: set[int]) -> NodeState:
         if its := heard.vitals:
             state.version, state.metrics, state.faults = its.version, its.metrics, its.faults
             state.disk_bytes, state.free_bytes = its.disk_bytes, its.free_bytes
+            state.kept_bytes, state.refuses = its.kept_bytes, its.refuses
     return state
 
 
@@ -246,8 +290,10 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
     for member in chain.members:
         node = member.target // SLOTS
         state = TargetState(member.target, nodes[node].name, member.state.name.lower())
-        if heard := status.heard.get(node):
-            if local := heard.locals.get(member.target):
+        heard = status.heard.get(node)
+        local = heard.locals.get(member.target) if heard else None
+        if heard:
+            if local:
                 state.local = local.state.name.lower()
             its = heard.vitals.targets.get(member.target) if heard.vitals else None
             if its:
@@ -257,8 +303,16 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
                     its.busy_chunks,
                 )
                 state.damaged, state.scrubbed = its.damaged, its.scrubbed
+        known = local is not None and local.incarnation == member.incarnation
+        if member.state is Public.SERVING and not known:
+            state.state = UNHEARD
         members.append(state)
-    return ChainState(chain.id, chain.version, state_of(chain), members)
+    unheard = any(member.state == UNHEARD for member in members)
+    return ChainState(chain.id, chain.version, UNHEARD if unheard else state_of(chain), members)
+
+
+UNHEARD = "unheard"
+"""Of a target: SERVING by the records, but the manager, or its node, has begun anew and knows better soon."""
 
 
 LITTLE_SPACE = 0.05
@@ -269,7 +323,7 @@ def problems(found: Health) -> list[str]:
     """What an operator should know, the worst first, a line each."""
     lines = [
         f"chain {chain.chain} {chain.state}: {members(chain)}"
-        for state in ("stopped", "degraded")
+        for state in ("stopped", "degraded", UNHEARD)
         for chain in found.chains
         if chain.state == state
     ]
@@ -291,8 +345,11 @@ def problems(found: Health) -> list[str]:
 
 def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
     for target, why in node.faults.items():
-        yield f"{node.name}/{target % SLOTS} cannot be opened: {why}"
-    if node.disk_bytes and node.free_bytes < LITTLE_SPACE * node.disk_bytes:
+        yield f"{node.name}/{target % SLOTS}: {why}"
+    if node.refuses:
+        free, kept = (f"{number >> 20:,} MiB" for number in (node.free_bytes, node.kept_bytes))
+        yield f"node {node.name}: disk full: refuses writes ({free} free, {kept} kept for repair)"
+    elif node.disk_bytes and node.free_bytes < LITTLE_SPACE * node.disk_bytes:
         yield f"node {node.name} has {node.free_bytes / node.disk_bytes:.1%} of its disk left"
     if node.version and node.version != found.software:
         yield f"node {node.name} runs {node.version}, the manager {found.software}"
@@ -339,6 +396,11 @@ def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
         before = watch.table
         alive = watch.link.status().alive
         taken = {target for chain in watch.chains.values() for target in chain.targets()}
+        if all(set(node.targets()) <= taken for node in watch.nodes.values()):
+            raise ConfigError(
+                "no target is free: add [nodes.NAME] to cluster.toml, or more `targets` to a node, and "
+                "start that process first"
+            )
         for node in watch.nodes.values():
             if node.id not in alive and set(node.targets()) - taken:
                 raise ConfigError(

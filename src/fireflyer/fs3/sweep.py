@@ -30,6 +30,9 @@ from fireflyer.rpc.proof import Secret
 EVERY_S = 1.0
 DEADLINE_S = 5.0
 """For one step; what takes longer is tried again in the next round."""
+CHUNKS_A_TURN = 64 << 10
+TURN_S = 1.0
+"""What is removed of a file before the others have their turn: whichever of the two is over first."""
 ROOT_USER = User(0, 0, ())
 log = speaker("fs3", "meta")
 
@@ -64,39 +67,94 @@ class Sweep:
         self._thread.start()
 
     def close(self) -> None:
-        """Waits for the file that is being removed."""
+        """Waits for the chunks that are being removed, a batch at most."""
         self._stopping.set()
         self._thread.join()
         self._cluster.close()
 
     def _run(self) -> None:
-        while not self._stopping.wait(EVERY_S):
+        more = False
+        while not self._stopping.wait(0 if more else EVERY_S):
+            more = False
             try:
-                self.round()
+                more = self.round()
             except FireflyerError as error:
                 log.warning("the metadata service did not answer; tried again: %s", error)
 
-    def round(self) -> None:
+    def round(self) -> bool:
         """Settles and frees all that can be now; a file whose chains do not answer stays for the next round.
 
         Any thread. Raises StorageError if the metadata service fails.
+
+        Returns:
+            Whether the turn of a file was over before the file was.
         """
         if time.monotonic() >= self._settle_from:
             self._settle()
-        after = 0
+        after, more = 0, False
         while not self._stopping.is_set():
             found = self._execute(Request(ROOT_USER, 0, Collect(after)))
             assert isinstance(found, Removals)
             if not found.items:
-                return
-            emptied = []
-            for item in found.items:
+                break
+            served = self._served(found.items)
+            emptied = self._free_small(served)
+            for item in served:
                 if self._stopping.is_set():
                     break
-                if self._empty(item):
-                    emptied.append(item.inode)
-            self._execute(Request(ROOT_USER, 0, Collected(emptied)))
+                if item.inode in emptied:
+                    continue
+                try:
+                    if self._data.cut(_inode(item), 0, f"inode {item.inode}", self._turn()):
+                        emptied.add(item.inode)
+                    else:
+                        more = True
+                except FireflyerError as error:
+                    log.warning("inode %d could not be freed; tried again: %s", item.inode, error)
+            self._execute(Request(ROOT_USER, 0, Collected(sorted(emptied))))
             after = found.items[-1].inode
+        return more
+
+    def _served(self, items: list[Removal]) -> list[Removal]:
+        """Those whose chains all have somebody to ask; the others wait for another round."""
+        served = []
+        for item in items:
+            try:
+                if self._data.serves(_inode(item)):
+                    served.append(item)
+            except FireflyerError as error:
+                log.warning("inode %d could not be freed; tried again: %s", item.inode, error)
+        if len(served) < len(items):
+            waiting = len(items) - len(served)
+            log.debug("%d removed files wait for chains that serve nobody", waiting)
+        return served
+
+    def _free_small(self, items: list[Removal]) -> set[int]:
+        """Empties the small files together; the inodes of those that hold nothing any more."""
+        emptied: set[int] = set()
+        for _ in range(2):  # removes, then sees that they are gone
+            left = [item for item in items if item.inode not in emptied]
+            if not left or self._stopping.is_set():
+                break
+            try:
+                inodes = [_inode(item) for item in left]
+                empty = self._data.empty_small(inodes, f"{len(left)} removed files")
+            except FireflyerError as error:
+                log.warning("%d files could not be freed together: %s", len(left), error)
+                break
+            emptied.update(item.inode for item, its in zip(left, empty, strict=True) if its)
+        return emptied
+
+    def _turn(self) -> Callable[[int], bool]:
+        """Is told of chunks as they are removed; whether the file goes on."""
+        left, end = CHUNKS_A_TURN, time.monotonic() + TURN_S
+
+        def go_on(removed: int) -> bool:
+            nonlocal left
+            left -= removed
+            return left > 0 and time.monotonic() < end and not self._stopping.is_set()
+
+        return go_on
 
     def _settle(self) -> None:
         """Files that vanished clients had open for writing get the length that their chains know."""
@@ -112,14 +170,6 @@ class Sweep:
                 self._execute(Request(ROOT_USER, 0, call))
             except FireflyerError as error:
                 log.warning("inode %d could not be settled; tried again: %s", item.inode, error)
-
-    def _empty(self, item: Removal) -> bool:
-        try:
-            self._data.cut(_inode(item), 0, f"inode {item.inode}")
-        except FireflyerError as error:
-            log.warning("inode %d could not be freed; tried again: %s", item.inode, error)
-            return False
-        return True
 
 
 def _inode(item: Removal) -> Inode:

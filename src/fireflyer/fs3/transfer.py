@@ -1,12 +1,11 @@
 """Copies files and trees between this machine and a file system, or within one: many pieces at a time.
 
 A file is written under another name beside its own and renamed when it is whole, so that no half copy is ever
-under a name that was asked for, and an interrupted copy leaves what was there.
+under a name that was asked for, and an interrupted copy leaves what was there. Holes stay holes.
 """
 
 import contextlib
 import errno
-import functools
 import os
 import stat
 import threading
@@ -18,6 +17,7 @@ from typing import Protocol
 
 from fireflyer.errors import ConfigError, FireflyerError, StorageError
 from fireflyer.fs3.client import Client
+from fireflyer.fs3.client.file import pieces
 
 PIECE = 4 << 20
 THREADS = 6
@@ -28,9 +28,18 @@ AHEAD = 2 * THREADS
 class Handle(Protocol):
     """An open file."""
 
+    @property
+    def size(self) -> int: ...
+
+    def stretches(self, most: int) -> Iterator[tuple[int, int]]:
+        """Where bytes may be other than zeros, in no order: (offset, bytes), cut at multiples of `most`."""
+        ...
+
     def pread_into(self, memory: memoryview, offset: int) -> int: ...
 
     def pwrite(self, data: memoryview, offset: int) -> int: ...
+
+    def truncate(self, size: int) -> object: ...
 
     def close(self) -> None: ...
 
@@ -56,20 +65,42 @@ class End(Protocol):
 
     def reader(self, path: str) -> Handle: ...
 
-    def writer(self, path: str, permissions: int) -> Handle:
-        """Of a new file; the umask takes its part of the permissions."""
+    def writer(self, path: str, permissions: int, called: str) -> Handle:
+        """Of a new file, which errors name as `called`; the umask takes its part of the permissions."""
 
 
 class LocalHandle:
     """A descriptor."""
 
     def __init__(self, path: str, flags: int, permissions: int = 0) -> None:
+        self._path = path
         self._file = os.open(path, flags | os.O_CLOEXEC, permissions)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def stretches(self, most: int) -> Iterator[tuple[int, int]]:
+        stop, size = 0, self.size
+        while stop < size:
+            try:
+                begin = os.lseek(self._file, stop, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # a hole up to the end
+                    return
+                error.filename = self._path
+                raise
+            stop = os.lseek(self._file, begin, os.SEEK_HOLE)
+            yield from pieces(begin, min(stop, size), most)
 
     def pread_into(self, memory: memoryview, offset: int) -> int:
         count = 0
         while count < len(memory):
-            some = os.preadv(self._file, [memory[count:]], offset + count)
+            try:
+                some = os.preadv(self._file, [memory[count:]], offset + count)
+            except OSError as error:
+                error.filename = self._path
+                raise
             if not some:
                 break
             count += some
@@ -80,6 +111,9 @@ class LocalHandle:
         while count < len(data):
             count += os.pwrite(self._file, data[count:], offset + count)
         return count
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._file, size)
 
     def close(self) -> None:
         os.close(self._file)
@@ -102,7 +136,7 @@ class Local:
     def reader(self, path: str) -> LocalHandle:
         return LocalHandle(path, os.O_RDONLY)
 
-    def writer(self, path: str, permissions: int) -> LocalHandle:
+    def writer(self, path: str, permissions: int, called: str) -> LocalHandle:
         return LocalHandle(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions)
 
 
@@ -123,8 +157,10 @@ class Remote:
     def reader(self, path: str) -> Handle:
         return self._client.open(path, "r")
 
-    def writer(self, path: str, permissions: int) -> Handle:
-        return self._client.open(path, "x", permissions=permissions)
+    def writer(self, path: str, permissions: int, called: str) -> Handle:
+        file = self._client.open(path, "x", permissions=permissions)
+        file.name = called
+        return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,22 +241,28 @@ def copy(source: End, target: End, items: list[Item], advance: Callable[[int], N
     """Carries out a plan.
 
     Args:
-        advance: told of bytes as they arrive, by any thread.
+        advance: told of bytes as they arrive, by any thread; of holes, too.
 
     Raises:
         What either end raises; files that were not finished by then are as they were before.
     """
-    under_way: set[Future[None]] = set()
-    files: list[_Copy] = []
+    files: list[_Copy] = []  # that may not be finished
+    work = _work(source, target, items, files, advance)
+    open_: list[_Copy] = []  # with pieces that nobody has taken
+    under_way: set[Future[_Copy | None]] = set()
     try:
         with ThreadPoolExecutor(THREADS, "fs3-copy") as threads:
             try:
-                for work in _work(source, target, items, files, advance):
-                    under_way.add(threads.submit(work))
-                    if len(under_way) >= AHEAD:
+                while True:
+                    open_ = [file for file in open_ if file.more]
+                    step = open_[0].step if open_ else next(work, None)
+                    if step:
+                        under_way.add(threads.submit(step))
+                    elif not under_way:
+                        break
+                    if not step or len(under_way) >= AHEAD:
                         done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                        _look(done)
-                _look(under_way)
+                        open_ += [file for one in done if (file := one.result())]
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -231,33 +273,28 @@ def copy(source: End, target: End, items: list[Item], advance: Callable[[int], N
     return Copied(sum(not stat.S_ISDIR(i.mode) for i in items), sum(i.size for i in items))
 
 
-def _look(done: set[Future[None]]) -> None:
-    for one in done:
-        one.result()
-
-
 def _work(
     source: End,
     target: End,
     items: list[Item],
     files: "list[_Copy]",
     advance: Callable[[int], None],
-) -> "Iterator[Callable[[], None]]":
-    """Makes directories and symlinks; gives the pieces of files. `files`: those that may not be finished."""
+) -> "Iterator[Callable[[], _Copy | None]]":
+    """Makes directories and symlinks; gives the begin of each file. `files`: those that are not finished."""
     for item in items:
         if stat.S_ISDIR(item.mode):
             if not target.isdir(item.target):
                 target.mkdir(item.target)
         elif stat.S_ISLNK(item.mode):
             beside = _beside(item.target)
-            target.symlink(source.readlink(item.source), beside)
-            target.rename(beside, item.target)
+            with _naming(item.target, beside):
+                target.symlink(source.readlink(item.source), beside)
+                target.rename(beside, item.target)
         else:
             file = _Copy(source, target, item, advance)
             files[:] = [one for one in files if not one.finished]
             files.append(file)
-            for offset in range(0, max(item.size, 1), PIECE):
-                yield functools.partial(file.piece, offset)
+            yield file.begin
 
 
 def _beside(path: str) -> str:
@@ -265,8 +302,24 @@ def _beside(path: str) -> str:
     return os.path.join(folder, f".{name[:200]}.{token_hex(4)}.part")
 
 
+@contextlib.contextmanager
+def _naming(path: str, beside: str) -> Iterator[None]:
+    """An OSError of the file beside, or of none, says `path`."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename
+        if named is None or os.path.basename(os.fsdecode(named)) == os.path.basename(beside):
+            error.filename, error.filename2 = path, None
+        raise
+
+
 class _Copy:
-    """One file on its way. `piece` from any thread, once for each piece."""
+    """One file on its way: `begin` once, then `step` from any thread while there is `more`.
+
+    Attributes:
+        finished: it is whole, under its name.
+    """
 
     def __init__(
         self, source: End, target: End, item: Item, advance: Callable[[int], None]
@@ -274,38 +327,93 @@ class _Copy:
         self.finished = False
         self._source, self._target, self._item, self._advance = source, target, item, advance
         self._beside = _beside(item.target)
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards what follows
         self._ends: tuple[Handle, Handle] | None = None
         self._made = False
-        self._left = max(1, -(-item.size // PIECE))
+        self._pieces: Iterator[tuple[int, int]] = iter(())
+        self._next: tuple[int, int] | None = None
+        self._under_way = 0
+        self._copied = self._end = 0  # bytes, and where the last of them ends
 
-    def piece(self, offset: int) -> None:
-        """Copies the piece there; the last one finishes the file."""
+    @property
+    def more(self) -> bool:
+        """Whether there are pieces that nobody has taken; none, once there were none. Any thread."""
+        return self._next is not None
+
+    def begin(self) -> "_Copy | None":
+        """Opens the file and copies a piece; itself if there are more. Errors name what people know."""
+        with _naming(self._item.target, self._beside):
+            self._begin()
+        self.step()
+        return self if self.more else None
+
+    def step(self) -> None:
+        """Copies a piece, if there is one left; the last one finishes the file."""
+        with _naming(self._item.target, self._beside):
+            self._step()
+
+    def _begin(self) -> None:
         with self._lock:
-            if self._ends is None:
-                self._ends = self._open()
+            reader, _ = self._ends = self._open()
+            if reader.size < self._item.size:
+                raise self._shorter()
+            self._pieces = reader.stretches(PIECE)
+            self._draw()
+            if self._over():
+                self._finish()
+
+    def _step(self) -> None:
+        with self._lock:
+            if self._next is None or self._ends is None:
+                return
             reader, writer = self._ends
-        size = min(PIECE, self._item.size - offset)
-        if size:
-            memory = memoryview(bytearray(size))
-            if reader.pread_into(memory, offset) < size:
-                raise StorageError(f"{self._item.source} became shorter while it was copied")
-            writer.pwrite(memory, offset)
+            offset, size = self._next
+            self._under_way += 1
+            self._draw()
+        memory = memoryview(bytearray(size))
+        if reader.pread_into(memory, offset) < size:
+            raise self._shorter()
+        writer.pwrite(memory, offset)
         self._advance(size)
         with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-            self._ends = None
+            self._copied += size
+            self._end = max(self._end, offset + size)
+            self._under_way -= 1
+            if self._over():
+                self._finish()
+
+    def _draw(self) -> None:
+        """Finds the next piece of what the plan has of the file. REQUIRES: the lock."""
+        total = self._item.size
+        inside = ((at, min(size, total - at)) for at, size in self._pieces if at < total)
+        self._next = next(inside, None)
+
+    def _over(self) -> bool:
+        return not (self.more or self._under_way)
+
+    def _finish(self) -> None:
+        """REQUIRES: the lock."""
+        assert self._ends is not None
+        reader, writer = self._ends
+        if reader.size < self._item.size:
+            raise self._shorter()
+        if self._end < self._item.size:
+            writer.truncate(self._item.size)
+        self._ends = None
         with contextlib.closing(reader):
             writer.close()
         self._target.rename(self._beside, self._item.target)
         self.finished = True
+        self._advance(self._item.size - self._copied)
+
+    def _shorter(self) -> StorageError:
+        return StorageError(f"{self._item.source} became shorter while it was copied")
 
     def _open(self) -> tuple[Handle, Handle]:
         reader = self._source.reader(self._item.source)
         try:
-            writer = self._target.writer(self._beside, stat.S_IMODE(self._item.mode) & 0o777)
+            permissions = stat.S_IMODE(self._item.mode) & 0o777
+            writer = self._target.writer(self._beside, permissions, self._item.target)
             self._made = True
         except BaseException:
             reader.close()

@@ -40,6 +40,7 @@ class Client:
         *,
         policy: Policy | None = None,
         pushes: Mapping[str, Push] | None = None,
+        strangers: Mapping[int, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """
@@ -47,11 +48,14 @@ class Client:
             addresses: of servers that are equal, or of which one is primary.
             pushes: by topic, what takes the body of a push; called by the connection's thread, where it
                 must neither wait nor call this client.
+            strangers: by role, servers that cannot be meant, and what to say of such an address: a
+                ProtocolMismatch.
         """
         self._servers = Servers(addresses)
         self._secret, self._role = secret, role
         self._policy = policy or Policy()
         self._pushes = dict(pushes or {})
+        self._strangers = dict(strangers or {})
         self._clock = clock or SystemClock()
         self._chance = random.Random()
         self._lock = threading.Lock()
@@ -127,7 +131,9 @@ class Client:
                 return self._line
             address = self._servers.current
             try:
-                self._line = _Line(address, self._secret, self._role, self._pushes, limit_s)
+                self._line = _Line(
+                    *(address, self._secret, self._role, self._pushes, self._strangers, limit_s)
+                )
             except FireflyerError as error:
                 self._line = None
                 self._servers.leave(address, error)
@@ -151,6 +157,7 @@ class _Line:
         secret: Secret,
         role: int,
         pushes: Mapping[str, Push],
+        strangers: Mapping[int, str],
         limit_s: float,
     ) -> None:
         """Connects. Raises PeerLost, DeadlineExceeded, ProtocolMismatch."""
@@ -166,7 +173,7 @@ class _Line:
         except OSError as error:
             raise PeerLost(f"no connection to {address}: {error.strerror or error}") from None
         try:
-            first = self._prove(secret, role)
+            first = self._prove(secret, role, strangers)
             self._socket.settimeout(None)
         except BaseException:
             self._socket.close()
@@ -202,7 +209,7 @@ class _Line:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closes
         _call_all(calls)
 
-    def _prove(self, secret: Secret, role: int) -> bytes:
+    def _prove(self, secret: Secret, role: int, strangers: Mapping[int, str]) -> bytes:
         handshake = Handshake("client", secret, role)
         try:
             self._socket.sendall(handshake.opening)
@@ -217,6 +224,8 @@ class _Line:
             raise DeadlineExceeded(f"{self.address} does not answer the handshake") from None
         except OSError as error:
             raise PeerLost(f"{self.address}: {error.strerror or error}") from None
+        if said := strangers.get(handshake.peer_role):
+            raise Mismatch(f"{self.address} {said}")
         return handshake.rest
 
     def _send(self, out: bytearray, limit_s: float) -> None:

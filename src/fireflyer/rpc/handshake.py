@@ -20,10 +20,11 @@ NONCE_BYTES = 32
 _HELLO = struct.Struct(f"<4sHH{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
 
-VERSION = 0x0100
+VERSION = 0x0200
 """Major number in the upper byte; equal major numbers talk."""
 
 ANOTHER_SECRET = "the other side has another secret"
+NO_SECRET = "the other side has a secret, and no secret was given here"
 REFUSAL = bytes(PROOF_BYTES)
 
 
@@ -104,7 +105,8 @@ class Handshake:
         self._data = b""
         peer = b"server" if self._side == "client" else b"client"
         if not self._secret.proven(given, peer, self._peer_hello, self._hello):
-            raise ProtocolMismatch(ANOTHER_SECRET)
+            alone = self._side == "client" and not self._secret  # the peer's is none of ours
+            raise ProtocolMismatch(NO_SECRET if alone else ANOTHER_SECRET)
         self.done = True
         if self._side == "client":
             return b""

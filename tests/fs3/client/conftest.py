@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,7 @@ class Cluster:
     def _serve_metadata(self, table: Table) -> None:
         layout = Layout(table.id, table.version, self._chunk, len(table.chains))
         service = MetaService(self._engine, layout=layout)
+        self.service = service
         self._server.on_many(METHOD, Request, service.answer_many, is_reading)
 
     async def _stop(self) -> None:
@@ -99,9 +100,18 @@ class Cluster:
     def wait_for(self, serving: int) -> None:
         """Until each chain has at least so many serving members."""
 
+        self._wait(lambda count: count >= serving)
+
+    def wait_until_stopped(self) -> None:
+        """Until no chain has a serving member."""
+        self._wait(lambda count: count == 0)
+
+    def _wait(self, wanted: Callable[[int], bool]) -> None:
+        """Until the number of serving members of each chain is a wanted one."""
+
         def there() -> bool:
             chains = [self.link.chain(number) for number in self.table.chains]
-            return all(c is not None and len(c.targets(Public.SERVING)) >= serving for c in chains)
+            return all(c is not None and wanted(len(c.targets(Public.SERVING))) for c in chains)
 
         with self._news:
             assert self._news.wait_for(there, LIMIT_S)

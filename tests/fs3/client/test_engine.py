@@ -40,7 +40,7 @@ def engine(connect: Callable[[int, float], int]) -> Engine:
 
 
 def question() -> Batch:
-    return Batch.of_chains(FileMap(9, 4096, [CHAIN]), 1)
+    return Batch.of_chains(FileMap(9, 4096, [CHAIN]), [(0, 5)])
 
 
 def test_who_does_not_answer_is_late(silent: Callable[[int, float], int]) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tests.fs3.client.conftest import CHUNK, Cluster
 
-from fireflyer.errors import FileError
 from fireflyer.fs3.client import Client
 
 SIZES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 4097]
@@ -135,7 +134,7 @@ def test_batches_into_memory_of_several_kinds(fs: Client) -> None:
         assert view == b"\0" + array.tobytes()[:9]
         with pytest.raises(ValueError, match="contiguous"):
             fs.read_many([(a, 0, torch.zeros(4, 4).t())])
-        with pytest.raises(BufferError):
+        with pytest.raises(TypeError, match="read-write"):
             fs.read_many([(a, 0, b"not writable")])
         with pytest.raises(ValueError, match="contiguous"):  # as numpy says it
             fs.read_many([(a, 0, np.zeros((4, 4))[:, 1])])
@@ -181,16 +180,6 @@ def test_a_file_wider_than_its_first_chain_tells_before_it_writes(fs: Client) ->
         file.truncate(0)
         file.truncate(3 * CHUNK)
         assert file.read() == bytes(3 * CHUNK)
-
-
-def test_what_no_file_can_be(fs: Client) -> None:
-    with fs.open("/a", "w") as file:
-        with pytest.raises(ValueError, match="no byte -1"):
-            file.pwrite(b"x", -1)
-        with pytest.raises((ValueError, FileError)):
-            file.pwrite(b"x", 1 << 62)
-        with pytest.raises(ValueError, match="no byte"):
-            file.seek(-1)
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "w", "a"])

@@ -1,10 +1,11 @@
 """Contents and names of files, by several clients, against a model of POSIX with close-to-open lengths.
 
 Bytes that were written are there for everybody at once; of a file's length an open file knows what was
-reported before it was opened, and what it wrote itself. What the model leaves out, because fs3 promises
-nothing of it: a file that is cut while others have it open for writing.
+reported before it was opened, and what it wrote itself. That others cut it an open file learns when it
+reports what it wrote, or when it reads where there are no bytes.
 """
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from tests.fs3.client.conftest import Cluster
 
+from fireflyer.errors import FileError
 from fireflyer.fs3.client import Client, File
 from fireflyer.fs3.kv import Engine, MemoryEngine, SqliteEngine
 from fireflyer.rpc.loop import LoopThread
@@ -40,6 +42,7 @@ class Node:
     def __init__(self) -> None:
         self.data = bytearray()
         self.length = 0
+        self.cuts = 0
 
     def put(self, offset: int, data: bytes) -> None:
         self.data.extend(bytes(max(0, offset - len(self.data))))
@@ -52,18 +55,20 @@ class Node:
     def cut(self, length: int) -> None:
         del self.data[length:]
         self.length = length
+        self.cuts += 1
 
 
 class Handle:
     """An open file and what it knows."""
 
-    def __init__(self, file: File, node: Node, mode: str) -> None:
-        self.file, self.node = file, node
+    def __init__(self, file: File, node: Node, mode: str, who: int) -> None:
+        self.file, self.node, self.who = file, node, who
         self.reads = "r" in mode or "+" in mode
         self.writes, self.append = mode != "r", "a" in mode
         self.end = node.length
         self.position = self.end if self.append else 0
         self.written = 0
+        self.cuts = node.cuts  # that it knows of
 
     def learn(self) -> None:
         """It may have been told of a length that others reported, and of no other."""
@@ -77,7 +82,23 @@ class Handle:
             self.end, self.written = max(self.end, end), max(self.written, end)
 
     def report(self) -> None:
+        if self.written and self.cuts != self.node.cuts:
+            self.adopt()
         self.node.length = max(self.node.length, self.written)
+        self.written = 0
+
+    def adopt(self) -> None:
+        """What stands was written after the cut."""
+        self.cuts = self.node.cuts
+        if self.writes:
+            self.written = len(self.node.data)
+        self.end = max(self.node.length, self.written)
+
+    def has_read(self) -> None:
+        """If it met a hole, it knows now of cuts."""
+        if self.file._version == self.node.cuts != self.cuts:
+            self.adopt()
+        self.learn()
 
 
 class Comparison(RuleBasedStateMachine):
@@ -113,8 +134,10 @@ class Comparison(RuleBasedStateMachine):
         found = [handle for handle in self.handles if handle.writes or not writes]
         return found[index % len(found)] if found else None
 
-    def written_by_others(self, node: Node, but: Handle | None = None) -> bool:
-        return any(h.node is node and h.writes for h in self.handles if h is not but)
+    def may_be_gone(self, of: Handle) -> bool:
+        """Without a name, and not open for writing by the client that reads it."""
+        sessions = [h for h in self.handles if h.node is of.node and h.writes and h.who == of.who]
+        return of.node not in self.names.values() and not sessions
 
     # Opening and closing.
 
@@ -122,8 +145,6 @@ class Comparison(RuleBasedStateMachine):
     def open(self, who: int, at: tuple[str, str], mode: str) -> None:
         node = self.names.get(at)
         kind = mode[0]
-        if kind == "w" and node is not None and self.written_by_others(node):
-            return
         if (node is None and kind == "r") or (node is not None and kind == "x"):
             with pytest.raises(FileNotFoundError if kind == "r" else FileExistsError):
                 self.clients[who].open(self.path(at), mode)
@@ -133,7 +154,7 @@ class Comparison(RuleBasedStateMachine):
             node = self.names[at] = Node()
         elif kind == "w":
             node.cut(0)
-        self.handles.append(Handle(file, node, mode))
+        self.handles.append(Handle(file, node, mode, who))
         assert file.size == node.length
 
     @rule(index=which, sync=st.booleans())
@@ -193,8 +214,15 @@ class Comparison(RuleBasedStateMachine):
         if seek:
             assert handle.file.seek(offset) == offset
             handle.position = offset
+        try:
+            found = handle.file.pread(size, handle.position)
+        except FileError as error:
+            if error.errno != errno.ESTALE or not self.may_be_gone(handle):
+                raise
+            return
+        handle.has_read()
         expected = handle.node.get(handle.position, min(handle.end, handle.position + size))
-        assert handle.file.pread(size, handle.position) == expected
+        assert found == expected
         assert handle.file.read(size) == expected
         handle.position += len(expected)
 
@@ -208,17 +236,17 @@ class Comparison(RuleBasedStateMachine):
     @rule(index=which, length=offsets)
     def truncate(self, index: int, length: int) -> None:
         handle = self.pick(index, writes=True)
-        if handle is None or self.written_by_others(handle.node, handle):
+        if handle is None:
             return
         assert handle.file.truncate(length) == length
         handle.node.cut(length)
-        handle.end, handle.written = length, 0
+        handle.end, handle.written, handle.cuts = length, 0, handle.node.cuts
         assert handle.file.size == length
 
     @rule(who=whos, at=files, length=offsets)
     def truncate_by_name(self, who: int, at: tuple[str, str], length: int) -> None:
         node = self.names.get(at)
-        if node is not None and not self.written_by_others(node):
+        if node is not None:
             self.clients[who].truncate(self.path(at), length)
             node.cut(length)
 

@@ -112,6 +112,8 @@ def test_a_truncate_makes_older_lengths_void(cluster: Cluster) -> None:
     assert (cut.length, cut.length_version) == (10, 1)
     late = cluster.ask(m.ReportLength(inode.number, 1, 200, 0), client=7)
     assert (late.length, late.length_version) == (10, 1)
+    late = cluster.ask(m.Close(inode.number, 1, 200, 0), client=7)
+    assert (late.length, late.length_version, cluster.rows(b"S")) == (10, 1, 1)
     assert cluster.ask(m.ReportLength(inode.number, 1, 50, 1), client=7).length == 50
     cluster.now += 61 * S
     assert cluster.ask(m.Settle(inode.number, 7, 200, 0, 60 * S)).length == 50

@@ -195,22 +195,22 @@ class Cluster:
 
     def calm(self) -> bool:
         """Everything runs, all serve and the network is whole."""
-        named = {member.target: member.incarnation for member in self.chain.members}
         return (
             not self.network.cut
             and self.primary() != ""
-            and all(
-                machine.process is not None
-                and machine.process.me is not None
-                and machine.process.me.session == named[machine.target]
-                and not machine.cut_at
-                for machine in self.machines
-            )
+            and not any(machine.cut_at for machine in self.machines)
             and self.all_serve()
         )
 
     def all_serve(self) -> bool:
-        return len(self.serving()) == len(self.machines)
+        """All targets are SERVING, in the incarnations that run: not by records that are behind."""
+        named = {member.target: member.incarnation for member in self.chain.members}
+        return len(self.serving()) == len(self.machines) and all(
+            machine.process is not None
+            and machine.process.me is not None
+            and machine.process.me.session == named[machine.target]
+            for machine in self.machines
+        )
 
     def scrubbed_since(self, moment: float) -> bool:
         """All serve, and a scrub of each target that began after `moment` has left nothing wrong."""

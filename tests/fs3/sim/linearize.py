@@ -6,7 +6,8 @@ infinite) may take effect at any time after their call, or never. Works on any m
 and a pure step function.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -83,6 +84,88 @@ class Frontier(Generic[Op]):
         return found
 
 
+@dataclass
+class Search(Generic[State, Op]):
+    """Depth first, over (which are placed, the state after them); `path` is the order so far."""
+
+    frontier: Frontier[Op]
+    initial: State
+    step: Callable[[State, Op], State | None]
+    doomed: Callable[[State, Op], bool]
+
+    def run(self, limit: int, in_a_row: int) -> Verdict[Op]:
+        """With at most `in_a_row` operations of unknown outcome between two known ones.
+
+        Raises:
+            Undecided: after `limit` states.
+        """
+        frontier = self.frontier
+        known, ops = frontier.known, frontier.ops
+        everything = (1 << known) - 1
+        if not known:
+            return Verdict(True, ())
+        seen: set[tuple[int, State]] = set()
+        path: list[int] = []
+        best: list[int] = []
+        stack = [(0, self.initial, iter(frontier.candidates(0)))]
+        while stack:
+            found = self._next(*stack[-1], path, in_a_row, seen)
+            if found is None:
+                stack.pop()
+                if path:
+                    path.pop()
+                continue
+            i, placed, after = found
+            if len(seen) >= limit:
+                raise Undecided(f"{len(ops)} operations, {limit} states")
+            seen.add((placed, after))
+            path.append(i)
+            if placed & everything == everything:
+                return Verdict(True, tuple(ops[j] for j in path))
+            if len(path) > len(best):
+                best = path.copy()
+            following = frontier.candidates(placed)
+            if self._hopeless(placed, after, following if i < known else range(known)):
+                path.pop()
+            else:
+                stack.append((placed, after, iter(following)))
+        return self._stuck(best)
+
+    def _next(
+        self,
+        placed: int,
+        state: State,
+        choices: Iterator[int],
+        path: list[int],
+        in_a_row: int,
+        seen: set[tuple[int, State]],
+    ) -> tuple[int, int, State] | None:
+        """An operation that can come next, what is placed then, and the state after it."""
+        known, ops = self.frontier.known, self.frontier.ops
+        row = next((n for n, i in enumerate(reversed(path)) if i < known), len(path))
+        for i in choices:
+            if i >= known and row >= in_a_row:
+                continue
+            after = self.step(state, ops[i])
+            if after is None or (i >= known and after == state):
+                continue
+            if (placed | 1 << i, after) not in seen:
+                return i, placed | 1 << i, after
+        return None
+
+    def _hopeless(self, placed: int, state: State, following: Iterable[int]) -> bool:
+        """Whether a known operation is doomed: far too many orders of unknown ones could be tried before
+        its turn comes."""
+        to_come = (j for j in following if j < self.frontier.known and not placed >> j & 1)
+        return any(self.doomed(state, self.frontier.ops[j]) for j in to_come)
+
+    def _stuck(self, best: list[int]) -> Verdict[Op]:
+        ops = self.frontier.ops
+        after = self.frontier.candidates(sum(1 << i for i in best))
+        stuck = tuple(ops[i] for i in after if i < self.frontier.known)
+        return Verdict(False, tuple(ops[i] for i in best), stuck)
+
+
 def linearize(
     operations: Sequence[Op],
     initial: State,
@@ -95,6 +178,9 @@ def linearize(
 ) -> Verdict[Op]:
     """Searches an order of `operations` in which `step` accepts each one.
 
+    That few of those of unknown outcome took effect is likely, and there are many orders of many: so few
+    in a row are tried first.
+
     Args:
         step: the state after the operation, or None where its answer contradicts the state. For an operation
             of unknown outcome there is no answer to contradict.
@@ -106,47 +192,10 @@ def linearize(
     Raises:
         Undecided: after `limit` states.
     """
-    frontier = Frontier(operations, key, same)
-    known, ops = frontier.known, frontier.ops
-    everything = (1 << known) - 1
-    if not known:
-        return Verdict(True, ())
-    seen: set[tuple[int, State]] = set()
-    path: list[int] = []
-    best: list[int] = []
-    stack: list[tuple[int, State, Iterator[int]]] = [(0, initial, iter(frontier.candidates(0)))]
-    while stack:
-        placed, state, choices = stack[-1]
-        for i in choices:
-            after = step(state, ops[i])
-            if after is None or (i >= known and after == state):
-                continue
-            place = (placed | 1 << i, after)
-            if place in seen:
-                continue
-            if len(seen) >= limit:
-                raise Undecided(f"{len(ops)} operations, {limit} states")
-            seen.add(place)
-            path.append(i)
-            if place[0] & everything == everything:
-                return Verdict(True, tuple(ops[j] for j in path))
-            if len(path) > len(best):
-                best = path.copy()
-            following = frontier.candidates(place[0])
-            # Far too many orders of unknown ones could be tried before a known one that they doom comes up.
-            to_come = (j for j in (following if i < known else range(known)) if j < known)
-            if any(not place[0] >> j & 1 and doomed(after, ops[j]) for j in to_come):
-                path.pop()
-                continue
-            stack.append((place[0], after, iter(following)))
-            break
-        else:
-            stack.pop()
-            if path:
-                path.pop()
-    placed = sum(1 << i for i in best)
-    return Verdict(
-        False,
-        tuple(ops[i] for i in best),
-        tuple(ops[i] for i in frontier.candidates(placed) if ops[i].end != UNKNOWN),
-    )
+    search = Search(Frontier(operations, key, same), initial, step, doomed)
+    for few in (1, 2, 3, 4):
+        with contextlib.suppress(Undecided):
+            found = search.run(limit // 10, few)
+            if found.ok:
+                return found
+    return search.run(limit, len(operations))

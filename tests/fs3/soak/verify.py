@@ -35,9 +35,11 @@ REPAIR_S = 60.0
 """Within which the scrub must have found and repaired what was damaged."""
 
 Seen = tuple[int, int, bytes] | str
-"""Of a replica: status, version and bytes; or "damaged", or "away" while its node cannot be asked."""
+"""Of a replica: status (OK or not found), version and bytes; or one of BAD."""
 
-BAD = {"damaged", "away"}
+BAD = {"damaged", "away", "stale", "refused"}
+"""Its bytes do not match; its node cannot be asked; it knows another version of its chain than the manager
+told us; another status. None of them may last."""
 
 
 class Verdict(msgspec.Struct):
@@ -48,6 +50,14 @@ class Verdict(msgspec.Struct):
     replicas: int = 0
     doubtful: int = 0
     problems: list[str] = []
+
+
+def _seen(read: frames.Found) -> Seen:
+    if read.status == frames.STALE_ROUTING:
+        return "stale"
+    if read.status not in (frames.OK, frames.NOT_FOUND):
+        return "refused"
+    return read.status, read.version, read.data
 
 
 class Replicas:
@@ -64,8 +74,8 @@ class Replicas:
     def differences(self, inode: Inode) -> tuple[int, list[str]]:
         """How many replicas of chunks were read, and what is wrong with them.
 
-        What is damaged, or away, is looked at again for as long as repairs may take: a node that was
-        started again a moment ago may not listen yet, though the manager never missed it.
+        What is bad is looked at again for as long as repairs may take: a node that was started again a
+        moment ago may not listen yet, though the manager never missed it, and chains change meanwhile.
         """
         layout = layout_of(inode)
         table = self._link.table(layout.table, layout.table_version)
@@ -104,7 +114,7 @@ class Replicas:
                 if line := self._lines.pop(node, None):
                     line.close()
             else:
-                seen[target] = (read[0].status, read[0].version, read[0].data)
+                seen[target] = _seen(read[0])
         return seen
 
     def _line(self, node: int) -> socket.socket:

@@ -56,6 +56,9 @@ class FileMap:
 
     def __init__(self, inode: int, chunk_size: int, chains: Sequence[int]) -> None: ...
 
+    @property
+    def chains(self) -> list[int]: ...
+
 class Batch:
     """Pieces of chunks, and what became of each. One thread at a time."""
 
@@ -79,8 +82,14 @@ class Batch:
         """The same for each of these chunks; `length`: of a chunk then."""
 
     @staticmethod
-    def of_chains(file: FileMap, chains: int) -> Batch:
-        """A question for the last chunk of the file on each of its first chains."""
+    def of_chains(file: FileMap, asks: Sequence[tuple[int, int]]) -> Batch:
+        """
+        Questions of (which chain in the file's order, index): for the last chunk up to there on that chain, and how many stand below it in a row.
+        """
+
+    @staticmethod
+    def joined(batches: Sequence[Batch]) -> Batch:
+        """The pieces of batches that move no bytes, one batch's after another's."""
 
     def __len__(self) -> int: ...
 
@@ -99,16 +108,21 @@ class Batch:
     def chunk(self, piece: int) -> tuple[int, int]:
         """(inode, index) of a piece."""
 
-    def found(self) -> list[int]:
-        """Of answered questions: index of the last chunk + 1; 0: there is none."""
+    @property
+    def holes(self) -> list[int]:
+        """
+        Inodes of the files, once all is read, of which it asked for bytes that no chunk has: zeros in memory.
+        """
 
-    def lengths(self) -> list[int]:
-        """Likewise: bytes of that chunk."""
+    def found(self) -> list[tuple[int, int, int]]:
+        """
+        Of answered questions: (index of the last chunk, chunks in a row from it downwards, as many apart as the file has chains, bytes of that chunk); a row of 0: there is none.
+        """
 
 class Engine:
     """The way to the bytes; docs/fs3-service.md. Any thread."""
 
-    def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 8, connect_s: float = 1.0, local: bool = True) -> None:
+    def __init__(self, client: int, connect: Callable[[int, float], int], lanes: int = 8, senders: int = 2, connect_s: float = 1.0, local: bool = True) -> None:
         """
         connect(node, seconds) gives the descriptor of a connected and proved socket, which becomes the engine's, or raises PeerLost or DeadlineExceeded. local: over a Unix socket chunks are read from the node's files.
         """
@@ -129,5 +143,5 @@ class Engine:
 
     def statistics(self) -> dict[str, int]:
         """
-        Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; most_large: large reads at a time.
+        Counters: read_bytes, local_bytes (of those: read from files of this machine), written_bytes, frames, mismatches, connections; held (large reads that waited for their turn to be sent); senders, most_senders (that may send much, now and at a time).
         """

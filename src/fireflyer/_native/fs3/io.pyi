@@ -11,9 +11,9 @@ class Node:
         workers: threads, 0 for cores + 4. buffers: bytes of payload under way, at most.
         """
 
-    def open(self, path: str, target: int, chain: int, incarnation: int) -> None:
+    def open(self, path: str, target: int, chain: int, incarnation: int, reserve_bytes: int = 268435456) -> None:
         """
-        Opens or makes a target's chunk store in a directory and takes its place in the chain. Raises StorageError, NoSpace, ValueError.
+        Opens or makes a target's chunk store in a directory and takes its place in the chain. Writes leave so many bytes of the disk free. Raises StorageError, NoSpace, ValueError.
         """
 
     def close(self, target: int) -> None: ...
@@ -39,6 +39,11 @@ class Node:
     def scrub(self, target: int, inode: int, index: int, limit: int) -> tuple[int, int]:
         """
         Reads and checks up to `limit` chunks after this one; returns the last one. At the end the index is written anew: (0, 0).
+        """
+
+    def findings(self) -> tuple[list[tuple[int, int, int, bool]], int]:
+        """
+        What was found since the last call: (target, inode, index, damaged) of chunks, False when one is whole again or gone; and how many came beyond the first 64 of a target.
         """
 
     def serve(self, fd: int) -> None:

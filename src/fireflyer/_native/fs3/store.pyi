@@ -94,8 +94,10 @@ class Store:
     def page(self, after: tuple[int, int] | None, limit: int) -> list[tuple[int, int, int, int, int, int, int, int, int, int, bool]]:
         """Entries behind `after`, in order."""
 
-    def last(self, inode: int) -> tuple[int, int, int, int, int, int, int, int, int, int, bool] | None:
-        """The committed entry with the largest index."""
+    def last(self, inode: int, upto: int = 4294967295, stride: int = 0) -> tuple[int, int, int] | None:
+        """
+        (index, length, run) of the committed chunk with the largest index up to `upto`.
+        """
 
     def check(self, inode: int, index: int) -> int:
         """Status of the committed bytes against their CRCs."""

@@ -4,13 +4,13 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
-from fireflyer.fs3.client.file import File
+from fireflyer.fs3.client.file import File, read_files
 from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
 from fireflyer.fs3.client.names import Names
 from fireflyer.fs3.client.settings import Settings, find_secret
@@ -59,6 +59,8 @@ class Client(Names):
             ValueError: for another mode.
             FileError: as `os.open`.
         """
+        if not isinstance(mode, str):
+            raise TypeError(f"open() argument 'mode' must be str, not {type(mode).__name__}")
         plain = mode.replace("b", "", 1)
         if plain not in MODES:
             raise ValueError(
@@ -101,6 +103,18 @@ class Client(Names):
             file.seek(0, os.SEEK_END)
         return file
 
+    def open_inode(self, number: int, name: str) -> File:
+        """Opens a file by its inode for reading; `name` is for errors.
+
+        Raises:
+            FileError: as `os.open`.
+        """
+        inode = self._metadata.ask(Open(number), Inode)
+        if inode.kind == DIRECTORY:
+            raise FileError(errno.EISDIR, name)
+        parts = (self._data, self._metadata, self._pulse, inode, name)
+        return File(*parts, readable=True, handle=0)
+
     def _create(
         self, path: Path, permissions: int, handle: int, *, exclusive: bool = True
     ) -> Inode:
@@ -140,11 +154,12 @@ class Client(Names):
 
         Raises:
             Corrupted, DeadlineExceeded, StorageError: the contents of all memory are undefined then.
+            FileError: ESTALE: a file was removed; likewise.
         """
         places: dict[File, int] = {}
         rows = [(places.setdefault(file, len(places)), offset, to) for file, offset, to in requests]
-        sources = [file.source() for file in places]
-        return self._data.read(sources, rows, _names(places), deadline_s)
+        _check_files(places)
+        return read_files(self._data, list(places), rows, _names(places), deadline_s)
 
     def write_many(
         self,
@@ -167,8 +182,10 @@ class Client(Names):
         rows: list[tuple[int, int, Buffer]] = []
         ends: dict[File, int] = {}
         for file, offset, data in requests:
+            _check_files((file,))
             memory = memory_of(data)
             size = memoryview(memory).nbytes
+            file.check_end(offset, size)
             ends[file] = max(offset + size if size else 0, ends.get(file, 0))
             rows.append((places.setdefault(file, len(places)), offset, memory))
         maps = [file.target(0, ends[file]) for file in places]
@@ -189,7 +206,10 @@ class Client(Names):
         Raises:
             As `read_many`.
         """
-        self._data.read_rows([file.source().map for file in files], rows, _names(files))
+        maps = [file.source().map for file in files]
+        holes = self._data.read_rows(maps, rows, _names(files))
+        for file in files:
+            file.met(holes)
 
     def truncate(self, path: Path, length: int) -> None:
         """Cuts a file off, or lets zeros follow it."""
@@ -242,6 +262,12 @@ def connect(
     """
     secret = find_secret(secret_file)
     return Client(address, metadata or address, secret, settings or Settings(), timeout)
+
+
+def _check_files(files: Iterable[File]) -> None:
+    for file in files:
+        if not isinstance(file, File):
+            raise TypeError(f"an open file of fs3 is required, not {type(file).__name__!r}")
 
 
 def _names(files: Sequence[File] | dict[File, int]) -> str:

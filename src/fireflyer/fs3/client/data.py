@@ -2,16 +2,20 @@
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fireflyer._native.fs3 import Kind
 from fireflyer._native.fs3.client import Batch, FileMap
 from fireflyer.fs3.client.cluster import Cluster
+from fireflyer.fs3.client.metadata import natural
 from fireflyer.fs3.client.retry import Retry
 from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.client.walk import LAST_INDEX, Answers, Asks, walk
 from fireflyer.fs3.layout import Layout
 from fireflyer.fs3.meta.inode import Inode
 
@@ -24,6 +28,18 @@ class Source(NamedTuple):
 
     map: FileMap
     end: int
+
+
+class Got(NamedTuple):
+    """What a read gave.
+
+    Attributes:
+        counts: bytes of each request: fewer than asked for only at the end of its file.
+        holes: inodes of the files in which it met bytes that no chunk has.
+    """
+
+    counts: list[int]
+    holes: list[int]
 
 
 class Data:
@@ -42,31 +58,42 @@ class Data:
         requests: Sequence[tuple[int, int, Buffer]],
         what: str,
         deadline_s: float | None = None,
-    ) -> list[int]:
-        """Fills memory from files.
+    ) -> Got:
+        """Fills memory from files, with zeros where they have holes.
 
         Args:
             requests: (index of the source, offset, memory to fill).
-
-        Returns:
-            How many bytes each got: fewer only at the end of its file.
 
         Raises:
             Corrupted, StorageError, DeadlineExceeded: the contents of all memory are then undefined.
         """
         requests = [(source, offset, memory_of(buffer)) for source, offset, buffer in requests]
         maps, ends = [source.map for source in sources], [source.end for source in sources]
-        batch = Batch.of_buffers(maps, ends, requests)
+        try:
+            batch = Batch.of_buffers(maps, ends, requests)
+        except BufferError:
+            raise TypeError("a read-write bytes-like object is required") from None
+        except TypeError:  # looked at only then: a batch may have thousands of requests
+            for _, offset, _ in requests:
+                natural(offset, "offset")
+            raise
         if len(batch):
             retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
             retry.run(self._cluster.engine.read, batch, batch.bytes, deadline_s)
-        return batch.counts
+        return Got(batch.counts, batch.holes if len(batch) else [])
 
-    def read_rows(self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str) -> None:
-        """Likewise, to addresses that stay valid: int64[n, 4] of (file, offset, bytes, address)."""
+    def read_rows(
+        self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str
+    ) -> list[int]:
+        """Likewise, to addresses that stay valid: int64[n, 4] of (file, offset, bytes, address).
+
+        Returns:
+            The holes, as `Got` has them.
+        """
         batch = Batch(maps, rows)
         retry = Retry(self._cluster, self._settings, f"reading {what}", writes=False)
         retry.run(self._cluster.engine.read, batch, batch.bytes, None)
+        return batch.holes
 
     def write(
         self,
@@ -90,49 +117,97 @@ class Data:
             self._write(batch, size, f"writing {what}", deadline_s)
         return size
 
-    def cut(self, inode: Inode, length: int, what: str) -> None:
-        """Removes what chunks hold beyond `length`, on all chains that may hold chunks of the file."""
+    def cut(
+        self, inode: Inode, length: int, what: str, go_on: Callable[[int], bool] = lambda _: True
+    ) -> bool:
+        """Removes what chunks hold beyond `length`, on all chains that may hold chunks of the file.
+
+        Args:
+            go_on: is told how many chunks were just removed; where it says no, that is all for now.
+
+        Returns:
+            Whether nothing is left beyond `length`.
+        """
         files = self.map_of(inode)
         first, within = divmod(length, layout_of(inode).chunk_size)
-        last = self._last(files, inode.chains, what)
-        if within and last >= first:
-            edge = Batch.of_chunks(files, Kind.truncate, [first], within)
-            self._write(edge, 0, f"cutting {what}", None)
-        first += within > 0
-        while last >= first:
-            for begin in range(first, last + 1, REMOVED_AT_ONCE):
-                indexes = list(range(begin, min(begin + REMOVED_AT_ONCE, last + 1)))
-                removal = Batch.of_chunks(files, Kind.remove, indexes)
-                self._write(removal, 0, f"removing chunks of {what}", None)
-            last = self._last(files, inode.chains, what)
+        if within:
+            if any(True for _ in self.standing(inode, what, first, first)):
+                edge = Batch.of_chunks(files, Kind.truncate, [first], within)
+                self._write(edge, 0, f"cutting {what}", None)
+            first += 1
+        gone = False
+        while not gone:  # what others wrote meanwhile goes too
+            gone = True
+            for indexes in self.standing(inode, what, first):
+                gone = False
+                for begin in range(0, len(indexes), REMOVED_AT_ONCE):
+                    some = indexes[begin : begin + REMOVED_AT_ONCE].tolist()
+                    removal = Batch.of_chunks(files, Kind.remove, some)
+                    self._write(removal, 0, f"removing chunks of {what}", None)
+                    if not go_on(len(some)):
+                        return False
+        return True
+
+    def serves(self, inode: Inode) -> bool:
+        """Whether each chain that may hold chunks of the file has a serving target, as far as is known."""
+        chains = set(self.map_of(inode).chains[: inode.chains])
+        return all(self._cluster.serving(chain) for chain in chains)
+
+    def empty_small(self, inodes: Sequence[Inode], what: str) -> list[bool]:
+        """Removes all chunks of small files, of all of them with one question and one removal.
+
+        Files with more than REMOVED_AT_ONCE chunks or with holes stay as they are: `cut` is for those.
+
+        Returns:
+            Of each whether it had none: once it has lost them, by the next call.
+        """
+        maps = [self.map_of(inode) for inode in inodes]
+        asks = [[(chain, LAST_INDEX) for chain in range(inode.chains)] for inode in inodes]
+        batch = Batch.joined([Batch.of_chains(*each) for each in zip(maps, asks, strict=True)])
+        retry = Retry(self._cluster, self._settings, f"looking for chunks of {what}", writes=False)
+        if len(batch):
+            retry.run(self._cluster.engine.query_last, batch, 0, None)
+        answers = iter(batch.found())
+        removals, empty = [], []
+        for inode, files, questions in zip(inodes, maps, asks, strict=True):
+            rows = [row for row in itertools.islice(answers, len(questions)) if row[1]]
+            empty.append(not rows)
+            stride = layout_of(inode).stripe
+            whole = all(index < row * stride for index, row, _ in rows)
+            if rows and whole and sum(row for _, row, _ in rows) <= REMOVED_AT_ONCE:
+                indexes = [at for last, _, _ in rows for at in range(last, -1, -stride)]
+                removals.append(Batch.of_chunks(files, Kind.remove, indexes))
+        if removals:
+            self._write(Batch.joined(removals), 0, f"removing chunks of {what}", None)
+        return empty
+
+    def standing(
+        self, inode: Inode, what: str, first: int = 0, last: int = LAST_INDEX
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        """The chunks of a file that there are, from the last to the first: `walk`. Raises as `read`."""
+        files = self.map_of(inode)
+        stripe = layout_of(inode).stripe
+        return walk(lambda asks: self._ask(files, asks, what), inode.chains, stripe, first, last)
 
     def length(self, inode: Inode, what: str) -> int:
-        """Where the last chunk of a file ends, as its chains know it. Raises as `cut`."""
-        batch = self._ask(self.map_of(inode), inode.chains, what)
+        """Where the last chunk of a file ends, as its chains know it. Raises as `read`."""
+        asks = [(chain, LAST_INDEX) for chain in range(inode.chains)]
         size = layout_of(inode).chunk_size
-        ends = [
-            (index - 1) * size + length
-            for index, length in zip(batch.found(), batch.lengths(), strict=True)
-            if index
-        ]
-        return max(ends, default=0)
+        found = self._ask(self.map_of(inode), asks, what)
+        return max((index * size + length for index, row, length in found if row), default=0)
 
-    def _last(self, files: FileMap, chains: int, what: str) -> int:
-        """Index of the last chunk of a file; -1: it has none."""
-        return max(self._ask(files, chains, what).found(), default=0) - 1
-
-    def _ask(self, files: FileMap, chains: int, what: str) -> Batch:
-        batch = Batch.of_chains(files, chains)
+    def _ask(self, files: FileMap, asks: Asks, what: str) -> Answers:
+        batch = Batch.of_chains(files, asks)
         retry = Retry(self._cluster, self._settings, f"looking for chunks of {what}", writes=False)
         retry.run(self._cluster.engine.query_last, batch, 0, None)
-        return batch
+        return batch.found()
 
     def _write(self, batch: Batch, size: int, what: str, deadline_s: float | None) -> None:
         retry = Retry(self._cluster, self._settings, what, writes=True)
         retry.run(self._cluster.engine.write, batch, size, deadline_s)
 
 
-REMOVED_AT_ONCE = 4096
+REMOVED_AT_ONCE = 1024
 
 
 @functools.lru_cache(maxsize=1024)

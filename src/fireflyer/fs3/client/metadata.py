@@ -1,13 +1,15 @@
 """Calls of the metadata service: requests are numbered, so that each is done once."""
 
+import errno
+import operator
 import os
 import threading
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar
 
 import msgspec
 
-from fireflyer.errors import FireflyerError
+from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.settings import Settings
 from fireflyer.fs3.meta.messages import (
     Done,
@@ -19,7 +21,7 @@ from fireflyer.fs3.meta.messages import (
     User,
     Writing,
 )
-from fireflyer.fs3.roles import Role
+from fireflyer.fs3.roles import NO_MANAGER, Role
 from fireflyer.log import get_logger
 from fireflyer.rpc.client import Client as Wire
 from fireflyer.rpc.proof import Secret
@@ -31,10 +33,51 @@ METHOD = "meta"
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
+INT64_MAX = (1 << 63) - 1
+
+
+def raw_name(name: Path) -> bytes:
+    """The bytes of a name or path, whatever they are.
+
+    Raises:
+        TypeError: it is none. ValueError: it holds a NUL, as `os` has it.
+    """
+    raw = os.fsencode(name)
+    if b"\0" in raw:
+        raise ValueError(f"embedded null byte in the name {os.fsdecode(raw)!r}")
+    return raw
+
+
 def encoded(path: Path) -> bytes:
-    """A path from the root, as the metadata service takes it."""
-    raw = os.fsencode(path)
+    """A path from the root, as the metadata service takes it.
+
+    Raises:
+        As `raw_name`; FileNotFoundError: it is empty.
+    """
+    raw = raw_name(path)
+    if not raw:
+        raise FileError(errno.ENOENT)
     return raw if raw.startswith(b"/") else b"/" + raw
+
+
+def integer(value: SupportsIndex, what: str) -> int:
+    """A number that the metadata service and the chunks can hold.
+
+    Raises:
+        TypeError: it is no integer. OverflowError: its size is above 2^63 - 1.
+    """
+    number = operator.index(value)
+    if not -INT64_MAX <= number <= INT64_MAX:
+        raise OverflowError(f"{what} {number} is beyond {INT64_MAX} in size")
+    return number
+
+
+def natural(value: SupportsIndex, what: str) -> int:
+    """Likewise, not below zero. Raises ValueError, too."""
+    number = integer(value, what)
+    if number < 0:
+        raise ValueError(f"{what} {number} is negative")
+    return number
 
 
 class Metadata:
@@ -44,7 +87,7 @@ class Metadata:
         self, client: int, addresses: str | Sequence[str], secret: Secret, settings: Settings
     ) -> None:
         self.client = client
-        self._wire = Wire(addresses, secret, Role.CLIENT)
+        self._wire = Wire(addresses, secret, Role.CLIENT, strangers=NO_MANAGER)
         self._settings = settings
         self._user = User(os.getuid(), os.getgid(), tuple(os.getgroups()))
         self._umask = _umask()
@@ -55,7 +98,7 @@ class Metadata:
 
     def masked(self, mode: int) -> int:
         """The permission bits that a new file or directory gets."""
-        return mode & 0o7777 & ~self._umask
+        return integer(mode, "mode") & 0o7777 & ~self._umask
 
     def handle(self) -> int:
         """A new number for a file that is opened for writing."""
@@ -104,22 +147,27 @@ class Pulse:
     def __init__(self, metadata: Metadata, every_s: float) -> None:
         self._metadata, self._every_s = metadata, every_s
         self._lock = threading.Lock()
-        self._open = 0
+        self._open: dict[int, int] = {}  # inodes by handle
         self._stop: threading.Event | None = None
 
-    def opened(self) -> None:
+    def opened(self, handle: int, inode: int) -> None:
         with self._lock:
-            self._open += 1
+            self._open[handle] = inode
             if self._stop is None:
                 self._stop = threading.Event()
                 threading.Thread(
                     target=self._beat, args=(self._stop,), name="fs3-alive", daemon=True
                 ).start()
 
-    def closed(self) -> None:
+    def handle_of(self, inode: int) -> int:
+        """Of one that is open for writing; 0 if none is."""
         with self._lock:
-            self._open -= 1
-            if self._open == 0 and self._stop is not None:
+            return next((handle for handle, its in self._open.items() if its == inode), 0)
+
+    def closed(self, handle: int) -> None:
+        with self._lock:
+            del self._open[handle]
+            if not self._open and self._stop is not None:
                 self._stop.set()
                 self._stop = None
 

@@ -1,13 +1,15 @@
 """Names and attributes: methods that are named and behave like those of `os`."""
 
 import contextlib
+import math
+import operator
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fireflyer.errors import FileError
-from fireflyer.fs3.client.metadata import Metadata, Path, encoded
+from fireflyer.fs3.client.metadata import Metadata, Path, encoded, integer, raw_name
 from fireflyer.fs3.meta import messages
 from fireflyer.fs3.meta.inode import DIRECTORY, FILE, ROOT, SYMLINK, Inode, Layout
 
@@ -50,11 +52,37 @@ def status_of(inode: Inode) -> os.stat_result:
     return os.stat_result(fields, extra)
 
 
+def _ns(times: tuple[float, float]) -> tuple[int, int]:
+    """Rounded down, as `os.utime` does."""
+    if not isinstance(times, tuple) or len(times) != 2:
+        raise TypeError("utime: 'times' must be a tuple of two numbers")
+    atime, mtime = map(_ns_of, times)
+    return atime, mtime
+
+
+def _ns_of(seconds: Any) -> int:
+    if not isinstance(seconds, float):
+        return operator.index(seconds) * 10**9
+    part, whole = math.modf(seconds)
+    return int(whole) * 10**9 + math.floor(part * 1e9)
+
+
+def _times(ns: tuple[int, int]) -> tuple[int, int]:
+    if not isinstance(ns, tuple) or len(ns) != 2:
+        raise TypeError("utime: 'ns' must be a tuple of two ints")
+    atime, mtime = (integer(time, "time") for time in ns)
+    if {atime, mtime} & {messages.OMIT, messages.NOW}:
+        raise ValueError(f"times of {messages.OMIT} and {messages.NOW} ns cannot be set")
+    return atime, mtime
+
+
 class Names:
     """The names of a file system, for the user of this process. Paths start at the root. Thread-safe.
 
-    Every method raises FileError, which is also Python's OSError of its kind (FileNotFoundError, ...), and
-    WireError where no service answers.
+    Paths are str (bytes that are no UTF-8 by `surrogateescape`), bytes or os.PathLike; names that come back
+    are str. Every method raises FileError, which is also Python's OSError of its kind (FileNotFoundError,
+    ...), and WireError where no service answers; for what is no path or number ValueError, TypeError and
+    OverflowError where `os` does.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -78,14 +106,14 @@ class Names:
         call = messages.StatMany([(ROOT, encoded(path)) for path in paths])
         found = self._metadata.ask(call, messages.Inodes).items
         return [
-            FileError(item, os.fsencode(path)) if isinstance(item, int) else status_of(item)
+            FileError(item, raw_name(path)) if isinstance(item, int) else status_of(item)
             for path, item in zip(paths, found, strict=True)
         ]
 
     def exists(self, path: Path) -> bool:
         try:
             self.inode(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return False
         return True
 
@@ -98,7 +126,7 @@ class Names:
     def _is(self, path: Path, kind: int) -> bool:
         try:
             return self.inode(path).kind == kind
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return False
 
     def listdir(self, path: Path = "/") -> list[str]:
@@ -107,25 +135,52 @@ class Names:
 
     def scandir(self, path: Path = "/") -> Iterator[Entry]:
         """In the order of their bytes; asked for as they are needed."""
-        after = b""
-        while True:
-            call = messages.ReadDirectory(ROOT, encoded(path), after, PAGE)
-            listing = self._metadata.ask(call, messages.Listing)
+        for listing in self._listings(ROOT, encoded(path), plus=False):
             for name, inode, kind in listing.entries:
                 yield Entry(os.fsdecode(name), inode, kind)
-                after = name
-            if not listing.more:
-                return
+
+    def _listings(self, directory: int, path: bytes, *, plus: bool) -> Iterator[messages.Listing]:
+        after, more = b"", True
+        while more:
+            call = messages.ReadDirectory(directory, path, after, PAGE, plus)
+            listing = self._metadata.ask(call, messages.Listing)
+            yield listing
+            more = listing.more
+            after = listing.entries[-1][0] if listing.entries else after
 
     def walk(self, top: Path = "/") -> Iterator[tuple[str, list[str], list[str]]]:
-        """As `os.walk`, from the top; symlinks are not followed."""
-        waiting = [os.fsdecode(top)]
+        """As `os.walk`, from the top; symlinks are not followed. Goes to any depth."""
+        waiting = [(os.fsdecode(top), self.inode(top).number)]
         while waiting:
-            path = waiting.pop()
-            entries = list(self.scandir(path))
-            below = [entry.name for entry in entries if entry.is_dir()]
-            yield path, below, [entry.name for entry in entries if not entry.is_dir()]
-            waiting.extend(f"{path.rstrip('/')}/{name}" for name in reversed(below))
+            path, directory = waiting.pop()
+            below: list[tuple[str, int]] = []
+            others: list[str] = []
+            for listing in self._listings(directory, b"", plus=False):
+                for raw, number, kind in listing.entries:
+                    name = os.fsdecode(raw)
+                    if kind == DIRECTORY:
+                        below.append((name, number))
+                    else:
+                        others.append(name)
+            yield path, [name for name, _ in below], others
+            waiting.extend((f"{path.rstrip('/')}/{name}", at) for name, at in reversed(below))
+
+    # From a directory's inode number, as `openat` has it: however deep it lies, and at the cost of one name
+
+    def entries_of(self, directory: int) -> Iterator[tuple[str, Inode]]:
+        """The names in a directory with their attributes, in the order of their bytes.
+
+        Needs permission to read and to search it.
+        """
+        for listing in self._listings(directory, b"", plus=True):
+            for (name, _, _), inode in zip(listing.entries, listing.inodes, strict=True):
+                yield os.fsdecode(name), inode
+
+    def unlink_at(self, directory: int, name: str) -> None:
+        self._metadata.act(messages.Unlink(directory, raw_name(name)), messages.Done)
+
+    def rmdir_at(self, directory: int, name: str) -> None:
+        self._metadata.act(messages.RemoveDirectory(directory, raw_name(name)), messages.Done)
 
     def readlink(self, path: Path) -> str:
         call = messages.ReadLink(ROOT, encoded(path))
@@ -180,7 +235,7 @@ class Names:
         self._metadata.act(call, Inode)
 
     def symlink(self, target: Path, path: Path) -> None:
-        call = messages.Symlink(ROOT, encoded(path), os.fsencode(target))
+        call = messages.Symlink(ROOT, encoded(path), raw_name(target))
         self._metadata.act(call, Inode)
 
     def create_many(
@@ -188,7 +243,7 @@ class Names:
     ) -> list[Inode | FileError]:
         """Makes empty files, all in one transaction; one that cannot be made has its error in its place."""
         parent = self.inode(directory).number
-        raw = [os.fsencode(name) for name in names]
+        raw = [raw_name(name) for name in names]
         call = messages.CreateMany(parent, raw, self._metadata.masked(mode))
         made = self._metadata.act(call, messages.Inodes).items
         return [
@@ -199,37 +254,53 @@ class Names:
     # Changing attributes
 
     def chmod(self, path: Path, mode: int, *, follow_symlinks: bool = True) -> None:
-        call = messages.ChangeMode(ROOT, encoded(path), mode & 0o7777, follow_symlinks)
+        bits = integer(mode, "mode") & 0o7777
+        call = messages.ChangeMode(ROOT, encoded(path), bits, follow_symlinks)
         self._metadata.act(call, Inode)
 
     def chown(self, path: Path, uid: int, gid: int, *, follow_symlinks: bool = True) -> None:
         """-1 leaves an owner as it is."""
-        call = messages.ChangeOwner(ROOT, encoded(path), uid, gid, follow_symlinks)
+        owner, group = integer(uid, "uid"), integer(gid, "gid")
+        call = messages.ChangeOwner(ROOT, encoded(path), owner, group, follow_symlinks)
         self._metadata.act(call, Inode)
 
     def utime(
-        self, path: Path, *, ns: tuple[int, int] | None = None, follow_symlinks: bool = True
+        self,
+        path: Path,
+        times: tuple[float, float] | None = None,
+        *,
+        ns: tuple[int, int] | None = None,
+        follow_symlinks: bool = True,
     ) -> None:
-        """`ns`: times of access and change in ns since 1970; the server's now if None."""
-        atime, mtime = ns or (messages.NOW, messages.NOW)
+        """Sets when it was last accessed and changed, to the server's now where no times are given.
+
+        Args:
+            times: in s since 1970. ns: in ns since then.
+        """
+        if times is not None and ns is not None:
+            raise ValueError("utime: you may specify either 'times' or 'ns' but not both")
+        if times is not None:
+            ns = _ns(times)
+        atime, mtime = (messages.NOW, messages.NOW) if ns is None else _times(ns)
         call = messages.SetTimes(ROOT, encoded(path), atime, mtime, follow_symlinks)
         self._metadata.act(call, Inode)
 
     def set_layout(self, path: Path, layout: Layout) -> None:
         """Of a directory: for files made in it from now on. Of a file: only while it is empty."""
+        if not isinstance(layout, Layout):
+            raise TypeError(f"a Layout is required, not {type(layout).__name__!r}")
         self._metadata.act(messages.SetLayout(ROOT, encoded(path), layout), Inode)
 
     def getxattr(self, path: Path, name: str, *, follow_symlinks: bool = True) -> bytes:
-        call = messages.GetXattr(ROOT, encoded(path), os.fsencode(name), follow_symlinks)
+        call = messages.GetXattr(ROOT, encoded(path), raw_name(name), follow_symlinks)
         return self._metadata.ask(call, messages.Blob).data
 
     def setxattr(
         self, path: Path, name: str, value: bytes, flags: int = 0, *, follow_symlinks: bool = True
     ) -> None:
         """`flags`: os.XATTR_CREATE or os.XATTR_REPLACE."""
-        call = messages.SetXattr(
-            ROOT, encoded(path), os.fsencode(name), value, flags, follow_symlinks
-        )
+        data, how = bytes(memoryview(value)), integer(flags, "flags")
+        call = messages.SetXattr(ROOT, encoded(path), raw_name(name), data, how, follow_symlinks)
         self._metadata.act(call, messages.Done)
 
     def listxattr(self, path: Path, *, follow_symlinks: bool = True) -> list[str]:
@@ -237,5 +308,5 @@ class Names:
         return [os.fsdecode(name) for name in self._metadata.ask(call, messages.Blobs).items]
 
     def removexattr(self, path: Path, name: str, *, follow_symlinks: bool = True) -> None:
-        call = messages.RemoveXattr(ROOT, encoded(path), os.fsencode(name), follow_symlinks)
+        call = messages.RemoveXattr(ROOT, encoded(path), raw_name(name), follow_symlinks)
         self._metadata.act(call, messages.Done)

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn, Protocol
 
 from fireflyer._native.fs3.client import ANY_NODE, Batch, Outcome
-from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, NoSpace, StorageError
+from fireflyer.errors import (
+    Corrupted,
+    DeadlineExceeded,
+    FireflyerError,
+    NoSpace,
+    StorageError,
+    Unavailable,
+)
 from fireflyer.fs3.client.settings import Settings
 
 PAUSE_S = 0.01
@@ -79,6 +86,7 @@ class Retry:
 
         Raises:
             DeadlineExceeded: it did not work in time; what was written is there or not.
+            Unavailable: likewise, and the chain that it needs is stopped.
             Corrupted: no replica has the bytes as they were written.
             NoSpace, StorageError: a service says so.
         """
@@ -150,6 +158,11 @@ class Retry:
         error: FireflyerError
         if failure.outcome in DAMAGED:
             error = self._corrupted(failure)
+        elif not self._routes.serving(failure.chain):
+            error = Unavailable(
+                f"{self._what}: chain {failure.chain} is stopped: no target of it served "
+                f"within {limit_s:g} s"
+            )
         else:
             error = DeadlineExceeded(
                 f"{self._what}: not done within {limit_s:g} s (chain {failure.chain}{where}: {outcome})"

@@ -23,8 +23,8 @@ class Settings:
     """Bytes per second that every connection makes at least: what "more" means."""
     lanes: int = 8
     """Calls that move bytes at a time; others wait."""
-    senders: int = 8
-    """Large reads under way at a time ("request to send")."""
+    senders: int = 2
+    """Storage nodes that may send much at a time ("request to send"); what they do before takes no turn."""
     local: bool = True
     """What nodes of this machine have is read from their files, not through a connection."""
     connect_s: float = 1.0

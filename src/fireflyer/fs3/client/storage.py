@@ -125,7 +125,9 @@ class Fs3Storage:
                 answers.append(file)
         try:
             with _translated("read", self._root):
-                self._client.read_many(requests)
+                counts = self._client.read_many(requests)
+                for (_, _, memory), count in zip(requests, counts, strict=True):
+                    del memory[count:]  # a file that was cut meanwhile
         except StorageError as error:
             return [answer if isinstance(answer, StorageError) else error for answer in answers]
         return [answer if isinstance(answer, StorageError) else bytes(answer) for answer in answers]
@@ -149,13 +151,13 @@ class Fs3Storage:
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         path = self._path(name)
         temporary = path + _suffix()
-        with _translated("write", path), self._new(temporary, chunks):
+        with _translated("write", path), self._new(temporary, path, chunks):
             self._client.rename(temporary, path)
 
     def create(self, name: str, data: bytes) -> bool:
         path = self._path(name)
         temporary = path + _suffix()
-        with _translated("create", path), self._new(temporary, [data]):
+        with _translated("create", path), self._new(temporary, path, [data]):
             try:
                 self._client.link(temporary, path)
             except FileExistsError:
@@ -208,10 +210,11 @@ class Fs3Storage:
         return error
 
     @contextlib.contextmanager
-    def _new(self, path: str, chunks: Iterable[Chunk]) -> Iterator[None]:
-        """A whole and durable file under a temporary name, which is gone at the end."""
+    def _new(self, path: str, called: str, chunks: Iterable[Chunk]) -> Iterator[None]:
+        """A whole and durable file under a temporary name, which is gone at the end; errors say `called`."""
         try:
             with self._create(path) as file:
+                file.name = called
                 for chunk in chunks:
                     file.write(chunk)
             yield

@@ -151,6 +151,14 @@ def restart_from(chain: Chain, target: int) -> Chain:
     return Chain(chain.id, chain.version + 1, (Member(target, Public.LASTSRV), *others))
 
 
+def has_served(chain: Chain) -> bool:
+    """Whether it serves, or is stopped and did before: then its last holders have the stores that did."""
+    if chain.targets(Public.SERVING):
+        return True
+    stores = [member.store for member in chain.members if member.state is Public.LASTSRV]
+    return any(stores) and not chain.targets(Public.RECOVERING)
+
+
 def _rank(member: Member) -> int:
     return member.state
 

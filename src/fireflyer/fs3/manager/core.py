@@ -49,7 +49,9 @@ class Vitals(msgspec.Struct, array_like=True):
         version: of its software.
         disk_bytes, free_bytes: of the disk of its targets.
         metrics: URL.
-        faults: targets that cannot be opened, and why.
+        faults: targets that are not open or faulty, and why.
+        kept_bytes: of the disk, which writes must leave free.
+        refuses: a write of a whole chunk would not.
     """
 
     version: str
@@ -58,6 +60,8 @@ class Vitals(msgspec.Struct, array_like=True):
     metrics: str
     targets: dict[int, TargetVitals]
     faults: dict[int, str]
+    kept_bytes: int = 0
+    refuses: bool = False
 
 
 class Beat(msgspec.Struct, array_like=True):
@@ -84,11 +88,13 @@ class Registered(msgspec.Struct, array_like=True):
 
     Attributes:
         session: the number of this start, its targets' first incarnation.
+        cluster: the number of the file system, see `admission`.
     """
 
     node: int
     session: int
     lease_s: float
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +147,28 @@ class Core:
         self._begun += 1
         return self._epoch << 32 | self._begun
 
-    def register(self, name: str, address: str, slots: int, local: str = "") -> Registered:
+    def rival(self, name: str, identity: str, now: float) -> float | None:
+        """Of a process that comes with that name: another one, with another folder, may still be this node.
+
+        Returns:
+            When that was last heard; -inf: in this term not yet. None: there is no such other.
+        """
+        node = next((node for node in self._all_nodes() if node.name == name), None)
+        if node is None or not identity or node.identity in ("", identity):
+            return None
+        process = self._processes.get(node.id)
+        since = process.heard if process else self._started
+        if now - since > self.times.dead_s:
+            return None
+        return process.heard if process else float("-inf")
+
+    def register(
+        self, name: str, address: str, slots: int, local: str = "", identity: str = ""
+    ) -> Registered:
         """A process of a node starts; the answer may be given when `settled`.
 
         The process before it may live on: it is replaced by the first heartbeat of the new one, which
-        holds the locks of its targets then.
+        holds the locks of its targets then. REQUIRES: `rival` says None.
 
         Raises:
             ConfigError: if the node cannot be as it says.
@@ -158,7 +181,7 @@ class Core:
         number = old.id if old else 1 + max((node.id for node in known.values()), default=0)
         if old and old.slots > slots:
             raise ConfigError(f"node {name} had {old.slots} targets and comes with {slots}")
-        node = Node(number, name, address, slots, local)
+        node = Node(number, name, address, slots, local, identity)
         if node != old:
             self._want(node)
         return Registered(number, self.incarnation(), self.times.lease_s)

@@ -6,15 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from fireflyer.errors import DeadlineExceeded, FireflyerError, ProtocolMismatch
+from fireflyer.fs3.manager.admission import Registration
 from fireflyer.fs3.manager.chains import Chain, Local
 from fireflyer.fs3.manager.core import Beat, Registered, Vitals
 from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.routing import Routing, Table, View
-from fireflyer.fs3.manager.service import LayOut, Registration, Restart, Status
+from fireflyer.fs3.manager.service import LayOut, Restart, Status
+from fireflyer.fs3.roles import NO_MANAGER
 from fireflyer.rpc.client import Client
+from fireflyer.rpc.handshake import NO_SECRET
 from fireflyer.rpc.messages import parse_body
 from fireflyer.rpc.policy import Policy
 from fireflyer.rpc.proof import Secret
+
+WHERE_SECRET = (
+    "name its file by secret_file= or FIREFLYER_FS_SECRET_FILE, or give --dir the folder or cluster.toml "
+    "that names it"
+)
 
 
 class ManagerLink:
@@ -35,13 +43,30 @@ class ManagerLink:
         self._on_routing = on_routing
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         self._client = Client(
-            addresses, secret, role, policy=policy, pushes={"routing": self._pushed}
+            *(addresses, secret, role),
+            policy=policy,
+            pushes={"routing": self._pushed},
+            strangers=NO_MANAGER,
         )
 
-    def register(self, name: str, address: str, slots: int, local: str = "") -> Registered:
-        """A process of the node `name` starts."""
-        registration = Registration(name, address, slots, local)
-        return self._client.call("register", registration, Registered)
+    def register(
+        self,
+        name: str,
+        address: str,
+        slots: int,
+        local: str = "",
+        *,
+        identity: str = "",
+        cluster: str = "",
+        holds: bool = False,
+    ) -> Registered:
+        """A process of the node `name` starts; see `Registration`.
+
+        Raises:
+            ConfigError: the node cannot be as it says, belongs to another file system, or runs elsewhere.
+        """
+        body = Registration(name, address, slots, local, identity, cluster, holds)
+        return self._client.call("register", body, Registered)
 
     def incarnation(self) -> int:
         """A new one, for a target whose store was opened anew."""
@@ -78,11 +103,14 @@ class ManagerLink:
         """The first `refresh`, for as long.
 
         Raises:
+            ProtocolMismatch: another secret, or none was given, or another version.
             DeadlineExceeded: no manager answered; names all addresses, and what became of the last attempt.
         """
         try:
             self.refresh(seconds)
         except FireflyerError as error:
+            if NO_SECRET in str(error):
+                raise ProtocolMismatch(f"{error}; {WHERE_SECRET}") from None
             if not error.retryable:
                 raise
             raise DeadlineExceeded(

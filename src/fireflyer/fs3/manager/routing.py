@@ -20,6 +20,8 @@ TABLE = 1
 
 PREFIX = b"A"
 PRIMARY_KEY = b"Ap"
+CLUSTER_KEY = b"Ai"
+"""Its row has the number of the file system, and no entry."""
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True):
@@ -30,6 +32,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
         address: of its data service.
         slots: how many targets it has.
         local: machine and path of a socket for clients of that machine, or ""; see `fs3.local`.
+        identity: of its folder, see `storage.identity`; "": not known.
     """
 
     id: int
@@ -37,6 +40,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     address: str
     slots: int
     local: str = ""
+    identity: str = ""
 
     def targets(self) -> range:
         return range(self.id * SLOTS, self.id * SLOTS + self.slots)

@@ -13,13 +13,14 @@ import msgspec
 
 from fireflyer import __version__
 from fireflyer.clock import Clock, SystemClock
-from fireflyer.errors import Corrupted, FireflyerError, NotPrimary
+from fireflyer.errors import ConfigError, Corrupted, FireflyerError, NotPrimary
+from fireflyer.fs3.manager.admission import Registration, check, cluster_of
 from fireflyer.fs3.manager.chains import Chain, Local, Public
 from fireflyer.fs3.manager.core import Beat, Change, Core, Registered, Vitals
 from fireflyer.fs3.manager.election import Election, Primary
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.metrics import Metrics
-from fireflyer.fs3.manager.routing import PREFIX, PRIMARY_KEY, Records, Routing, Table
+from fireflyer.fs3.manager.routing import CLUSTER_KEY, PREFIX, PRIMARY_KEY, Records, Routing, Table
 from fireflyer.log import speaker
 from fireflyer.rpc.server import Call, Connection, Server
 
@@ -41,13 +42,6 @@ class Transact(Protocol):
     """Runs a body as a transaction, durable when it returns; conflicts are retried. Thread-safe."""
 
     def __call__(self, body: Callable[[Transaction], T]) -> T: ...
-
-
-class Registration(msgspec.Struct, array_like=True):
-    name: str
-    address: str
-    slots: int
-    local: str = ""
 
 
 class LayOut(msgspec.Struct, array_like=True):
@@ -123,6 +117,7 @@ class Manager:
         self._clock = clock or SystemClock()
         self._election = Election(secrets.randbits(63), address, times, alone=alone)
         self._core: Core | None = None
+        self._cluster = ""  # known while there is a core
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._subscribers: set[Connection] = set()
@@ -166,6 +161,7 @@ class Manager:
             self._end_term()
         self._election.written(decided, begun)
         if new:
+            self._cluster = await asyncio.to_thread(self._transact, cluster_of)
             rows = await asyncio.to_thread(self._transact, entries)
             records, now = Records.load(rows), self._clock.monotonic()
             self._core = Core(records, decided.epoch, self._times, now)
@@ -247,10 +243,35 @@ class Manager:
     # Methods
 
     async def _register(self, call: Call, body: Registration) -> Registered:
+        known = any(node.name == body.name for node in self._term().records.nodes.values())
+        try:
+            check(body, self._cluster, known=known)
+            await self._without_rival(body)
+        except ConfigError as error:
+            log.error("a process is refused: %s", error)
+            raise
         core = self._term()
-        registered = core.register(body.name, body.address, body.slots, body.local)
+        registered = core.register(body.name, body.address, body.slots, body.local, body.identity)
         await self._settled(core)
-        return registered
+        return msgspec.structs.replace(registered, cluster=self._cluster)
+
+    async def _without_rival(self, body: Registration) -> None:
+        """Returns when no process with another folder is that node: its lease has ended, if there was one.
+
+        Raises:
+            ConfigError: there is one; it was heard while this waited.
+        """
+        begun = self._clock.monotonic()
+        while True:
+            rival = self._term().rival(body.name, body.identity, self._clock.monotonic())
+            if rival is None:
+                return
+            if rival >= begun:
+                raise ConfigError(
+                    f"node {body.name} runs with another folder: its name cannot be used by a second "
+                    "process. To replace its disk, end that process first"
+                )
+            await asyncio.sleep(self._times.tick_s)
 
     def _incarnation(self, call: Call, body: None) -> int:
         return self._term().incarnation()
@@ -344,7 +365,11 @@ def save(transaction: Transaction, change: Change, epoch: int) -> None:
 def entries(transaction: Transaction) -> list[tuple[bytes, bytes]]:
     """The rows of all entries, for `Records.load`."""
     end = PREFIX[:-1] + bytes([PREFIX[-1] + 1])
-    return [row for row in transaction.get_range(PREFIX, end) if row[0] != PRIMARY_KEY]
+    return [
+        row
+        for row in transaction.get_range(PREFIX, end)
+        if row[0] not in (PRIMARY_KEY, CLUSTER_KEY)
+    ]
 
 
 def _primary(transaction: Transaction) -> Primary | None:
@@ -360,7 +385,6 @@ def _primary(transaction: Transaction) -> Primary | None:
 __all__ = [
     "LayOut",
     "Manager",
-    "Registration",
     "Restart",
     "Status",
     "Transact",

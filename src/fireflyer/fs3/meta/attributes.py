@@ -17,12 +17,15 @@ from fireflyer.fs3.meta.context import (
 )
 from fireflyer.fs3.meta.files import seed_of
 from fireflyer.fs3.meta.inode import (
+    CHUNK_MAX,
+    CHUNK_MIN,
     DIRECTORY,
     FILE,
     FILES,
     NAME_MAX,
     PATH_MAX,
     SYMLINK,
+    UNLINKED,
     Inode,
     Layout,
     decode,
@@ -48,7 +51,6 @@ from fireflyer.fs3.meta.messages import (
 from fireflyer.fs3.meta.naming import DOTS
 from fireflyer.fs3.meta.walk import find
 
-CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
 STRIPE_MAX = 1 << 16
 IDS = range(1 << 32)
 
@@ -194,4 +196,5 @@ def set_layout(t: Transaction, ctx: Context, call: SetLayout) -> Inode:
 
 def statfs(t: Transaction, ctx: Context, call: Statfs) -> Counts:
     load(t, 1)
-    return Counts(counter(t.snapshot_get(FILES)), NAME_MAX, PATH_MAX)
+    files, unlinked = (counter(t.snapshot_get(key)) for key in (FILES, UNLINKED))
+    return Counts(files, NAME_MAX, PATH_MAX, unlinked)

@@ -25,6 +25,7 @@ from fireflyer.fs3.meta.inode import (
     entry_key,
     inode_key,
     session_key,
+    too_big,
 )
 from fireflyer.fs3.meta.messages import (
     OMIT,
@@ -40,7 +41,6 @@ from fireflyer.fs3.meta.messages import (
 from fireflyer.fs3.meta.naming import DOTS, new_inode, put_entry
 from fireflyer.fs3.meta.walk import Place, child, entry, find, place
 
-LENGTH_MAX = 1 << 62
 _MASK = (1 << 64) - 1
 
 
@@ -155,14 +155,26 @@ def _session(t: Transaction, ctx: Context, number: int, handle: int) -> tuple[In
     return load(t, number), key
 
 
-def _reported(ctx: Context, inode: Inode, length: int, version: int) -> None:
-    if not 0 <= length <= LENGTH_MAX:
-        raise FileError(errno.EINVAL, b"inode %d" % inode.number)
+def check_length(inode: Inode, length: int, path: bytes) -> None:
+    """Raises:
+    FileError: EINVAL (negative), EFBIG (beyond the last chunk that a file can have).
+    """
+    if length < 0:
+        raise FileError(errno.EINVAL, path)
+    if length > inode.length_max:
+        raise too_big(inode, path)
+
+
+def _reported(t: Transaction, ctx: Context, inode: Inode, length: int, version: int) -> bool:
+    """Whether the report was taken: not one that knows nothing of a truncate."""
+    check_length(inode, length, b"inode %d" % inode.number)
     if version != inode.length_version:
-        return
+        return False
     inode.length = max(inode.length, length)
     inode.mtime = inode.ctime = ctx.now
     _strip(ctx, inode)
+    store(t, inode)
+    return True
 
 
 def _strip(ctx: Context, inode: Inode) -> None:
@@ -173,17 +185,14 @@ def _strip(ctx: Context, inode: Inode) -> None:
 
 def close(t: Transaction, ctx: Context, call: Close) -> Inode:
     inode, key = _session(t, ctx, call.inode, call.handle)
-    if call.length != OMIT:
-        _reported(ctx, inode, call.length, call.length_version)
-        store(t, inode)
-    t.clear(key)
+    if call.length == OMIT or _reported(t, ctx, inode, call.length, call.length_version):
+        t.clear(key)
     return inode
 
 
 def report_length(t: Transaction, ctx: Context, call: ReportLength) -> Inode:
     inode, _ = _session(t, ctx, call.inode, call.handle)
-    _reported(ctx, inode, call.length, call.length_version)
-    store(t, inode)
+    _reported(t, ctx, inode, call.length, call.length_version)
     return inode
 
 
@@ -207,8 +216,6 @@ def truncate(t: Transaction, ctx: Context, call: Truncate) -> Inode:
     """
     if call.length < 0:
         raise FileError(errno.EINVAL, call.path)
-    if call.length > LENGTH_MAX:
-        raise FileError(errno.EFBIG, call.path)
     if call.handle:
         inode, _ = _session(t, ctx, call.inode, call.handle)
     else:
@@ -218,6 +225,7 @@ def truncate(t: Transaction, ctx: Context, call: Truncate) -> Inode:
         if inode.kind != FILE:
             raise FileError(errno.EINVAL, call.path)
         require(ctx.user, inode, WRITE, call.path)
+    check_length(inode, call.length, call.path)
     inode.length = call.length
     inode.length_version += 1
     inode.mtime = inode.ctime = ctx.now

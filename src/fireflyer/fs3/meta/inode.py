@@ -1,15 +1,18 @@
 """What is stored: keys and values. Numbers in keys are big-endian, so that ranges are in order."""
 
+import errno
 import struct
 
 import msgspec
 
-from fireflyer.errors import Corrupted
+from fireflyer.errors import Corrupted, FileError
 
 FORMAT = 1
 ROOT = 1
 FILE, DIRECTORY, SYMLINK = 1, 2, 3
 
+CHUNK_MIN, CHUNK_MAX = 4 << 10, 64 << 20
+"""Bytes of a chunk."""
 NAME_MAX = 255
 PATH_MAX = 4096
 LINKS_FOLLOWED = 40
@@ -57,9 +60,19 @@ class Inode(msgspec.Struct, array_like=True, gc=False):
     """Of a symlink."""
 
     @property
+    def length_max(self) -> int:
+        """Bytes that a file can have: an index of a chunk has 32 bits."""
+        return (self.layout.chunk_size if self.layout is not None else CHUNK_MAX) << 32
+
+    @property
     def chains(self) -> int:
         """How many chains may hold chunks of this file."""
         return min(self.layout.stripe, self.dyn_stripe) if self.layout is not None else 0
+
+
+def too_big(inode: Inode, path: str | bytes) -> FileError:
+    """EFBIG, with the limit."""
+    return FileError(errno.EFBIG, path, f"a file has at most 2^32 chunks: {inode.length_max} bytes")
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -94,6 +107,8 @@ unpack_times = _TIMES.unpack
 ALLOCATOR = b"Ninode"
 FILES = b"Nfiles"
 """Counter: inodes that have a name."""
+UNLINKED = b"Nunlinked"
+"""Counter: files that have none, and are still open or not yet emptied."""
 
 _pack = _NUMBER.pack
 

@@ -126,7 +126,10 @@ class Open(Call, frozen=True):
 
 
 class Close(Call, frozen=True):
-    """Ends a session; with a length also ReportLength. Answer: Inode."""
+    """Ends a session; with a length also ReportLength. Answer: Inode.
+
+    A length that is not taken leaves the session.
+    """
 
     inode: Number
     handle: Number
@@ -135,7 +138,10 @@ class Close(Call, frozen=True):
 
 
 class ReportLength(Call, frozen=True):
-    """The largest end written; ignored if the file was truncated since. Answer: Inode."""
+    """The largest end written. Answer: Inode; with another `length_version` it was not taken.
+
+    The file was truncated since, then: the caller finds out what it wrote after that, and reports again.
+    """
 
     inode: Number
     handle: Number
@@ -341,6 +347,8 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, gc=False):
     files: int
     name_max: int
     path_max: int
+    unlinked: int
+    """Files without a name that are still open, or whose chunks are not all removed yet."""
 
 
 class Removal(msgspec.Struct, array_like=True, frozen=True, gc=False):

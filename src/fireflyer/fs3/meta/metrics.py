@@ -11,7 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from fireflyer.errors import FileError, FireflyerError
 
@@ -31,9 +36,15 @@ def name_of(error: FireflyerError) -> str:
 class Operations:
     """Requests by kind: how long they took, and what was refused."""
 
-    def __init__(self, store: Callable[[], Mapping[str, int]]) -> None:
-        """`store` gives the counters of `SqliteEngine.statistics`."""
-        self._store = store
+    def __init__(
+        self, store: Callable[[], Mapping[str, int]], unlinked: Callable[[], int | None]
+    ) -> None:
+        """
+        Args:
+            store: gives the counters of `SqliteEngine.statistics`.
+            unlinked: how many files without a name there are; None: it is not known.
+        """
+        self._store, self._unlinked = store, unlinked
         self._notes: deque[tuple[str, float, str]] = deque()
         self._lock = threading.Lock()  # guards the two below
         self._times: dict[str, list[float]] = {}  # by kind: each bucket's count, then the sum
@@ -78,6 +89,9 @@ class Operations:
         for (kind, error), count in sorted(errors.items()):
             refused.add_metric([kind, error], count)
         yield refused
+        if (unlinked := self._unlinked()) is not None:
+            what = "files without a name, still open or with chunks that are to be removed"
+            yield GaugeMetricFamily(f"{PREFIX}_unlinked_files", what, value=unlinked)
         counted = self._store()
         for key, what in (
             ("groups", "group commits of the store"),

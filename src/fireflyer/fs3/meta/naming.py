@@ -12,6 +12,7 @@ from fireflyer.fs3.meta.inode import (
     DIRECTORY,
     FILE,
     FILES,
+    UNLINKED,
     Inode,
     entry_key,
     inode_key,
@@ -120,6 +121,7 @@ def drop_name(t: Transaction, ctx: Context, inode: Inode, at: Place) -> None:
     if inode.kind == FILE:
         store(t, inode)
         t.set(orphan_key(inode.number), b"")
+        t.add(UNLINKED, 1)
     else:
         forget_inode(t, inode)
 

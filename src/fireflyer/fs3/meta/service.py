@@ -91,13 +91,18 @@ _DECODERS: dict[type, Callable[[msgspec.Raw], Answer]] = {
 
 def initialize(t: Transaction, now: int, layout: Layout = DEFAULT_LAYOUT) -> None:
     """Makes the root directory (mode 0755 of root) if there is none."""
-    if t.get(inode_key(ROOT)) is None:
+    if not is_made(t):
         root = Inode(
             1, ROOT, DIRECTORY, 0o755, 0, 0, 2, now, now, now, now, 0, 0, layout, 1, ROOT, b""
         )
         t.set(inode_key(ROOT), encode(root))
         t.add(FILES, 1)
         t.set(ALLOCATOR, counter_value(ROOT + 1))
+
+
+def is_made(t: Transaction) -> bool:
+    """Whether there is a root directory: the file system was set up before."""
+    return t.get(inode_key(ROOT)) is not None
 
 
 def is_reading(request: Request) -> bool:

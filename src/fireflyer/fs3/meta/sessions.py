@@ -7,8 +7,10 @@ repeated.
 
 from fireflyer.fs3.kv.transaction import Transaction
 from fireflyer.fs3.meta.context import Context, load, require_root, store
+from fireflyer.fs3.meta.files import check_length
 from fireflyer.fs3.meta.inode import (
     FILE,
+    UNLINKED,
     Inode,
     client_key,
     decode,
@@ -113,6 +115,7 @@ def settle(t: Transaction, ctx: Context, call: Settle) -> Inode:
         return inode
     if not t.get_range(*sessions_of(call.inode, call.client), 1):
         return inode
+    check_length(inode, call.length, b"inode %d" % inode.number)
     if call.length_version == inode.length_version and call.length > inode.length:
         inode.length = call.length
         inode.mtime = inode.ctime = ctx.now
@@ -151,4 +154,5 @@ def collected(t: Transaction, ctx: Context, call: Collected) -> Done:
         if inode.nlink == 0 and inode.kind == FILE:
             forget_inode(t, inode)
             t.clear(orphan_key(number))
+            t.add(UNLINKED, -1)
     return Done()

@@ -36,6 +36,7 @@ _GAUGES = {
     "buffer_bytes": "memory of payloads under way",
     "buffer_limit": "what buffer_bytes can be at most",
     "jobs": "jobs that wait for a worker",
+    "ready": "answers in memory that clients did not ask for yet",
     "index_bytes": "memory of the chunks' indexes",
 }
 _TARGET_COUNTERS = {
@@ -125,7 +126,9 @@ class StorageCollector:
         for key, what, value in (
             ("disk_bytes", "size of the disk of the targets", size),
             ("disk_free_bytes", "free space of it", free),
-            ("faults", "targets that cannot be opened", len(node.faults)),
+            ("disk_kept_bytes", "of which writes leave so much free", node.settings.reserve),
+            ("refuses_writes", "1: its disk is too full for a whole chunk", float(node.refuses)),
+            ("faults", "targets that are not open or faulty", len(node.faults)),
             ("lease_seconds", "how long the lease still runs", node.lease_ends - time.monotonic()),
         ):
             yield _gauge(key, what, ["node"], [([name], value)])

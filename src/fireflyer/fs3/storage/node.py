@@ -18,12 +18,23 @@ from fireflyer.fs3.manager.leases import NodeLease
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
+from fireflyer.fs3.storage import identity
 from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
 from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
 
 PAUSE_S = 0.2
 """Between attempts to reach a node, or to open a target's store again."""
+LINES_AT_ONCE = 16
+"""Of the log about single chunks; others are counted."""
+FOLDERS_EVERY_S = 1.0
+"""How often the node looks whether its targets' folders are still there."""
+FAULTY = (
+    "faulty: its store is new, was emptied or is incomplete, or differs from what its chain has; "
+    "it is filled anew while another target serves"
+)
+Place = tuple[int, int] | None
+"""Device and inode of the file that tells what a target's folder is; None: it is not there."""
 VITALS_EVERY_S = 1.0
 """How often a heartbeat says how the node is; every one says what a chain depends on."""
 
@@ -39,6 +50,8 @@ class NodeSettings:
         advertise: under which others reach it, if not under `listen`.
         targets: how many it has.
         workers, buffers: see `io.Node`.
+        reserve: bytes of the disk that writes leave free, for logs and repair.
+        chunk: bytes of a usual chunk: with less room than that above the reserve the node calls itself full.
         scrub_s: within which time each chunk is read and checked once; 0: never.
         metrics: URL of this process's metrics, for people.
     """
@@ -50,6 +63,8 @@ class NodeSettings:
     targets: int = 1
     workers: int = 0
     buffers: int = 256 << 20
+    reserve: int = 256 << 20
+    chunk: int = 1 << 20
     scrub_s: float = 7 * 24 * 3600.0
     metrics: str = ""
 
@@ -86,6 +101,7 @@ class StorageNode:
         self.ended = ended or threading.Event()
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
+        self._full = False
         self._told = 0.0  # when a heartbeat last said how the node is
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
@@ -96,15 +112,16 @@ class StorageNode:
         self._again: dict[int, float] = {}  # targets that were open or failed to be: not before
         self._unreached: dict[int, float] = {}  # nodes: not before
         self._chains: dict[int, int] = {}  # of open targets
-        self._faults: dict[int, str] = {}
+        self._faults: dict[int, str] = {}  # of targets that are not open
+        self._faulty: dict[int, str] = {}  # of open ones
+        self._places: dict[int, Place] = {}  # of targets that were opened
+        self._looked = 0.0  # when the folders were looked at
         self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._door.address)
         self._local = self._open_local()
         self._link = ManagerLink(managers, secret, Role.STORAGE, on_routing=self._on_routing)
         try:
-            self._me = self._link.register(
-                settings.name, self.address, settings.targets, advertised(self._socket)
-            )
+            self._me = self._register()
         except BaseException:
             self._end()
             raise
@@ -117,6 +134,20 @@ class StorageNode:
         ]
         for thread in self._threads:
             thread.start()
+
+    def _register(self) -> Registered:
+        """The folder is this file system's from then on; it is so before a target is made in it."""
+        folder = self.settings.directory
+        mine = identity.of_folder(folder)
+        me = self._link.register(
+            *(self.settings.name, self.address, self.settings.targets, advertised(self._socket)),
+            identity=mine.node,
+            cluster=mine.cluster,
+            holds=identity.holds_targets(folder),
+        )
+        if me.cluster != mine.cluster:
+            identity.keep(folder, identity.Identity(mine.node, me.cluster))
+        return me
 
     def close(self) -> None:
         """Ends it; the manager sees that by its silence."""
@@ -159,6 +190,12 @@ class StorageNode:
         return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
 
     @property
+    def refuses(self) -> bool:
+        """Whether its disk is too full for a write of a whole chunk."""
+        size, free = self.space()
+        return size > 0 and free < self.settings.reserve + self.settings.chunk
+
+    @property
     def lease_ends(self) -> float:
         """On the monotonic clock."""
         return self._lease.ends
@@ -173,8 +210,8 @@ class StorageNode:
 
     @property
     def faults(self) -> dict[int, str]:
-        """Targets that cannot be opened, and why."""
-        return dict(self._faults)
+        """Targets that are not open or faulty, and why."""
+        return {**self._faulty, **self._faults}
 
     def _end(self) -> None:
         self._door.close()
@@ -244,12 +281,45 @@ class StorageNode:
         if now < self._told + VITALS_EVERY_S:
             return None
         self._told = now
+        self._tell_findings()
         size, free = self.space()
         targets = {
             target: TargetVitals(*(int(its[key]) for key in TargetVitals.__struct_fields__))
             for target, its in self.targets().items()
         }
-        return Vitals(__version__, size, free, self.settings.metrics, targets, self.faults)
+        self._look_at_disk(free)
+        return Vitals(
+            *(__version__, size, free, self.settings.metrics, targets, self.faults),
+            kept_bytes=self.settings.reserve,
+            refuses=self._full,
+        )
+
+    def _look_at_disk(self, free: int) -> None:
+        """A line of the log when it fills up, and when there is room again."""
+        full, before = self.refuses, self._full
+        self._full = full
+        if full and not before:
+            self._log.error(
+                "disk full: writes are refused: free_mib=%d kept_mib=%d directory=%s",
+                *(free >> 20, self.settings.reserve >> 20, self.settings.directory),
+            )
+        elif before and not full:
+            self._log.info("the disk has room again: free_mib=%d", free >> 20)
+
+    def _tell_findings(self) -> None:
+        """A line of the log for each chunk that was found damaged or is not any more; few at a time."""
+        found, more = self._service.findings()
+        for target, inode, index, damaged in found[:LINES_AT_ONCE]:
+            where = (
+                f"target={target} chain={self._chains.get(target, 0)} inode={inode} chunk={index}"
+            )
+            if damaged:
+                self._log.error("damage found: %s", where)
+            else:
+                self._log.info("damage repaired: %s", where)
+        more += len(found[LINES_AT_ONCE:])
+        if more:
+            self._log.warning("damage found or repaired in %d more chunks", more)
 
     # Routing
 
@@ -277,12 +347,13 @@ class StorageNode:
     def _open_targets(self) -> bool:
         """Opens those that got a chain, and anew those whose store failed; whether there was one."""
         assert self._me is not None
-        for target, _, _, _, _, _, _, failed in self._service.reports():
+        self._look_at_folders()
+        for target, _, local, _, _, _, _, failed in self._service.reports():
             if failed and target in self._chains:
                 self._log.warning("target %d: its store failed and is opened anew", target)
-                self._service.close(target)
-                del self._chains[target]
-                self._again[target] = time.monotonic() + PAUSE_S
+                self._shut(target)
+            else:
+                self._look_at_local(target, LocalState(local))
         opened = False
         for slot in range(self.settings.targets):
             target = self.number * SLOTS + slot
@@ -293,19 +364,61 @@ class StorageNode:
                 opened |= self._open(target, number)
         return opened
 
+    def _shut(self, target: int) -> None:
+        """To be opened anew after a while."""
+        self._service.close(target)
+        del self._chains[target]
+        self._faulty.pop(target, None)
+        self._again[target] = time.monotonic() + PAUSE_S
+
+    def _look_at_local(self, target: int, local: LocalState) -> None:
+        """A line of the log when a target turns faulty."""
+        if local is not LocalState.FAULTY:
+            if self._faulty.pop(target, None):
+                self._log.info("target %d is not faulty any more", target)
+        elif target not in self._faulty:
+            self._faulty[target] = FAULTY
+            self._log.error("target %d is %s", target, FAULTY)
+
+    def _look_at_folders(self) -> None:
+        """Shuts targets whose files were removed: what they hold would be gone with this process.
+
+        They are not opened while their folder is missing, so that it is not made anew: that is for the next
+        start, or for whoever makes it again.
+        """
+        if self._looked + FOLDERS_EVERY_S > time.monotonic():
+            return
+        self._looked = time.monotonic()
+        for target, place in self._places.items():
+            if target in self._chains and _place(self._folder(target)) != place:
+                why = (
+                    f"its folder was removed or replaced while it was open: {self._folder(target)}"
+                )
+                self._shut(target)
+                self._fault(target, why)
+
+    def _fault(self, target: int, why: str) -> None:
+        if self._faults.get(target) != why:
+            self._log.error("target %d: %s", target, why)
+        self._faults[target] = why
+
+    def _folder(self, target: int) -> Path:
+        return self.settings.directory / f"target-{target % SLOTS:03d}"
+
     def _open(self, target: int, chain: int) -> bool:
         assert self._me is not None
+        path = self._folder(target)
+        if target in self._places and not path.exists():
+            return False
         try:
             fresh = target not in self._again
             incarnation = self._me.session if fresh else self._link.incarnation()
-            path = self.settings.directory / f"target-{target % SLOTS:03d}"
-            self._service.open(os.fspath(path), target, chain, incarnation)
+            self._service.open(os.fspath(path), target, chain, incarnation, self.settings.reserve)
         except (StorageError, ValueError) as error:
-            if self._faults.get(target) != str(error):
-                self._log.error("target %d cannot be opened: %s", target, error)
-            self._faults[target] = str(error)
+            self._fault(target, f"it cannot be opened: {error}")
             self._again[target] = time.monotonic() + 5 * PAUSE_S
             return False
+        self._places[target] = _place(path)
         self._faults.pop(target, None)
         self._chains[target] = chain
         self._tell(target, chain)
@@ -352,3 +465,11 @@ class StorageNode:
 
     def _last_scrub(self, target: int) -> float:
         return self._scrubbed.place(target % SLOTS).finished
+
+
+def _place(folder: Path) -> Place:
+    try:
+        its = os.stat(folder / "identity")
+    except OSError:
+        return None
+    return its.st_dev, its.st_ino

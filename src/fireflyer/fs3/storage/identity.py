@@ -1,0 +1,52 @@
+"""Which node and which file system a node's folder belongs to: its file `identity`."""
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import ConfigError
+from fireflyer.fs3.config import replace
+
+FILE = "identity"
+
+
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Two random numbers of 128 bits, in hex.
+
+    Attributes:
+        node: of the folder, made when it was first used.
+        cluster: of the file system whose chunks it holds; "" until a manager took the node.
+    """
+
+    node: str
+    cluster: str = ""
+
+
+def of_folder(folder: Path) -> Identity:
+    """What the file in a node's folder says; it is made where there is none.
+
+    Raises:
+        ConfigError: it cannot be read or written.
+    """
+    path = folder / FILE
+    try:
+        if path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=Identity)
+        made = Identity(secrets.token_hex(16))
+        keep(folder, made)
+        return made
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
+    except (msgspec.DecodeError, ValueError):
+        raise ConfigError(
+            f"{path} is damaged: put it back, or remove it to make a new one"
+        ) from None
+
+
+def keep(folder: Path, identity: Identity) -> None:
+    replace(folder / FILE, msgspec.json.encode(identity).decode() + "\n")
+
+
+def holds_targets(folder: Path) -> bool:
+    return any(folder.glob("target-*"))
