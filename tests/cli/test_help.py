@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import fireflyer
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
@@ -70,6 +73,7 @@ def test_every_option_is_explained(helped: Any, verb: str) -> None:
 def test_an_interrupt_while_modules_are_imported_is_quiet() -> None:
     script = """
 import sys
+from pathlib import Path
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == "typer":
@@ -113,3 +117,13 @@ def test_the_benchmark_of_the_file_system_is_among_its_verbs(
     monkeypatch.setattr(handing, "_become", commands.append)
     assert app.run_line(["fs", "bench", "--quick", "--json"]) == 0
     assert commands == [[sys.executable, "-P", "-m", "fireflyer.bench", "fs", "--quick", "--json"]]
+
+
+def test_the_version() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("fireflyer"), "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"fireflyer {fireflyer.__version__}\n"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fireflyer import __version__
 from fireflyer.cli.ckpt import ckpt
 from fireflyer.cli.config import config
 from fireflyer.cli.fs import fs
@@ -49,6 +50,22 @@ TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g.
 
 INTERRUPTED = 130
 """What Typer makes of a KeyboardInterrupt."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fireflyer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
