@@ -1,6 +1,7 @@
 """What the command lines share: an error is one line on standard error and an exit code."""
 
 import os
+import resource
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -46,6 +47,12 @@ def in_one_line(act: Callable[[], int]) -> int:
         return _fail(f"{where}{error.strerror or error}", 1)
     except FireflyerError as error:
         return _fail(str(error), 1)
+
+
+def allow_descriptors() -> None:
+    """As many as this process may have: a service needs one a connection, and 1,024 are soon used up."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def text(name: str) -> str:

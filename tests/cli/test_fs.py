@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from fireflyer.cli.app import run_line
 from fireflyer.errors import Corrupted, StorageError
-from fireflyer.fs3 import transfer
+from fireflyer.fs3 import survey, transfer
 from fireflyer.fs3.client import Client, File
 from fireflyer.fs3.config import embed
 from fireflyer.fs3.find import VARIABLE, announce, attach
@@ -87,8 +88,9 @@ def test_a_tree_goes_in_and_out(fs: Client, capsys: Any) -> None:
     Path("in/run").chmod(0o755)
     Path("in/link").symlink_to("b/c")
     assert ran(capsys, "put -r in /") == ""
-    assert ran(capsys, "cp -r in /in/b") == ""
-    assert ran(capsys, "get -r /in/b/in out") == ""
+    assert ran(capsys, "mkdir /other") == ""
+    assert ran(capsys, "cp -r in /other") == ""
+    assert ran(capsys, "get -r /other/in out") == ""
     assert sorted(os.listdir("out")) == ["a", "b", "link", "run"]
     assert os.readlink("out/link") == "b/c"
     assert Path("out/link").read_bytes() == made["in/b/c"]
@@ -97,7 +99,7 @@ def test_a_tree_goes_in_and_out(fs: Client, capsys: Any) -> None:
     ran(capsys, "get /in/link one")
     assert not Path("one").is_symlink()
     assert Path("one").read_bytes() == made["in/b/c"]
-    assert fs.listdir("/in/b") == ["a", "c", "in", "run"]
+    assert fs.listdir("/in/b") == ["a", "c", "run"]
     text = ran(capsys, "cat /in/run /in/run")
     assert text == "#!/bin/sh\n" * 2
 
@@ -139,6 +141,25 @@ def test_a_device_is_not_replaced(fs: Client) -> None:
     os.mkfifo("pipe")
     assert run_line(["fs", "put", "pipe", "/pipe"]) == 1
     assert fs.listdir("/") == ["a"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["cp", "/f", "/f"],
+        ["mv", "/f", "/d/../f"],
+        ["cp", "-r", "/d", "/d/inner"],
+        ["cp", "-r", "/d", "/"],
+        ["mv", "/d", "/d/in"],
+    ],
+)
+def test_nothing_goes_onto_or_into_itself(fs: Client, capsys: Any, line: list[str]) -> None:
+    fs.makedirs("/d/in")
+    with fs.open("/f", "w") as file:
+        file.write(b"x")
+    assert run_line(["fs", *line]) == 1
+    assert re.search("are the same|cannot go into itself", capsys.readouterr().err)
+    assert [found.path for found in survey.tree(fs, "/")] == ["/", "/d", "/d/in", "/f"]
 
 
 def test_names(fs: Client, capsys: Any) -> None:

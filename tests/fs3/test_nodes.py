@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from tests.conftest import fork_child
 from tests.fs3 import frames
 from tests.fs3.manager.store import Store
 
@@ -21,7 +24,7 @@ from fireflyer._native import crc32c
 from fireflyer.errors import PeerLost, ProtocolMismatch
 from fireflyer.fs3 import refusals
 from fireflyer.fs3.client import connect
-from fireflyer.fs3.lines import dial
+from fireflyer.fs3.lines import Door, dial
 from fireflyer.fs3.manager.chains import Chain, LocalState, Public
 from fireflyer.fs3.manager.leases import Times
 from fireflyer.fs3.manager.link import ManagerLink
@@ -30,6 +33,7 @@ from fireflyer.fs3.manager.service import Manager
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage.node import FAULTY, NodeSettings, StorageNode
 from fireflyer.log import get_logger
+from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Server
@@ -203,6 +207,60 @@ def test_a_folder_that_is_removed_is_told_and_left_alone(nodes: Nodes, tmp_path:
     nodes.chain(3)
     assert nodes.read(target, 0) == b"x" * 3000
     assert target not in node.faults
+
+
+def test_a_snapshot_of_a_store_is_no_removal(nodes: Nodes) -> None:
+    nodes.chain(3)
+    node = nodes.running["n1"]
+    (target,) = node.targets()
+    folder = node._folder(target)
+    before = (folder / "identity").stat().st_ino
+    assert node._service.scrub(target, 0, 0, 1) == (0, 0)  # nothing there: a snapshot ends it
+    assert (folder / "identity").stat().st_ino != before
+    node._looked = 0.0
+    node._look_at_folders()
+    assert list(node.targets()) == [target]
+    assert node.faults == {}
+
+
+def test_a_door_without_descriptors_is_deaf_for_a_while() -> None:
+    def child() -> None:
+        lines: list[str] = []
+        told = threading.Event()
+
+        class Seen(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                lines.append(record.getMessage())
+                told.set()
+
+        get_logger("fs3").addHandler(Seen())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        admitted = threading.Event()
+
+        def admit(descriptor: int) -> None:
+            os.close(descriptor)
+            admitted.set()
+
+        door = Door("127.0.0.1:0", SECRET, Role.STORAGE, admit)
+        caller = socket.socket()
+        taken: list[int] = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        caller.connect((door.address.host, door.address.port))
+        told.wait()
+        for descriptor in taken:
+            os.close(descriptor)
+        handshake = Handshake("client", SECRET, Role.CLIENT)
+        caller.sendall(handshake.opening)
+        while not handshake.done:
+            caller.sendall(handshake.feed(caller.recv(4096)))
+        admitted.wait()
+        door.close()
+        assert 0 < len(lines) <= refusals.LINES
+        assert "Too many open files" in lines[0]
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork_child(child), 0)[1]) == 0
 
 
 def test_a_target_that_turns_faulty_says_why(

@@ -170,7 +170,7 @@ def test_a_full_disk_is_told(
         announce(Path(place), process.manager)
         assert run_line(["fs", "put", "--dir", place, str(tmp_path / "data"), "/name"]) == 1
         said = capsys.readouterr().err
-        assert said.startswith("fireflyer: writing /name: node 1 is full")
+        assert said.startswith("fireflyer: writing /name: a disk of chain 1 (nodes 1) is full")
         assert ".part" not in said
         line = rf"node s1: disk full: refuses writes \([\d,]+ MiB free, {reserve:,} MiB kept for repair\)"
 

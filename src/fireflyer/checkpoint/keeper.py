@@ -14,7 +14,6 @@ share. No torch.
 import contextlib
 import fcntl
 import os
-import resource
 import select
 import socket
 import struct
@@ -36,6 +35,7 @@ from fireflyer.errors import (
     PeerLost,
     StorageError,
 )
+from fireflyer.program import allow_descriptors
 
 HANDSHAKE_S = 10.0
 UNPROVEN_CONNECTIONS = 64
@@ -407,8 +407,7 @@ def remove_names(path: str) -> None:
 def main(arguments: list[str]) -> None:
     """Serves on descriptor 3."""
     os.closerange(4, 2**31 - 1)  # what it inherited from whoever started it
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_descriptors()
     os.set_inheritable(3, False)
     listener = socket.socket(fileno=3)
     if arguments:

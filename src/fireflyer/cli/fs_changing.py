@@ -44,6 +44,9 @@ def get(where: str | None, sources: list[str], target: str, *, recursive: bool) 
 def cp(where: str | None, sources: list[str], target: str, *, recursive: bool) -> None:
     with attach(where) as fs:
         end, paths = transfer.Remote(fs), [_rooted(source) for source in sources]
+        inside = fs.isdir(_rooted(target))
+        for path in paths:
+            _refuse_itself(path, _within(_rooted(target), path) if inside else _rooted(target))
         _copy(end, end, paths, _rooted(target), recursive)
 
 
@@ -72,8 +75,22 @@ def mv(where: str | None, sources: list[str], target: str) -> None:
         if (len(sources) > 1 or to.endswith("/")) and not inside:
             raise ConfigError(f"{to} is not a directory")
         for source in sources:
-            name = os.path.basename(os.path.normpath(source))
-            fs.rename(_rooted(source), os.path.join(to, name) if inside else to)
+            name = _within(to, source) if inside else to
+            _refuse_itself(_rooted(source), name)
+            fs.rename(_rooted(source), name)
+
+
+def _within(folder: str, path: str) -> str:
+    return os.path.join(folder, os.path.basename(os.path.normpath(path)))
+
+
+def _refuse_itself(source: str, target: str) -> None:
+    """Raises ConfigError for what would be copied or moved onto itself, or into itself."""
+    source, target = os.path.normpath(source), os.path.normpath(target)
+    if source == target:
+        raise ConfigError(f"{source} and {target} are the same")
+    if target.startswith(source.rstrip("/") + "/"):
+        raise ConfigError(f"{source} cannot go into itself, {target}")
 
 
 def rm(where: str | None, paths: list[str], *, recursive: bool, force: bool) -> None:

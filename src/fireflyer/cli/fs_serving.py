@@ -15,6 +15,7 @@ from fireflyer import log
 from fireflyer.fs3 import config, find
 from fireflyer.fs3.process import ALL, Process
 from fireflyer.fs3.roles import Role
+from fireflyer.program import allow_descriptors
 
 _ROLES = {role.name.lower(): role for role in Role if role in ALL}
 
@@ -25,6 +26,7 @@ class _Ended(BaseException):
 
 def embedded(folder: Path, replicas: int | None, targets: int | None) -> None:
     """All roles, in a folder. Returns when a signal ends it."""
+    allow_descriptors()
     with _until_signal():
         settings = config.embed(folder, replicas, targets)
         _log_as(settings, ALL)
@@ -45,6 +47,7 @@ def part(file: Path, role: str | None, name: str | None, *, standby: bool) -> No
             raise typer.BadParameter(f"--name: which of {', '.join(sorted(settings.nodes))}?")
         name = next(iter(settings.nodes))
     what = ", ".join(role.name.lower() for role in sorted(roles))
+    allow_descriptors()
     with _until_signal():
         _log_as(settings, roles, name if Role.STORAGE in roles else "")
         _serve(settings, roles, name, what, standby=standby)

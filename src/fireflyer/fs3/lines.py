@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from fireflyer.errors import ConfigError, DeadlineExceeded, PeerLost, ProtocolMismatch
 from fireflyer.fs3.refusals import Refusals, peer_of
-from fireflyer.log import get_logger
 from fireflyer.rpc.address import Address, tune
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret
@@ -78,6 +77,10 @@ def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: 
         raise ProtocolMismatch(f"{address} speaks before it is asked: it is no data service")
 
 
+DEAF_S = 0.1
+"""How long a door does not listen after it had no descriptor left for who came."""
+
+
 class Door:
     """Listens, proves who comes and hands each connection to `admit`. One thread.
 
@@ -110,6 +113,7 @@ class Door:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._callers: dict[socket.socket, tuple[Handshake, float]] = {}  # oldest first
+        self._deaf_until: float | None = None  # while no connection can be accepted
         self._refusals = Refusals()
         self._thread = threading.Thread(target=self._serve, name="fs3-door", daemon=True)
         self._thread.start()
@@ -122,8 +126,7 @@ class Door:
         while True:
             oldest = next(iter(self._callers.values()), None)
             dues = [oldest[1]] if oldest is not None else []
-            if self._refusals.due is not None:
-                dues.append(self._refusals.due)
+            dues += [due for due in (self._refusals.due, self._deaf_until) if due is not None]
             left = max(0.0, min(dues) - time.monotonic()) if dues else None
             for key, _ in self._selector.select(left):
                 sock = key.fileobj
@@ -137,6 +140,9 @@ class Door:
                     self._hear(sock)
             self._refusals.tell()
             now = time.monotonic()
+            if self._deaf_until is not None and self._deaf_until <= now:
+                self._deaf_until = None
+                self._selector.register(self._listener, selectors.EVENT_READ)
             while self._callers and next(iter(self._callers.values()))[1] <= now:
                 self._drop(next(iter(self._callers)))
 
@@ -145,7 +151,9 @@ class Door:
             sock, _ = self._listener.accept()
         except OSError as error:
             if not isinstance(error, BlockingIOError | ConnectionAbortedError):
-                get_logger("fs3").warning("a connection cannot be accepted: %s", error)
+                self._refusals.note("somebody", error.strerror or error)
+                self._selector.unregister(self._listener)  # whoever waits there waits on
+                self._deaf_until = time.monotonic() + DEAF_S
                 if self._callers:
                     self._drop(next(iter(self._callers)))
             return

@@ -5,6 +5,7 @@ each sends for itself, and one thread of the connection reads and wakes them.
 """
 
 import contextlib
+import os
 import random
 import socket
 import struct
@@ -30,7 +31,11 @@ READ = 1 << 18
 
 
 class Client:
-    """Thread-safe. Close it, or use it as a context manager."""
+    """Thread-safe. Close it, or use it as a context manager.
+
+    It belongs to its process: a forked child shares the connection and the numbers of calls with its parent,
+    so that it would take the other's answers. There `close` lets go of the child's part alone.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class Client:
             strangers: by role, servers that cannot be meant, and what to say of such an address: a
                 ProtocolMismatch.
         """
+        self._process = os.getpid()
         self._servers = Servers(addresses)
         self._secret, self._role = secret, role
         self._policy = policy or Policy()
@@ -80,7 +86,9 @@ class Client:
         Raises:
             DeadlineExceeded, PeerLost, ProtocolMismatch: of the connection.
             FireflyerError: what the server raised.
+            ValueError: in a forked child.
         """
+        self.check_process()
         now = self._clock.monotonic
         attempts = Attempts(self._policy, method, now(), deadline_s, self._chance)
         while True:
@@ -96,11 +104,27 @@ class Client:
 
     def close(self) -> None:
         """Calls under way raise PeerLost."""
+        if not self.here:  # whoever held the lock is not here to release it
+            if self._line:
+                self._line.let_go()
+            return
         self._closed.set()
         with self._lock:
             line, self._line = self._line, None
         if line:
             line.close(PeerLost("this client was closed"))
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that made it."""
+        return self._process == os.getpid()
+
+    def check_process(self) -> None:
+        """Raises ValueError in a forked child."""
+        if not self.here:
+            raise ValueError(
+                f"this client belongs to process {self._process}: connect again in a forked child"
+            )
 
     def __enter__(self) -> "Client":
         return self
@@ -208,6 +232,10 @@ class _Line:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader, which closes
         _call_all(calls)
+
+    def let_go(self) -> None:
+        """In a forked child: the connection stays the parent's."""
+        self._socket.close()
 
     def _prove(self, secret: Secret, role: int, strangers: Mapping[int, str]) -> bytes:
         handshake = Handshake("client", secret, role)

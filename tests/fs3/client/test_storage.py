@@ -54,6 +54,19 @@ def test_written_files_are_read_listed_renamed_deleted(storage: Storage) -> None
     assert storage.list() == ["c"]
 
 
+def test_a_url_without_a_host_is_in_the_file_system_that_the_environment_names(
+    storage: Storage, calm: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write("f", [b"x"])
+    monkeypatch.setenv("FIREFLYER_FS", calm.address)
+    again = open_storage("fs3:///place/of/tests")
+    assert again.read("f") == b"x"
+    again.close()
+    monkeypatch.delenv("FIREFLYER_FS")
+    with pytest.raises(ConfigError, match="FIREFLYER_FS"):
+        open_storage("fs3:///place/of/tests")
+
+
 def test_write_replaces_and_create_does_not(storage: Storage) -> None:
     storage.write("f", [b"first"])
     before = storage.stamp("f")

@@ -110,13 +110,14 @@ class Metadata:
         """A call that changes nothing (Open: one without a handle).
 
         Raises:
-            FileError: as POSIX says. WireError: no service answers.
+            FileError: as POSIX says. WireError: no service answers. ValueError: in a forked child.
         """
         request = Request(self._user, self.client, call)
         return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
 
     def act(self, call: Writing, kind: type[T]) -> T:
         """A call that is done once, however often it is sent. Raises as `ask`."""
+        self._wire.check_process()
         with self._lock:
             self._last += 1
             number = self._last
@@ -132,13 +133,17 @@ class Metadata:
                 self._under_way.remove(number)
 
     def close(self) -> None:
-        """Ends this client's session."""
+        """Ends this client's session; in a forked child, where it is the parent's, only the child's part."""
+        if self._wire.here:
+            self._end_session()
+        self._wire.close()
+
+    def _end_session(self) -> None:
         try:
             request = Request(self._user, self.client, EndClient())
             self._wire.call(METHOD, request, Done, deadline_s=self._settings.attempt_s)
         except FireflyerError as error:  # it ends by itself when nothing is heard of it
             get_logger("fs3").debug("the client's session could not be ended: %s", error)
-        self._wire.close()
 
 
 class Pulse:

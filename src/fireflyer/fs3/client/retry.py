@@ -117,7 +117,11 @@ class Retry:
     def _judge(self, failure: Failure) -> None:
         """Raises what cannot get better."""
         if failure.outcome == Outcome.NO_SPACE:
-            raise NoSpace(f"{self._what}: node {failure.node} is full")
+            nodes = ", ".join(map(str, self._routes.serving(failure.chain)))
+            raise NoSpace(
+                f"{self._what}: a disk of chain {failure.chain} (nodes {nodes}) is full: "
+                "`fireflyer fs status` shows which"
+            )
         if failure.outcome in (Outcome.INVALID, Outcome.DUPLICATE):
             raise StorageError(f"{self._what}: refused as {failure.outcome.name.lower()}")
         if failure.outcome not in DAMAGED:

@@ -35,13 +35,19 @@ _counter = itertools.count()
 def open_url(url: str) -> "Fs3Storage":
     """The storage of fs3://HOST:PORT[,HOST:PORT...]/PATH; the secret comes from the environment.
 
+    fs3:///PATH is in the file system that FIREFLYER_FS names: the folder of `fireflyer fs up --dir`, a
+    cluster.toml, or addresses.
+
     Raises:
         ConfigError: for another URL. WireError: nobody is there.
     """
+    from fireflyer.fs3.find import attach
+
     servers, slash, path = url.removeprefix(SCHEME).partition("/")
-    if not url.startswith(SCHEME) or not servers:
-        raise ConfigError(f"{url!r} is not of the form fs3://HOST:PORT/PATH")
-    return Fs3Storage(connect(servers.split(",")), slash + path or "/", url=url)
+    if not url.startswith(SCHEME) or not servers + slash:
+        raise ConfigError(f"{url!r} is not of the form fs3://HOST:PORT/PATH or fs3:///PATH")
+    client = connect(servers.split(",")) if servers else attach()
+    return Fs3Storage(client, slash + path or "/", url=url)
 
 
 class Fs3Storage:

@@ -468,8 +468,10 @@ class StorageNode:
 
 
 def _place(folder: Path) -> Place:
+    """Of a store that is there. Its files come and go with its snapshots, the identity by a rename."""
     try:
-        its = os.stat(folder / "identity")
+        os.stat(folder / "identity")
+        its = os.stat(folder)
     except OSError:
         return None
     return its.st_dev, its.st_ino
