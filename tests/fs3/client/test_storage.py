@@ -60,6 +60,7 @@ def test_a_url_without_a_host_is_in_the_file_system_that_the_environment_names(
     storage.write("f", [b"x"])
     monkeypatch.setenv("FIREFLYER_FS", calm.address)
     again = open_storage("fs3:///place/of/tests")
+    assert isinstance(again, Fs3Storage)
     assert again.read("f") == b"x"
     again.close()
     monkeypatch.delenv("FIREFLYER_FS")
