@@ -1,18 +1,26 @@
 """Those who do not belong: garbage, silence, floods. The server stays up and serves who does."""
 
 import asyncio
+import contextlib
+import logging
+import os
 import random
+import resource
 import socket
+import threading
 from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.conftest import fork_child
 from tests.rpc.conftest import SECRET
 
 from fireflyer.errors import ConfigError
+from fireflyer.log import get_logger
 from fireflyer.rpc.client import Client
 from fireflyer.rpc.frames import frame
 from fireflyer.rpc.handshake import REFUSAL, Handshake
+from fireflyer.rpc.loop import LoopThread
 from fireflyer.rpc.messages import Reply, framed, parse_reply
 from fireflyer.rpc.proof import Secret
 from fireflyer.rpc.server import Connection, Limits, Server
@@ -63,6 +71,38 @@ def test_garbage_closes_its_own_connection_only(serve: Serve, connect: Connect) 
             line.sendall(b"\x00" + chance.randbytes(chance.randrange(200)))
             assert all_of(line) == b""
     assert client.call("echo", 2, int) == 2
+
+
+def test_a_lack_of_descriptors_is_logged_once_and_passes() -> None:
+    def child() -> None:
+        lines: list[str] = []
+        told = threading.Event()
+
+        class Seen(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                lines.append(record.getMessage())
+                told.set()
+
+        get_logger("rpc").addHandler(Seen())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        with LoopThread("test") as loop:
+            address = loop.run(make().listen("127.0.0.1:0"))
+            caller = socket.socket()
+            taken: list[int] = []
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            caller.connect((address.host, address.port))
+            told.wait()
+            for descriptor in taken:
+                os.close(descriptor)
+            handshake = Handshake("client", SECRET, 4)
+            caller.sendall(handshake.opening)
+            while not handshake.done:
+                caller.sendall(handshake.feed(caller.recv(1 << 16)))
+        assert lines == ["connections cannot be accepted: Too many open files"]
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork_child(child), 0)[1]) == 0
 
 
 def test_a_wrong_proof_is_answered_by_a_refusal_and_nothing_else(serve: Serve) -> None:

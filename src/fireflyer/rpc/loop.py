@@ -1,11 +1,17 @@
 """An asyncio loop in a thread of its own, for programs that are synchronous."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from fireflyer.log import get_logger
+
 T = TypeVar("T")
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+EVERY_S = 10.0
+"""How often a lack that keeps connections out is logged."""
 
 
 class LoopThread:
@@ -13,6 +19,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_Complaints())
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -46,3 +53,19 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+class _Complaints:
+    """The loop's exception handler. Asyncio tries again each second, hundreds of times, to accept
+    connections for which there is no descriptor, and would log each try."""
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in EXHAUSTED):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._quiet_until:
+            self._quiet_until = loop.time() + EVERY_S
+            get_logger("rpc").warning("connections cannot be accepted: %s", error.strerror)
