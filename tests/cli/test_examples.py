@@ -1,5 +1,6 @@
 """The scripts in examples/ run as their first lines say, on one rank and on two, and learn the same."""
 
+import contextlib
 import os
 import re
 import runpy
@@ -103,20 +104,29 @@ def test_gpt_learns_the_same_by_python_torchrun_and_ranks_of_every_mode(
     start_gang: StartGang, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    script, runs = str(EXAMPLES / "gpt.py"), []
+    script = str(EXAMPLES / "gpt.py")
     torchrun = ["-W", "default", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    flags = {"python": [], "torchrun": ["--parallel", "fsdp", "--accumulate", "2"]}
-    for name, start in {"python": [], "torchrun": torchrun}.items():
-        command = [sys.executable, *start, script, "--directory", name, *SMALL, *flags[name]]
-        pipe = subprocess.PIPE
-        runs.append(
-            subprocess.Popen(
-                command, cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True
+    commands = (
+        [script, "--directory", "python"],
+        [*torchrun, script, "--directory", "torchrun", "--parallel", "fsdp", "--accumulate", "2"],
+    )
+    with contextlib.ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, *command, *SMALL],
+                    cwd=tmp_path,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             )
-        )
-    ddp = Ranks(start_gang, 2, tmp_path / "ddp", "--accumulate", "2", "--wire", "bf16").end()
-    zero_2 = Ranks(start_gang, 2, tmp_path / "2", "--parallel", "fsdp", "--zero", "2").end()
-    (alone, said), (sharded, told) = (run.communicate(timeout=90) for run in runs)
+            for command in commands
+        ]
+        ddp = Ranks(start_gang, 2, tmp_path / "ddp", "--accumulate", "2", "--wire", "bf16").end()
+        zero_2 = Ranks(start_gang, 2, tmp_path / "2", "--parallel", "fsdp", "--zero", "2").end()
+        (alone, said), (sharded, told) = (run.communicate(timeout=90) for run in runs)
     assert [run.returncode for run in runs] == [0, 0], said + told
     assert "model flops utilization" in alone
     assert ddp.keys() == {10, 20, 30}
