@@ -13,7 +13,8 @@ import pytest
 
 from fireflyer.hai.client import Client
 
-COMMAND = [sys.executable, "-P", "-m", "fireflyer.cli"]
+OPTIONS = ["-P", "-m", "fireflyer.cli"]
+COMMAND = [sys.executable, *OPTIONS]
 
 
 class Shell:
@@ -25,10 +26,12 @@ class Shell:
         self.env = {**os.environ, "FIREFLYER_HOME": str(self.home), "PYTHONWARNINGS": "error"}
         self.client = Client(self.home)
 
-    def run(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, code: int = 0, python: str | Path = sys.executable
+    ) -> subprocess.CompletedProcess[str]:
         """Runs to the end and asserts the exit code."""
         done = subprocess.run(
-            [*COMMAND, *arguments],
+            [python, *OPTIONS, *arguments],
             cwd=self.folder,
             env=self.env,
             capture_output=True,
