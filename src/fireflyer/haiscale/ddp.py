@@ -141,14 +141,18 @@ class DistributedDataParallel(nn.Module):
         """What `haiscale.report` asks; not collective."""
         wire = self._options.wire
         flats = [bucket.flat for bucket in self.reducer.buckets]
+        travels = [flat.numel() * wire_bytes(flat.dtype, wire) for flat in flats]
         return Facts(
             times=self._times,
-            group=self._group,
-            wire=wire,
+            sent=lambda: self._group.network_bytes_sent,
+            rank=self._group.rank(),
+            world=self._group.size(),
+            hosts=self._group.hosts,
             crosses=self._optimizer is not None,
             sharded=False,
+            parameter_bytes=sum(parameter.nbytes for parameter in self.parameters()),
             gradient_bytes=sum(flat.nbytes for flat in flats),
-            must_send=2 * sum(bytes_to_send(flat, wire, self._group) for flat in flats),
+            must_send=2 * bytes_to_send(sum(travels), self._group),
             element_bytes=max(wire_bytes(flat.dtype, wire) for flat in flats),
             reductions=len(flats),
         )

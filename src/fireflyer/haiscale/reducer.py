@@ -50,7 +50,7 @@ class Times:
     Attributes:
         exposed_s: it waited for reductions.
         optimizer_s: the optimizer stepped buckets here; without `optimizer=` the script's own call does that.
-        under_way_s: from the first reduction of each backward until the last was found to have arrived.
+        under_way_s: some reduction, or all-gather of a sharded model, was not yet known to have arrived.
         steps: synchronised backwards.
     """
 
@@ -60,6 +60,26 @@ class Times:
     steps: int = 0
     reductions: int = 0
     clock: Callable[[], float] = time.monotonic
+
+
+class UnderWay:
+    """Books the time during which communication of one owner is under way."""
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self._count = 0
+        self._since = 0.0
+
+    def begin(self) -> None:
+        if not self._count:
+            self._since = self._times.clock()
+        self._count += 1
+
+    def end(self) -> None:
+        """What `begin` was called for has arrived."""
+        self._count -= 1
+        if not self._count:
+            self._times.under_way_s += self._times.clock() - self._since
 
 
 class Flight:
@@ -105,8 +125,7 @@ class Reducer:
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
         self._next = 0
-        self._launched_at = 0.0  # the first reduction that is under way
-        self._away = 0  # buckets under way
+        self._under_way = UnderWay(times)
         self._lay_out(list(reversed(range(len(named)))))
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
@@ -202,9 +221,7 @@ class Reducer:
         self._next += 1
         if self.options.check_gradients:
             self._check(bucket)
-        if not self._away:
-            self._launched_at = self.times.clock()
-        self._away += 1
+        self._under_way.begin()
         crossing = self._split is not None
         bucket.work = hfreduce.allreduce(
             bucket.flat,
@@ -284,11 +301,8 @@ class Reducer:
             self._reached = self._mask.tolist()
         work, bucket.work = bucket.work, None
         work.wait()
-        now = self.times.clock()
-        self.times.exposed_s += now - begun
-        self._away -= 1
-        if not self._away:
-            self.times.under_way_s += now - self._launched_at
+        self.times.exposed_s += self.times.clock() - begun
+        self._under_way.end()
         for parameter, view, index in zip(
             bucket.parameters, bucket.views, bucket.indexes, strict=True
         ):

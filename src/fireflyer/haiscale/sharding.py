@@ -13,7 +13,6 @@ Single-threaded, as `reducer` is.
 """
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale import pending, pending_shard
 from fireflyer.haiscale.mesh import DataLayout
-from fireflyer.haiscale.reducer import FIRST, Times
+from fireflyer.haiscale.reducer import FIRST, Times, UnderWay
 from fireflyer.haiscale.sharded_comm import Channels, Gather, Replication, Scatter
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
 from fireflyer.log import get_logger
@@ -67,6 +66,8 @@ class Flight:
         self.fresh = fresh
         self.mask: Mask | None = None
         self.stepping = False
+        self._away = True
+        owner.under_way.begin()
 
     def arrive(self) -> None:
         self._owner.arrive(self._unit)
@@ -76,6 +77,9 @@ class Flight:
 
     def wait(self) -> None:
         self._work.wait()
+        if self._away:
+            self._away = False
+            self._owner.under_way.end()
 
     def chain(self, begin: Callable[[dist.Work], dist.Work]) -> None:
         """Something else follows what is under way."""
@@ -137,6 +141,7 @@ class Sharding:
     ) -> None:
         self.units = list(units)
         self.times = times
+        self.under_way = UnderWay(times)
         self.in_backward = False
         self._channels = channels
         self._check_gradients, self._limit = check_gradients, backlog
@@ -294,9 +299,9 @@ class Sharding:
     # Arrival
 
     def _await(self, flight: Flight) -> None:
-        begun = time.monotonic()
+        begun = self.times.clock()
         flight.wait()
-        self.times.exposed_s += time.monotonic() - begun
+        self.times.exposed_s += self.times.clock() - begun
 
     def arrive(self, unit: Unit) -> None:
         """Waits for a unit's gradients, and steps them where the script already did. Not during the backward
@@ -308,9 +313,9 @@ class Sharding:
         trained = unit.trained()
         pending.restore(p for _, p in trained)
         self._await(flight)
-        begun = time.monotonic()
+        begun = self.times.clock()
         reached = flight.mask.reached()
-        self.times.exposed_s += time.monotonic() - begun
+        self.times.exposed_s += self.times.clock() - begun
         for (number, parameter), fresh in zip(trained, flight.fresh, strict=True):
             if fresh and not reached[number]:
                 parameter.grad = None
@@ -331,15 +336,20 @@ class Sharding:
             flights = []
         self._settings = self._split.settings()
         later = [p for unit in self.units if unit.flight for _, p in unit.trained()]
-        self._split.apply(self._split.others(later), self._settings)
+        self._apply(self._split.others(later))
         for flight in flights:
             flight.stepping = True
 
     def _step(self, parameters: Sequence[nn.Parameter]) -> None:
-        assert self._split is not None
-        self._split.apply(parameters, self._settings)
+        self._apply(parameters)
         for parameter in parameters:
             parameter.grad = None
+
+    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
+        assert self._split is not None
+        begun = self.times.clock()
+        self._split.apply(parameters, self._settings)
+        self.times.optimizer_s += self.times.clock() - begun
 
 
 def connect(unit: Unit, layout: DataLayout, sharding: Sharding, gather: Gather) -> None:

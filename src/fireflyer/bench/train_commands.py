@@ -1,0 +1,66 @@
+"""The commands of `fireflyer bench` about training. Torch is imported inside, after the options are read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fireflyer.bench import options
+from fireflyer.bench.command_line import JsonTo, Rounds, layouts_of, names_of, report, say
+from fireflyer.bench.report import Machine
+
+
+def train(
+    only: Annotated[
+        str, typer.Option(help="stub, gpt, vgg (minutes, 16 GB), host, memory")
+    ] = ",".join(options.TRAIN),
+    layouts: Annotated[
+        str, typer.Option(help="hosts x ranks a host of stub and gpt, e.g. 2x1,2x2,4x1")
+    ] = "2x1",
+    of: Annotated[str, typer.Option(help="who trains in stub, gpt and host: ddp, fsdp")] = ",".join(
+        options.TRAIN_FAMILIES
+    ),
+    rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
+    shape: Annotated[
+        str, typer.Option(help="of the stub's layers: gpt, or even ones of as many parameters")
+    ] = "gpt",
+    rounds: Rounds = 5,
+    steps: Annotated[int, typer.Option(min=1, help="timed steps of a candidate's turn")] = 3,
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="write the rows that have goals as a table of Markdown"),
+    ] = None,
+    json_to: JsonTo = None,
+) -> None:
+    """Training steps of data parallelism.
+
+    Against torch DDP and FSDP2 over gloo, the same work alone, and the line's rate, between the hosts of a
+    lab (root). stub and vgg compute by sleeping, as if on a device; host and memory run on this host alone.
+
+    \b
+    fireflyer bench train --layouts 2x1,2x2,4x1 --table table.md
+    fireflyer bench train --only stub --of fsdp
+    fireflyer bench train --only host --json train.json
+    """
+    machine = Machine.here()
+    cases = names_of("--only", only, options.TRAIN)
+    families = names_of("--of", of, options.TRAIN_FAMILIES)
+    if shape not in options.TRAIN_SHAPES:
+        raise typer.BadParameter(f"--shape: {shape!r} is none of {', '.join(options.TRAIN_SHAPES)}")
+    from fireflyer.bench import train as bench
+    from fireflyer.bench.train_table import goal_table
+
+    spec = bench.Spec(
+        cases=cases,
+        layouts=layouts_of(layouts),
+        families=families,
+        rate=rate,
+        rounds=rounds,
+        steps=steps,
+        shape=shape,
+    )
+    rows = bench.run(spec, say)
+    say("")
+    if table is not None:
+        table.write_text(goal_table(rows))
+    report("train", machine, rows, [], json_to)
