@@ -197,11 +197,15 @@ def test_every_line_of_the_issue_has_a_row_with_its_goal() -> None:
 
 def test_what_a_rank_keeps_is_counted(tmp_path: Any) -> None:
     """The smallest of models: what is no parameter, gradient or moment weighs most in it."""
-    (row,) = memory_rows("case", Area(None, 4, str(tmp_path)), TINY, goals_of="memory")
-    elements = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters())
-    assert row.bound == 4 * elements * 4 / 4
-    assert row.bound <= row.ours <= 1.05 * row.bound
-    assert row.goal == pytest.approx(1 / 1.05)
+    state, everything = memory_rows("case", Area(None, 4, str(tmp_path)), TINY, goals_of="memory")
+    ideal = 4 * SIZE // 4  # parameters, gradients and two moments, on four ranks
+    assert state.peer_value == ideal
+    assert ideal <= state.ours <= 1.05 * ideal
+    assert state.goal == pytest.approx(1 / 1.05)
+    unit = (SIZE - ROOT) // TINY.layers
+    assert state.ours <= everything.ours <= state.ours + 1.2 * unit, (
+        "no more than one unit is whole"
+    )
 
 
 @pytest.mark.netns

@@ -1,7 +1,9 @@
 """What each rank of a sharded model keeps: bytes of live tensors, counted."""
 
 import gc
+from collections.abc import Iterable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,32 +19,41 @@ from fireflyer.haiscale.fsdp import FullyShardedDataParallel
 STEPS = 2
 
 
-def live() -> dict[int, int]:
-    """Bytes of the memory behind every tensor of this process, by address, each once."""
-    gc.collect()
+class Kept(NamedTuple):
+    """Bytes after two steps, with gradients still there, of the rank that keeps most.
+
+    Attributes:
+        state: memory behind parameters, gradients and the optimizer's states.
+        everything: memory behind all tensors that were not there before.
+        ideal: a world's share of parameters, gradients and two moments.
+    """
+
+    state: int
+    everything: int
+    ideal: int
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes of the memory behind them, by address, each once; of a sharded one its own part's."""
     found: dict[int, int] = {}
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), Tensor):
-            continue
-        part = getattr(thing, "_local_tensor", thing)
-        if part.layout is torch.strided and part.device.type == "cpu" and not _is_fake(part):
+    for tensor in tensors:
+        part = getattr(tensor, "_local_tensor", tensor)
+        plain = type(part) in (Tensor, torch.nn.Parameter) and part.layout is torch.strided
+        if plain and part.device.type == "cpu":
             memory = part.untyped_storage()
             found[memory.data_ptr()] = memory.nbytes()
     return found
 
 
-def _is_fake(tensor: Tensor) -> bool:
-    return type(tensor) not in (Tensor, torch.nn.Parameter)
+def _live() -> dict[int, int]:
+    """The same of every tensor of this process."""
+    gc.collect()
+    return _storages(thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
 
 
-def kept(place: Place, sizes: models.Sizes) -> tuple[int, int]:
-    """Collective.
-
-    Returns:
-        Of the rank that keeps most: bytes of what wrapping and two steps have left behind, with gradients
-        still there; and the least possible, a world's share of parameters, gradients and two moments.
-    """
-    before = live()
+def kept(place: Place, sizes: models.Sizes) -> Kept:
+    """Collective."""
+    before = _live()
     work = models.gpt(sizes, place.rank)
     elements = sum(parameter.numel() for parameter in work.module.parameters())
     units = set(work.units)
@@ -55,13 +66,24 @@ def kept(place: Place, sizes: models.Sizes) -> tuple[int, int]:
         optimizer.zero_grad()
         work.loss(model).backward()
         optimizer.step()
-    most = torch.tensor(sum(size for at, size in live().items() if before.get(at) != size))
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    state = sum(_storages([*model.parameters(), *gradients, *states]).values())
+    everything = sum(size for at, size in _live().items() if before.get(at) != size)
+    most = torch.tensor([state, everything])
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=place.session.gloo)
-    return int(most), 4 * 4 * elements // place.session.ranks
+    return Kept(int(most[0]), int(most[1]), 4 * 4 * elements // place.session.ranks)
 
 
 def memory_rows(case: str, area: Area, sizes: models.Sizes, goals_of: str) -> list[Row]:
-    ours, least = area.train(lambda place: kept(place, sizes))
+    found = area.train(lambda place: kept(place, sizes))
     goal = 1 / goals.SHARDED_MEMORY if goals_of else None
-    about = f"{case}, ZeRO-3, parameters + gradients + optimizer, a rank"
-    return [Row.of_times(about, "B", [ours], "ideal", [least], [least], goal)]
+    return [
+        Row.of_times(
+            f"{case}, ZeRO-3, {what}, a rank", "B", [size], "ideal", [found.ideal], (), asked
+        )
+        for what, size, asked in (
+            ("parameters + gradients + optimizer", found.state, goal),
+            ("all that stays", found.everything, None),
+        )
+    ]

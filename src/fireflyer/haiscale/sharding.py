@@ -313,6 +313,7 @@ class Sharding:
         trained = unit.trained()
         pending.restore(p for _, p in trained)
         self._await(flight)
+        self._backlog = [one for one in self._backlog if one is not flight]  # and its memory
         begun = self.times.clock()
         reached = flight.mask.reached()
         self.times.exposed_s += self.times.clock() - begun
