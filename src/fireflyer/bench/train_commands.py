@@ -64,3 +64,34 @@ def train(
     if table is not None:
         table.write_text(goal_table(rows))
     report("train", machine, rows, [], json_to)
+
+
+def wire(
+    work: Annotated[
+        Path, typer.Option(metavar="DIR", help="where the data set is made, or found again")
+    ] = Path("bench-wire"),
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="text to train on; default: Python's standard library"),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=25, help="of each run")] = 500,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="where the curves go, as SVG")
+    ] = None,
+    json_to: JsonTo = None,
+) -> None:
+    """The loss of a small GPT on real text with low-bit wires, against the float32 wire.
+
+    Two ranks, each named a host of its own, so that gradients take the wire; no root. Minutes.
+
+    \b
+    fireflyer bench wire --plot docs/haiscale-wire.svg --json wire.json
+    """
+    machine = Machine.here()
+    from fireflyer.bench import train_wire as bench
+
+    found = bench.run(bench.Spec(work, text, steps), say)
+    say("")
+    if plot is not None:
+        plot.write_text(bench.plot(found))
+    report("wire", machine, bench.rows(found), [], json_to)
