@@ -463,7 +463,7 @@ def _collective(name: str, asked: Asked) -> None:
         raise CollectiveError(f"bench {name}: {wrong} elements came out wrong, see #wrong")
 
 
-for _command_of_training in (train_commands.train, train_commands.wire):
+for _command_of_training in (train_commands.train, train_commands.wire, train_commands.scaling):
     app.command()(_command_of_training)
 
 

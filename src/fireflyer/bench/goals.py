@@ -147,6 +147,7 @@ _STEP = {
 _OVER_IDEAL = {"ddp": (1.2, 1.08), "ZeRO-3": (1.3, 1.12), "ZeRO-2": (1.3, 1.12)}
 _SENT = {"ddp": (1.02, 1.005), "ZeRO-3": (1.02, 1.005), "ZeRO-2": (1.02, 1.005)}
 WIRE_LOSS_PERCENT = 0.5
+MODEL_ERROR_PERCENT = 10.0
 SHARDED_MEMORY = 1.05
 """Parameters, gradients and optimizer states of a rank, over a world's share of them."""
 _EXPOSED = {("1", "ddp"): (0.35, 0.1)}

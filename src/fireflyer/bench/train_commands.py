@@ -95,3 +95,30 @@ def wire(
     if plot is not None:
         plot.write_text(bench.plot(found))
     report("wire", machine, bench.rows(found), [], json_to)
+
+
+def scaling(
+    layouts: Annotated[
+        str, typer.Option(help="hosts x ranks a host at which steps are measured")
+    ] = "2x1,2x2,4x1",
+    rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
+    rounds: Rounds = 3,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="where Figures 8a and 8b go, as SVG")
+    ] = None,
+    json_to: JsonTo = None,
+) -> None:
+    """A model of weak scaling: its costs measured in a lab (root), its steps against the lab's.
+
+    \b
+    fireflyer bench scaling --plot docs/haiscale-scaling.svg --json scaling.json
+    """
+    machine = Machine.here()
+    wanted = layouts_of(layouts)
+    from fireflyer.bench import scaling as bench
+
+    costs, rows = bench.run(bench.Spec(wanted, rate, rounds), say)
+    say("")
+    if plot is not None:
+        plot.write_text(bench.figures(costs))
+    report("scaling", machine, rows, [], json_to)

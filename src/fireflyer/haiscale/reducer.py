@@ -26,6 +26,7 @@ from fireflyer.errors import CollectiveError
 from fireflyer.haiscale import pending
 from fireflyer.haiscale.buckets import Bucket, plan
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
+from fireflyer.hfreduce.planned import PlannedHierarchy
 from fireflyer.log import get_logger
 
 _log = get_logger("haiscale")
@@ -41,6 +42,7 @@ class Options:
     wire: str | None
     static_graph: bool
     check_gradients: bool
+    tree: PlannedHierarchy | None
 
 
 @dataclass
@@ -222,16 +224,23 @@ class Reducer:
         if self.options.check_gradients:
             self._check(bucket)
         self._under_way.begin()
-        crossing = self._split is not None
-        bucket.work = hfreduce.allreduce(
-            bucket.flat,
-            ReduceOp.AVG,
+        bucket.work = self._reduce(bucket.flat, ReduceOp.AVG, self.options.wire, 1 + bucket.number)
+        self.times.reductions += 1
+
+    def _reduce(
+        self, tensor: torch.Tensor, op: ReduceOp.RedOpType, wire: str | None, priority: int
+    ) -> dist.Work | None:
+        if self.options.tree is not None:  # one after the other
+            return self.options.tree.allreduce(tensor, op, async_op=True)
+        work: dist.Work = hfreduce.allreduce(
+            tensor,
+            op,
             self.group,
-            wire=self.options.wire,
-            priority=1 + bucket.number if crossing else 0,
+            wire=wire,
+            priority=priority if self._split is not None else 0,
             async_op=True,
         )
-        self.times.reductions += 1
+        return work
 
     def _check(self, bucket: Bucket) -> None:
         if bucket.flat.sum().isfinite():
@@ -276,13 +285,7 @@ class Reducer:
                 )
             return
         self._mask.copy_(torch.frombuffer(self._used, dtype=torch.uint8))
-        self._mask_work = hfreduce.allreduce(
-            self._mask,
-            ReduceOp.MAX,
-            self.group,
-            priority=FIRST if self._split is not None else 0,
-            async_op=True,
-        )
+        self._mask_work = self._reduce(self._mask, ReduceOp.MAX, None, FIRST)
         if self.options.static_graph:
             self._static = bytes(self._used)
 
