@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from fireflyer.bench import train_models
+from fireflyer.bench import scaling, scaling_fit, train_models
+from fireflyer.bench.scaling_fit import Sample, fit
 from fireflyer.bench.scaling_model import (
     PROGRAMS,
     Compute,
@@ -18,6 +19,7 @@ from fireflyer.bench.scaling_model import (
     step_s,
 )
 from fireflyer.bench.train_models import Layer
+from fireflyer.lab import namespaces
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 BYTE = dataclasses.replace(FREE, byte_s=1.0)  # one byte a second
@@ -58,16 +60,18 @@ def test_waiting_for_what_nobody_starts_is_an_error() -> None:
         simulate([Wait("a")])
 
 
-def test_ring_and_tree() -> None:
+def test_ring_tree_and_direct() -> None:
     costs = Costs(1.0, 10.0, 5.0, 0.0, 0.0, 0.0)
-    assert costs.allreduce(100, 2, 1) == 5 + 100 + 2 * 10
+    assert costs.allreduce(100, 2, 1) == 5 + 100 + 10
+    assert costs.allreduce(1000, 4, 1) == 5 + 1500 + 6 * 10, "a ring"
+    assert costs.allreduce(1, 4, 1) == 5 + 3 + 10, "everybody to everybody"
     assert costs.half(100, 4, 1) == 5 + 75 + 3 * 10
     assert costs.allreduce(100, 64, 1) == 5 + 200 + 2 * 6 * 10, (
         "126 hops of a ring would last longer"
     )
     slow = dataclasses.replace(costs, memory_byte_s=10.0)
     assert slow.allreduce(100, 2, 4) == 5 + 4 * 100 * 10, "memory is slower than the line"
-    assert slow.allreduce(100, 2, 1) == 125, "one rank has nothing to reduce in memory"
+    assert slow.allreduce(100, 2, 1) == 115, "one rank has nothing to reduce in memory"
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
@@ -122,3 +126,63 @@ def test_bounds_hold(kind: str) -> None:
                 assert max(local, line) <= found
                 calls = 200 * (costs.call_s + 2 * hosts * costs.message_s)
                 assert found <= local + 1.5 * line + calls + 6 * size * 3e-10
+
+
+LAB = Costs(8.4e-9, 6e-4, 3e-4, 1.5e-10, 2e-10, 3e-10)
+
+
+def test_costs_are_found_again() -> None:
+    samples = [
+        Sample(hosts, size, LAB.allreduce(size, hosts, 1))
+        for hosts in scaling_fit.HOSTS
+        for size in scaling_fit.SIZES
+    ]
+    assert fit(samples) == pytest.approx((LAB.call_s, LAB.message_s, LAB.byte_s), rel=0.1)
+
+
+def test_no_cost_is_below_zero() -> None:
+    """Four hosts that are faster than two: a hop cannot give time back."""
+    samples = [Sample(2, 1000, 1.0), Sample(4, 1000, 0.5), Sample(2, 2000, 2.0)]
+    assert min(fit(samples)) >= 0
+    assert fit(samples)[1] == 0
+
+
+def test_the_error_is_that_of_the_model_either_way() -> None:
+    over, under = scaling.compared("case", 1.05, 1.0), scaling.compared("case", 0.88, 1.0)
+    assert [over.ours, under.ours] == pytest.approx([5.0, 12.0])
+    assert [over.missed, under.missed] == [False, True]
+    assert "model 880 ms, lab 1,000 ms (-12.0%)" in under.case
+
+
+def test_weak_scaling_costs_more_on_more_hosts_and_less_behind_more_work() -> None:
+    for kind, layers in (("ddp", VGG), ("ZeRO-3", GPT)):
+        found = scaling.modelled(kind, layers, (2, 4, 16), LAB)
+        for curve in found.values():
+            assert [ranks for ranks, _ in curve] == [16, 32, 128]
+            assert curve[0][1] == 1.0
+            assert min(over for _, over in curve) >= 0.999
+        assert found[2.0][-1][1] < found[0.5][-1][1], "work hides what more hosts cost"
+
+
+def test_the_figures_show_the_papers_numbers() -> None:
+    svg = scaling.figures(LAB)
+    assert "paper, HaiScale, 512: 1.153" in svg
+    assert "paper, HaiScale, 128: 1.044" in svg
+    assert "paper, torch, 32: 2" in svg
+    assert "Weak scaling: a model" in svg
+
+
+@pytest.mark.netns
+def test_a_small_calibration_in_the_lab() -> None:
+    if reason := namespaces.why_not():
+        pytest.skip(f"needs network namespaces: {reason}")
+    small = train_models.Sizes(vocabulary=1024, context=16, width=64, layers=2, heads=2)
+    spec = scaling.Spec(((2, 1),), "10gbit", rounds=1, steps=1, sizes={"tiny": small})
+    costs, rows = scaling.run(spec, lambda _: None)
+    assert all(value >= 0 for value in dataclasses.astuple(costs))
+    assert costs.byte_s > 0
+    assert [row.case.split(":")[0] for row in rows[6:]] == [
+        f"{kind} 2x1, tiny, local {local} of line"
+        for local in ("0.45", "1")
+        for kind in ("ddp", "ZeRO-3")
+    ]

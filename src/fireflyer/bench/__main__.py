@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fireflyer.bench import options, train_commands
-from fireflyer.bench.command_line import JsonTo, Rounds, lines, names_of, report, say, sizes_of
+from fireflyer.bench.command_line import JsonTo, Rounds, names_of, report, say, sizes_of, teller
 from fireflyer.bench.report import Machine
 from fireflyer.errors import CollectiveError
 from fireflyer.program import run_app
@@ -430,7 +430,7 @@ def fs(
         rounds=rounds,
         sizes=bench.QUICK if quick else bench.WHOLE,
     )
-    tell = say if sys.stderr.isatty() else lines()
+    tell = teller()
     rows = bench.grow(spec, wanted, plots, tell) if growth else bench.run(spec, tell)
     say("")
     report("fs", machine, rows, [], json_to)

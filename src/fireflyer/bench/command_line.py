@@ -27,11 +27,13 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def lines() -> Callable[[str], None]:
-    """What goes on, as lines of a log: a line for each case, what comes before a colon."""
+def teller() -> Callable[[str], None]:
+    """`say` on a terminal; elsewhere lines of a log: one for each case, what comes before a colon."""
+    if sys.stderr.isatty():
+        return say
     last = ""
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         nonlocal last
         case = text.partition(":")[0]
         if case != last:
@@ -39,7 +41,7 @@ def lines() -> Callable[[str], None]:
             sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}\n")
             sys.stderr.flush()
 
-    return say
+    return log
 
 
 def report(

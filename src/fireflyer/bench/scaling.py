@@ -6,8 +6,8 @@ Figures 8a and 8b are then drawn from the model, with the paper's own numbers be
 
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fireflyer.bench import curves, goals, scaling_fit
 from fireflyer.bench import train_models as models
@@ -53,7 +53,7 @@ class Spec:
     rate: str = "1gbit"
     rounds: int = 3
     steps: int = 3
-    sizes: tuple[str, ...] = tuple(SIZES)
+    sizes: Mapping[str, models.Sizes] = field(default_factory=lambda: SIZES)
 
 
 def run(spec: Spec, say: Say) -> tuple[Costs, list[Row]]:
@@ -86,7 +86,7 @@ def _cost_rows(costs: Costs) -> list[Row]:
 
 
 def _check(spec: Spec, costs: Costs, size: str, hosts: int, ranks_per_host: int) -> list[Row]:
-    layers = models.gpt_layers(SIZES[size])
+    layers = models.gpt_layers(spec.sizes[size])
     line_s = 2 * models.payload(layers).whole * (hosts - 1) / hosts * costs.byte_s
     with Lab(hosts, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
         area = Area(lab, ranks_per_host, folder)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fireflyer import hfreduce
-from fireflyer.bench.scaling_model import BUCKET_BYTES, Costs
+from fireflyer.bench.scaling_model import BUCKET_BYTES, Costs, programs
 from fireflyer.bench.train_place import Area, Place
 from fireflyer.lab.hosts import Lab
 
@@ -19,6 +19,7 @@ SIZES = (4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20)
 HOSTS = (2, 4)
 MEMORY_BYTES = 16 << 20
 CALLS = 5
+TURNS = 8
 
 
 class Sample(NamedTuple):
@@ -30,11 +31,24 @@ class Sample(NamedTuple):
 
 
 def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """Seconds of a call, a hop and a byte on the line, none below 0; least squares of relative errors."""
+    """Seconds of a call, a hop and a byte on the line, none below 0; least squares of relative errors.
+
+    Which program a call ran follows from the costs, and they from it: a few turns settle both.
+    """
+    ways = [programs(sample.size, sample.hosts) for sample in samples]
+    found = _solve(samples, [way[0] for way in ways])
+    for _ in range(TURNS):
+        _, hop, byte = found
+        shortest = [min(way, key=lambda one: one[0] * hop + one[1] * byte) for way in ways]
+        found = _solve(samples, shortest)
+    return found
+
+
+def _solve(
+    samples: Sequence[Sample], ways: Sequence[tuple[int, float]]
+) -> tuple[float, float, float]:
     seconds = np.array([sample.seconds for sample in samples])
-    columns = np.array(
-        [(1.0, 2.0 * (s.hosts - 1), 2.0 * s.size * (s.hosts - 1) / s.hosts) for s in samples]
-    )
+    columns = np.array([(1.0, hops, sent) for hops, sent in ways])
     found = np.zeros(3)
     kept = [0, 1, 2]
     while kept:

@@ -15,6 +15,7 @@ from fireflyer.bench.train_models import Layer
 from fireflyer.haiscale.buckets import plan
 
 BUCKET_BYTES = 2 << 20
+MOST_DIRECT = 8  # hosts that all send to each other
 STEPS = 6  # simulated; the first ones fill the pipe
 
 
@@ -45,16 +46,24 @@ class Costs:
         return self.call_s + max(line, self._in_memory(size, ranks_per_host) / 2)
 
     def allreduce(self, size: float, hosts: int, ranks_per_host: int) -> float:
-        """The shorter of a ring and a double tree (docs/hfreduce-network.md)."""
-        rounds = 2 * (hosts - 1)
-        ring = size * rounds / hosts * self.byte_s + rounds * self.message_s
-        depth = (hosts - 1).bit_length()
-        tree = 2 * size * self.byte_s + 2 * depth * self.message_s
-        line = min(ring, tree)
+        line = min(
+            hops * self.message_s + sent * self.byte_s for hops, sent in programs(size, hosts)
+        )
         return self.call_s + max(line, self._in_memory(size, ranks_per_host))
 
     def _in_memory(self, size: float, ranks_per_host: int) -> float:
         return size * ranks_per_host * self.memory_byte_s if ranks_per_host > 1 else 0.0
+
+
+def programs(size: float, hosts: int) -> list[tuple[int, float]]:
+    """Hops one after the other, and bytes on the busiest line, of each way to allreduce `size` bytes.
+
+    A ring, a double tree and, among few, everybody to everybody: docs/hfreduce-network.md.
+    """
+    ring = 2 * (hosts - 1), 2 * size * (hosts - 1) / hosts
+    tree = 2 * (hosts - 1).bit_length(), 2 * size
+    direct = [(1, size * (hosts - 1))] if hosts <= MOST_DIRECT else []
+    return [ring, tree, *direct]
 
 
 class Compute(NamedTuple):

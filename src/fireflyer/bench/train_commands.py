@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fireflyer.bench import options
-from fireflyer.bench.command_line import JsonTo, Rounds, layouts_of, names_of, report, say
+from fireflyer.bench.command_line import JsonTo, Rounds, layouts_of, names_of, report, say, teller
 from fireflyer.bench.report import Machine
 
 
@@ -59,7 +59,7 @@ def train(
         steps=steps,
         shape=shape,
     )
-    rows = bench.run(spec, say)
+    rows = bench.run(spec, teller())
     say("")
     if table is not None:
         table.write_text(goal_table(rows))
@@ -90,7 +90,7 @@ def wire(
     machine = Machine.here()
     from fireflyer.bench import train_wire as bench
 
-    found = bench.run(bench.Spec(work, text, steps), say)
+    found = bench.run(bench.Spec(work, text, steps), teller())
     say("")
     if plot is not None:
         plot.write_text(bench.plot(found))
@@ -117,7 +117,7 @@ def scaling(
     wanted = layouts_of(layouts)
     from fireflyer.bench import scaling as bench
 
-    costs, rows = bench.run(bench.Spec(wanted, rate, rounds), say)
+    costs, rows = bench.run(bench.Spec(wanted, rate, rounds), teller())
     say("")
     if plot is not None:
         plot.write_text(bench.figures(costs))

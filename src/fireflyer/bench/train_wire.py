@@ -104,7 +104,7 @@ def run(spec: Spec, say: Say) -> dict[str, Losses]:
     Raises:
         ConfigError: the text is too short, or no folder. FireflyerError: a rank failed.
     """
-    say("wire: text to records")
+    say("text to records")
     data = on_ranks(
         1, lambda _: _prepare(spec)
     )  # its threads must not be there when ranks are forked
@@ -138,7 +138,7 @@ def _train(session: Session, spec: Spec, data: Path, name: str, say: Say) -> Los
     with FileReader(data / "train.ffr") as records:
         for step in range(spec.steps):
             if session.rank == 0:
-                say(f"wire: {name}: step {step + 1} of {spec.steps}")
+                say(f"{name}: step {step + 1} of {spec.steps}")
             first = (step * session.ranks + session.rank) * spec.batch
             numbers = [int(order[at % len(order)]) for at in range(first, first + spec.batch)]
             optimizer.zero_grad()
