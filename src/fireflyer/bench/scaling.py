@@ -66,7 +66,7 @@ def run(spec: Spec, say: Say) -> tuple[Costs, list[Row]]:
     rows = _cost_rows(costs)
     for hosts, ranks_per_host in spec.layouts:
         for size in spec.sizes:
-            say(f"steps: {hosts}x{ranks_per_host}, {size}")
+            say(f"steps {hosts}x{ranks_per_host}, {size}")
             rows += _check(spec, costs, size, hosts, ranks_per_host)
     return costs, rows
 
