@@ -7,9 +7,11 @@ A unit is one group of parameters of `fully_shard`: one all-gather, one reduce-s
     arrived --(crossing, and the script has called optimizer.step())--> stepped
 
 Invariants: all ranks reduce the same units in the same order, then a mask of what any rank's backward
-reached; all-gathers start in the order of use, whatever has arrived. The output of a reduction is not read
-before it has been waited for: `Sharding._reads_at_once` lists when `fully_shard` itself would.
-Single-threaded, as `reducer` is.
+reached; all-gathers start in the order of use, whatever has arrived. During backward a rank waits only for
+what each rank waits for in the same place, decided by what was started and never by what has arrived: rank 0
+settles that the newest reduction is next, and another rank must not wait for an older one before it starts
+that. The output of a reduction is not read before it has been waited for: `Sharding._reads_at_once` lists when
+`fully_shard` itself would. Single-threaded, as `reducer` is.
 """
 
 import functools
@@ -179,6 +181,7 @@ class Sharding:
     def _begin_backward(self) -> None:
         self.settle()
         self._issued = 0
+        self._backlog.clear()
         self.in_backward = True
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -216,6 +219,8 @@ class Sharding:
             )
         if not self.in_backward:
             self._begin_backward()
+        if self._issued >= self._limit:
+            self._await(self._backlog[-1])
         self._issued += 1
 
     def _priority(self) -> int:
@@ -228,19 +233,11 @@ class Sharding:
         else:
             fresh = [p.grad is None for _, p in unit.trained()]
         flight = unit.flight = Flight(self, unit, work, fresh)
-        self._backlog = [one for one in self._backlog if not self._landed(one)]
-        while len(self._backlog) >= self._limit:
-            self._await(self._backlog.pop())  # the newest is reduced first
+        for one in self._backlog:
+            if one.over():
+                one.wait()  # lets go of its memory
         self._backlog.append(flight)
         return flight
-
-    @staticmethod
-    def _landed(flight: Flight) -> bool:
-        """Whether it is over; lets go of its memory."""
-        if not flight.over():
-            return False
-        flight.wait()
-        return True
 
     def _wait_if_read(self, unit: Unit, flight: Flight, output: torch.Tensor) -> None:
         if self._reads_at_once(unit, output):
@@ -313,7 +310,7 @@ class Sharding:
         trained = unit.trained()
         pending.restore(p for _, p in trained)
         self._await(flight)
-        self._backlog = [one for one in self._backlog if one is not flight]  # and its memory
+        self._backlog.clear()  # backward is over; lets go of what has landed
         begun = self.times.clock()
         reached = flight.mask.reached()
         self.times.exposed_s += self.times.clock() - begun
