@@ -10,8 +10,8 @@ Invariants: all ranks reduce the same units in the same order, then a mask of wh
 reached; all-gathers start in the order of use, whatever has arrived. During backward a rank waits only for
 what each rank waits for in the same place, decided by what was started and never by what has arrived: rank 0
 settles that the newest reduction is next, and another rank must not wait for an older one before it starts
-that. The output of a reduction is not read before it has been waited for: `Sharding._reads_at_once` lists when
-`fully_shard` itself would. Single-threaded, as `reducer` is.
+that. The output of a reduction is not read before it has been waited for: `Sharding._reads_at_once` lists
+when `fully_shard` itself would. Single-threaded, as `reducer` is.
 """
 
 import functools
