@@ -1,11 +1,10 @@
-"""The model of a step: hand-computed programs, bounds that must hold, and costs found again by the fit."""
+"""The model of a step: hand-computed programs, bounds that must hold, and a small run in the lab."""
 
 import dataclasses
 
 import pytest
 
-from fireflyer.bench import scaling, scaling_fit, train_models
-from fireflyer.bench.scaling_fit import Sample, fit
+from fireflyer.bench import scaling, train_models
 from fireflyer.bench.scaling_model import (
     PROGRAMS,
     Compute,
@@ -129,22 +128,6 @@ def test_bounds_hold(kind: str) -> None:
 
 
 LAB = Costs(8.4e-9, 6e-4, 3e-4, 1.5e-10, 2e-10, 3e-10)
-
-
-def test_costs_are_found_again() -> None:
-    samples = [
-        Sample(hosts, size, LAB.allreduce(size, hosts, 1))
-        for hosts in scaling_fit.HOSTS
-        for size in scaling_fit.SIZES
-    ]
-    assert fit(samples) == pytest.approx((LAB.call_s, LAB.message_s, LAB.byte_s), rel=0.1)
-
-
-def test_no_cost_is_below_zero() -> None:
-    """Four hosts that are faster than two: a hop cannot give time back."""
-    samples = [Sample(2, 1000, 1.0), Sample(4, 1000, 0.5), Sample(2, 2000, 2.0)]
-    assert min(fit(samples)) >= 0
-    assert fit(samples)[1] == 0
 
 
 def test_the_error_is_that_of_the_model_either_way() -> None:

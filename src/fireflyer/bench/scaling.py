@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fireflyer.bench import curves, goals, scaling_fit
+from fireflyer.bench import curves, goals, scaling_costs
 from fireflyer.bench import train_models as models
 from fireflyer.bench.report import Row
 from fireflyer.bench.scaling_model import Costs, Training, step_s
@@ -62,7 +62,7 @@ def run(spec: Spec, say: Say) -> tuple[Costs, list[Row]]:
     Raises:
         LabError: no root, no iproute2, or a rate that is none. FireflyerError: a rank failed.
     """
-    costs = scaling_fit.measure(spec.rate, say)
+    costs = scaling_costs.measure(spec.rate, say)
     rows = _cost_rows(costs)
     for hosts, ranks_per_host in spec.layouts:
         for size in spec.sizes:

@@ -2,7 +2,7 @@
 
 Pure: no clock, no process. A rank's program is a list of instructions; a channel carries one communication at
 a time, of those that wait the one with the highest priority, and channels share the line evenly. What a
-communication costs follows from `Costs`, which `scaling_fit` finds by measuring.
+communication costs follows from `Costs`, which `scaling_costs` finds by measuring.
 """
 
 from collections.abc import Callable, Iterator, Sequence
