@@ -1,4 +1,4 @@
-"""The costs of `scaling_model`, measured one by one: the line between two hosts of a lab, calls, and memory."""
+"""The costs of `scaling_model`, measured one by one: a line between hosts of a lab, calls, memory."""
 
 import statistics
 import tempfile
@@ -41,8 +41,8 @@ def measure(rate: str, say: Callable[[str], None]) -> Costs:
 
 
 def _between_hosts(place: Place) -> tuple[float, float, float]:
-    """A byte of a raw stream, longer than what a cable's shaper lets through at once; half of a byte there and
-    a byte back; a small allreduce."""
+    """A byte of a raw stream, longer than what a shaper lets through at once; half of a byte there and a
+    byte back; a small allreduce."""
     assert place.raw is not None
     byte_s = 1 / place.line(RAW_BYTES)
     there_and_back = _seconds(place, partial(place.raw.call, 1))
