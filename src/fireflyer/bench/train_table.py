@@ -44,4 +44,4 @@ def _cell(row: Row) -> str:
 
 def _share(ratio: float) -> str:
     """Of a ratio by which ours is better: ours over the peer's."""
-    return f"{1 / ratio:.3g}x"
+    return f"{1 / ratio:.3f}".rstrip("0").rstrip(".") + "x"
