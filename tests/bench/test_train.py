@@ -11,15 +11,29 @@ from fireflyer.bench import train, train_models
 from fireflyer.bench.__main__ import app
 from fireflyer.bench.engine import Timing
 from fireflyer.bench.report import Row
-from fireflyer.bench.train_candidates import CANDIDATES, LOCAL, TORCH_DDP, Trainer, digest
+from fireflyer.bench.train_candidates import (
+    CANDIDATES,
+    FSDP2,
+    LOCAL,
+    TORCH_DDP,
+    Trainer,
+    candidates,
+    digest,
+)
+from fireflyer.bench.train_memory import memory_rows
 from fireflyer.bench.train_place import Area, Measured, Place
 from fireflyer.bench.train_rows import host_rows, lab_rows
+from fireflyer.bench.train_table import goal_table
 from fireflyer.errors import FireflyerError
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
 
 TINY = train_models.Sizes(vocabulary=1024, context=16, width=64, layers=2, heads=2, channels=8)
-OURS = [name for name, candidate in CANDIDATES.items() if candidate.peer]
+
+
+def ours(ranks_per_host: int) -> list[str]:
+    names = candidates(("ddp", "fsdp"), ranks_per_host)
+    return [name for name in names if CANDIDATES[name].peer]
 
 
 def spec(*cases: str, **changed: Any) -> train.Spec:
@@ -81,13 +95,14 @@ def test_a_stub_sleeps_as_asked_and_gives_its_gradients_away(
 def test_one_host() -> None:
     rows = train.run(spec("host"), say)
     cases = [row.case.split(", ", 2) for row in rows]
-    names = ["ddp, classic", "ddp"]
+    names = ["ddp, classic", "ddp", "ZeRO-3, classic", "ZeRO-3"]
     whats = ["wall a step", "CPU a step"]
     wanted = [f"{name}, {what}" for name in names for what in whats]
     assert [case[2] for case in cases] == wanted * 2
-    assert [case[1] for case in cases] == ["2 ranks"] * 4 + ["4 ranks"] * 4
+    assert [case[1] for case in cases] == ["2 ranks"] * 8 + ["4 ranks"] * 8
+    assert [row.peer for row in rows] == ([TORCH_DDP] * 4 + [FSDP2] * 4) * 2
     for row in rows:
-        assert (row.peer, row.rounds, row.unit) == (TORCH_DDP, 2, "ms")
+        assert (row.rounds, row.unit) == (2, "ms")
         assert row.goal is None, "goals are for the whole sizes"
 
 
@@ -97,11 +112,24 @@ def needs_lab() -> None:
         pytest.skip(f"needs network namespaces: {reason}")
 
 
-def check_lab_rows(rows: list[Row], names: list[str], size: int) -> None:
-    assert [row.peer for row in rows] == [TORCH_DDP, TORCH_DDP, "ideal", "the least"] * len(names)
+SIZE = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters()) * 4
+ROOT = 2 * TINY.vocabulary * TINY.width * 4  # the embedding and the head are in no unit
+
+
+def bound_of(name: str) -> float:
+    """Bytes that each of two hosts must send in a step."""
+    twice = (3 * SIZE - ROOT) / 2 if name.startswith("ZeRO-3") else SIZE
+    return twice * CANDIDATES[name].wire_bytes / 4
+
+
+def check_lab_rows(rows: list[Row], names: list[str]) -> None:
+    peers = [CANDIDATES[name].peer for name in names]
+    assert [row.peer for row in rows] == [
+        who for peer in peers for who in (peer, peer, "ideal", "the least")
+    ]
     assert [row.case.split(", ", 2)[-1].rsplit(",", 1)[0] for row in rows[::4]] == names
     for name, row in zip(names, rows[3::4], strict=True):
-        bound = size * CANDIDATES[name].wire_bytes / 4  # two hosts
+        bound = bound_of(name)
         assert row.bound == bound
         assert bound <= row.ours <= 1.1 * bound + 20_000, (
             "what the parts of a turn say to each other"
@@ -111,23 +139,73 @@ def check_lab_rows(rows: list[Row], names: list[str], size: int) -> None:
 @pytest.mark.netns
 @pytest.mark.usefixtures("needs_lab")
 def test_stubs_on_two_hosts() -> None:
-    rows = train.run(spec("stub", ranks_per_host=2, rate="10gbit"), say)
-    size = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters()) * 4
+    rows = train.run(spec("stub", layouts=((2, 2),), rate="10gbit"), say)
     half = len(rows) // 2
     for name, part in (("0.45", rows[:half]), ("1", rows[half:])):
         assert all(row.case.startswith(f"stub gpt 2x2, local {name} of line, ") for row in part)
-        check_lab_rows(part, OURS, size)
+        check_lab_rows(part, ours(2))
 
 
 @pytest.mark.netns
 @pytest.mark.usefixtures("needs_lab")
 def test_a_real_model_on_two_hosts() -> None:
-    rows = train.run(spec("gpt", rate="10gbit"), say)
-    size = sum(p.numel() for p in train_models.gpt(TINY, 0).module.parameters()) * 4
+    rows = train.run(spec("gpt", rate="10gbit", families=("fsdp",)), say)
+    names = [name for name in ours(1) if CANDIDATES[name].family == "fsdp"]
     assert all(row.case.startswith("gpt 2x1, ") and row.goal is None for row in rows)
-    assert len(rows) == 4 * len(OURS)
-    for row, name in zip(rows[3::4], OURS, strict=True):
-        assert row.bound == size * CANDIDATES[name].wire_bytes / 4
+    assert "HSDP" not in names, "there is one rank a host"
+    assert len(rows) == 4 * len(names) == 16
+    for row, name in zip(rows[3::4], names, strict=True):
+        assert row.bound == bound_of(name)
+
+
+def test_every_line_of_the_issue_has_a_row_with_its_goal() -> None:
+    """Of the shapes that a run gives, whatever was measured."""
+
+    def measured(names: list[str]) -> Measured:
+        timings = {name: [Timing(1e3, 1e3)] for name in names}
+        return Measured(timings, {name: [1e6] for name in names}, [1e9])
+
+    payload = train_models.Payload(600_000, 60_000)
+    lab = measured(candidates(("ddp", "fsdp"), 2))
+    rows = [
+        row
+        for case in ("0.45", "1", "gpt")
+        for row in lab_rows(f"{case} 2x2", lab, payload, 2, goals_of=case)
+    ]
+    rows += lab_rows("vgg 2x4", measured([LOCAL, TORCH_DDP, "ddp"]), payload, 2, goals_of="vgg")
+    rows += host_rows("host", measured(list(train.HOST)), goals_of="host")
+    found = {(row.case, row.peer): 1 / row.goal for row in rows if row.goal is not None}
+    for name, (must, over) in {
+        "ddp": (1.02, 1.2), "ZeRO-2": (1.02, 1.3), "ZeRO-3": (1.02, 1.3)
+    }.items():  # fmt: skip
+        assert found[f"gpt 2x2, {name}, sent by a host", "the least"] == pytest.approx(must)
+        assert found[f"gpt 2x2, {name}, step", "ideal"] == pytest.approx(over)
+    for name, share in {"ZeRO-3": 0.58, "ZeRO-2": 0.55, "ZeRO-3, bf16 both ways": 0.33}.items():
+        peer = CANDIDATES[name].peer or ""
+        assert found[f"0.45 2x2, {name}, step", peer] == pytest.approx(share)
+    for name, share in {"ddp": 0.70, "ddp, bf16": 0.64, "ddp, int8": 0.62}.items():
+        assert found[f"1 2x2, {name}, step", TORCH_DDP] == pytest.approx(share)
+    assert found["1 2x2, ddp, exposed", TORCH_DDP] == pytest.approx(0.35)
+    assert found["vgg 2x4, ddp, step", TORCH_DDP] == pytest.approx(0.6)
+    for what in ("wall", "CPU"):
+        assert found[f"host, ddp, {what} a step", TORCH_DDP] == pytest.approx(0.95)
+        assert found[f"host, ZeRO-3, {what} a step", FSDP2] == pytest.approx(0.8)
+    table = goal_table(rows)
+    assert len(table.splitlines()) == 2 + len(found)
+    assert "| 0.45, ZeRO-3, step | FSDP2 ZeRO-3 | 0.58x, 0.5x | **1x, missed** |  |" in table
+
+
+def test_what_a_rank_keeps_is_counted(tmp_path: Any) -> None:
+    """The smallest of models: what is no parameter, gradient or moment weighs most in it."""
+    state, everything = memory_rows("case", Area(None, 4, str(tmp_path)), TINY, goals_of="memory")
+    ideal = 4 * SIZE // 4  # parameters, gradients and two moments, on four ranks
+    assert state.peer_value == ideal
+    assert ideal <= state.ours <= 1.05 * ideal
+    assert state.goal == pytest.approx(1 / 1.05)
+    unit = (SIZE - ROOT) // TINY.layers
+    assert state.ours <= everything.ours <= state.ours + 1.2 * unit, (
+        "no more than one unit is whole"
+    )
 
 
 @pytest.mark.netns
@@ -175,7 +253,7 @@ def test_rows_of_one_host() -> None:
 def test_different_parameters_end_the_benchmark(tmp_path: Any) -> None:
     def body(place: Place) -> None:
         weights = torch.full((8,), float(place.rank))
-        place.check({"ddp": Trainer(lambda: None, lambda: None, [weights])})
+        place.check({"ddp": Trainer(lambda: None, lambda: None, lambda: [weights])})
 
     with pytest.raises(FireflyerError, match="ddp: the ranks' parameters differ"):
         Area(None, 2, str(tmp_path)).train(body)
@@ -195,3 +273,6 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'round' is none of gpt, even" in capsys.readouterr().err
     assert run_app(app, "fireflyer bench", ["train", "--only", "resnet"]) == 2
     assert "'resnet' is none of stub, gpt, vgg, host" in capsys.readouterr().err
+    for layout in ("1x2", "2", "2x0", "axb"):
+        assert run_app(app, "fireflyer bench", ["train", "--layouts", layout]) == 2
+        assert f"'{layout}' is no layout" in capsys.readouterr().err

@@ -1,18 +1,17 @@
 """`fireflyer bench`: the command line of the benchmarks."""
 
 import inspect
-import shlex
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fireflyer.bench import options
-from fireflyer.bench.report import Machine, NcclRow, Report, Row, emit
+from fireflyer.bench import options, train_commands
+from fireflyer.bench.command_line import JsonTo, Rounds, names_of, report, say, sizes_of, teller
+from fireflyer.bench.report import Machine
 from fireflyer.errors import CollectiveError
 from fireflyer.program import run_app
 
@@ -26,16 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-JsonTo = Annotated[
-    str | None,
-    typer.Option(
-        "--json", metavar="[FILE]", help="write the report as JSON; '-' or nothing: stdout"
-    ),
-]
 Ranks = Annotated[int, typer.Option(min=1, max=64, help="processes on this host")]
 SeveralRanks = Annotated[int, typer.Option(min=2, max=64, help="processes on this host")]
 RanksPerHost = Annotated[int, typer.Option(min=1, max=16, help="processes a host")]
-Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds; medians are shown")]
 Sizes = Annotated[str, typer.Option(help="bytes, e.g. 64K,1M,16M,128M")]
 Dtypes = Annotated[
     str, typer.Option("--dtype", help="torch's names; several are measured in the same rounds")
@@ -203,7 +195,7 @@ def overhead(asked: Asked) -> None:
     machine = Machine.here()
     from fireflyer.bench import overhead as bench
 
-    _report("overhead", machine, bench.run(asked.ranks, asked.rounds), [], asked.json_to)
+    report("overhead", machine, bench.run(asked.ranks, asked.rounds), [], asked.json_to)
 
 
 @app.command()
@@ -230,9 +222,9 @@ def network(
     fireflyer bench network --hosts 4 --ranks-per-host 2 --wire bf16,int8
     """
     machine = Machine.here()
-    wanted = _sizes(sizes)
-    wires = _names("--wire", wire, options.WIRES) if wire else ()
-    orders_wanted = _names("--orders", orders, options.ORDERS)
+    wanted = sizes_of(sizes)
+    wires = names_of("--wire", wire, options.WIRES) if wire else ()
+    orders_wanted = names_of("--orders", orders, options.ORDERS)
     from fireflyer.bench import network as bench
 
     spec = bench.Spec(
@@ -244,7 +236,7 @@ def network(
         orders=orders_wanted,
         rounds=rounds,
     )
-    _report("network", machine, bench.run(spec), [], json_to)
+    report("network", machine, bench.run(spec), [], json_to)
 
 
 @app.command()
@@ -283,8 +275,8 @@ def tune(
         raise typer.BadParameter("--rate is of a lab's cables: add --hosts")
     if not Path(out).absolute().parent.is_dir():
         raise typer.BadParameter(f"--out: there is no folder for {out}")
-    wanted = tuple(sorted(set(_sizes(sizes))))
-    kinds_wanted = _names("--kinds", kinds, options.TUNED)
+    wanted = tuple(sorted(set(sizes_of(sizes))))
+    kinds_wanted = names_of("--kinds", kinds, options.TUNED)
     from fireflyer.bench import tune as bench
     from fireflyer.hfreduce import rules
 
@@ -299,7 +291,7 @@ def tune(
     )
     tuned = bench.run(spec)
     Path(out).write_text(rules.dump(tuned.table))
-    _report("tune", machine, tuned.rows, [], json_to)
+    report("tune", machine, tuned.rows, [], json_to)
     if json_to != "-":
         typer.echo("\n".join(bench.described(tuned.table.rules)))
         typer.echo("\n".join(["changes:", *tuned.changes] if tuned.changes else ["no changes"]))
@@ -337,18 +329,18 @@ def records(
     fireflyer bench records --peers peers --scale 0.05 --only warm,cold
     """
     machine = Machine.here()
-    groups = _names("--only", only, options.RECORDS)
+    groups = names_of("--only", only, options.RECORDS)
     if install_peers and peers is None:
         raise typer.BadParameter("--install-peers needs --peers DIR")
     from fireflyer.bench import records as bench
     from fireflyer.bench import records_peers
 
     if install_peers and peers is not None:
-        records_peers.install(peers, _say)
+        records_peers.install(peers, say)
     spec = bench.Spec(peers=peers, work=work, scale=scale, rounds=rounds, only=groups)
-    rows = bench.run(spec, _say)
-    _say("")
-    _report("records", machine, rows, [], json_to)
+    rows = bench.run(spec, say)
+    say("")
+    report("records", machine, rows, [], json_to)
 
 
 @app.command()
@@ -374,16 +366,16 @@ def checkpoint(
     fireflyer bench checkpoint --size 4GiB --work /mnt/nvme/bench --only stall,total
     """
     machine = Machine.here()
-    groups = _names("--only", only, options.CHECKPOINT)
-    wanted = _sizes(size)
+    groups = names_of("--only", only, options.CHECKPOINT)
+    wanted = sizes_of(size)
     if len(wanted) > 1 or wanted[0] < options.SMALLEST_STATE:
         raise typer.BadParameter("--size: one size of at least 4M")
     from fireflyer.bench import checkpoint as bench
 
     spec = bench.Spec(size=wanted[0], work=tuple(work), only=groups, rounds=rounds)
-    rows = bench.run(spec, _say)
-    _say("")
-    _report("checkpoint", machine, rows, [], json_to)
+    rows = bench.run(spec, say)
+    say("")
+    report("checkpoint", machine, rows, [], json_to)
 
 
 @app.command()
@@ -425,8 +417,8 @@ def fs(
     fireflyer bench fs --growth --plots docs
     """
     machine = Machine.here()
-    cases = _names("--only", only, options.FS)
-    wanted = _names("--curves", curves, options.FS_GROWTH)
+    cases = names_of("--only", only, options.FS)
+    wanted = names_of("--curves", curves, options.FS_GROWTH)
     if plots is not None and not growth:
         raise typer.BadParameter("--plots needs --growth")
     from fireflyer.bench import fs as bench
@@ -438,85 +430,19 @@ def fs(
         rounds=rounds,
         sizes=bench.QUICK if quick else bench.WHOLE,
     )
-    say = _say if sys.stderr.isatty() else _lines()
-    rows = bench.grow(spec, wanted, plots, say) if growth else bench.run(spec, say)
-    _say("")
-    _report("fs", machine, rows, [], json_to)
-
-
-@app.command()
-def train(
-    only: Annotated[str, typer.Option(help="stub, gpt, vgg (minutes, 16 GB), host")] = ",".join(
-        options.TRAIN
-    ),
-    hosts: Annotated[int, typer.Option(min=2, max=32, help="hosts of the lab")] = 2,
-    ranks_per_host: RanksPerHost = 1,
-    rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
-    shape: Annotated[
-        str, typer.Option(help="of the stub's layers: gpt, or even ones of as many parameters")
-    ] = "gpt",
-    rounds: Rounds = 5,
-    steps: Annotated[int, typer.Option(min=1, help="timed steps of a candidate's turn")] = 3,
-    json_to: JsonTo = None,
-) -> None:
-    """Training steps of data parallelism.
-
-    Against torch DDP over gloo, the same work alone, and the line's rate, between the hosts of a lab (root).
-    stub and vgg compute by sleeping, as if on a device; host runs on this host alone.
-
-    \b
-    fireflyer bench train --only stub,gpt --hosts 2 --ranks-per-host 2
-    fireflyer bench train --only host --json train.json
-    """
-    machine = Machine.here()
-    cases = _names("--only", only, options.TRAIN)
-    if shape not in options.TRAIN_SHAPES:
-        raise typer.BadParameter(f"--shape: {shape!r} is none of {', '.join(options.TRAIN_SHAPES)}")
-    from fireflyer.bench import train as bench
-
-    spec = bench.Spec(
-        cases=cases,
-        hosts=hosts,
-        ranks_per_host=ranks_per_host,
-        rate=rate,
-        rounds=rounds,
-        steps=steps,
-        shape=shape,
-    )
-    rows = bench.run(spec, _say)
-    _say("")
-    _report("train", machine, rows, [], json_to)
-
-
-def _say(text: str) -> None:
-    """What goes on now, in place on a terminal."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-
-def _lines() -> Callable[[str], None]:
-    """What goes on, as lines of a log: a line for each case, what comes before a colon."""
-    last = ""
-
-    def say(text: str) -> None:
-        nonlocal last
-        case = text.partition(":")[0]
-        if case != last:
-            last = case
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}\n")
-            sys.stderr.flush()
-
-    return say
+    tell = teller()
+    rows = bench.grow(spec, wanted, plots, tell) if growth else bench.run(spec, tell)
+    say("")
+    report("fs", machine, rows, [], json_to)
 
 
 def _collective(name: str, asked: Asked) -> None:
     machine = Machine.here()
     kinds = options.MEMORY if name == "allreduce" else options.MEMORY[:2]
-    wanted = _sizes(asked.sizes)
-    types = _names("--dtype", asked.dtype, options.DTYPES)
-    memories = _names("--memory", asked.memory, kinds)
-    peers = _names("--against", asked.against, options.PEERS)
+    wanted = sizes_of(asked.sizes)
+    types = names_of("--dtype", asked.dtype, options.DTYPES)
+    memories = names_of("--memory", asked.memory, kinds)
+    peers = names_of("--against", asked.against, options.PEERS)
     if asked.op not in options.OPS:
         raise typer.BadParameter(f"--op: {asked.op!r} is none of {', '.join(options.OPS)}")
     from fireflyer.bench import collectives
@@ -532,30 +458,13 @@ def _collective(name: str, asked: Asked) -> None:
         rounds=asked.rounds,
     )
     rows, nccl = collectives.run(spec)
-    _report(name, machine, rows, nccl, asked.json_to)
+    report(name, machine, rows, nccl, asked.json_to)
     if wrong := sum(row.wrong for row in nccl):
         raise CollectiveError(f"bench {name}: {wrong} elements came out wrong, see #wrong")
 
 
-def _report(
-    name: str, machine: Machine, rows: list[Row], nccl: list[NcclRow], json_to: str | None
-) -> None:
-    command = shlex.join(["fireflyer", "bench", *sys.argv[1:]])
-    emit(Report(bench=name, command=command, machine=machine, rows=rows, nccl=nccl), json_to)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(options.parse_size(size.strip()) for size in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _names(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
-    try:
-        return options.parse_names(text, known)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {error}") from None
+for _command_of_training in (train_commands.train, train_commands.wire, train_commands.scaling):
+    app.command()(_command_of_training)
 
 
 def with_default_json(arguments: list[str]) -> list[str]:

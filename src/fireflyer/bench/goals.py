@@ -136,12 +136,20 @@ _STEP = {
     ("1", "ddp"): (0.70, 0.62),
     ("1", "ddp, bf16"): (0.64, 0.60),
     ("1", "ddp, int8"): (0.62, 0.59),
+    ("0.45", "ZeRO-3"): (0.58, 0.50),
+    ("0.45", "ZeRO-2"): (0.55, 0.47),
+    ("0.45", "ZeRO-3, bf16 both ways"): (0.33, 0.26),
     ("vgg", "ddp"): (0.6, 0.5),
     ("vgg", "ddp, bf16"): (0.35, 0.28),
     ("host", "ddp"): (0.95, 0.85),
+    ("host", "ZeRO-3"): (0.8, 0.65),
 }
-_OVER_IDEAL = {"ddp": (1.2, 1.08)}
-_SENT = {"ddp": (1.02, 1.005)}
+_OVER_IDEAL = {"ddp": (1.2, 1.08), "ZeRO-3": (1.3, 1.12), "ZeRO-2": (1.3, 1.12)}
+_SENT = {"ddp": (1.02, 1.005), "ZeRO-3": (1.02, 1.005), "ZeRO-2": (1.02, 1.005)}
+WIRE_LOSS_PERCENT = 0.5
+MODEL_ERROR_PERCENT = 10.0
+SHARDED_MEMORY = 1.05
+"""Parameters, gradients and optimizer states of a rank, over a world's share of them."""
 _EXPOSED = {("1", "ddp"): (0.35, 0.1)}
 
 

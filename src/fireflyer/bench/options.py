@@ -15,7 +15,8 @@ CHECKPOINT = ("stall", "total", "load", "overlap", "one", "memory", "training")
 CHECKPOINT_DEFAULT = CHECKPOINT[:-1]
 FS = ("tcp", "local", "small", "write", "create", "one", "stat", "memory", "incast")
 FS_GROWTH = ("clients", "directory", "bytes", "total")
-TRAIN = ("stub", "gpt", "vgg", "host")
+TRAIN = ("stub", "gpt", "vgg", "host", "memory")
+TRAIN_FAMILIES = ("ddp", "fsdp")
 TRAIN_SHAPES = ("gpt", "even")
 SMALLEST_STATE = 4 << 20
 ORDERS = ("contiguous", "round-robin")
@@ -50,6 +51,21 @@ def parse_names(text: str, known: Iterable[str]) -> tuple[str, ...]:
         if name not in known:
             raise ValueError(f"{name!r} is none of {', '.join(known)}")
     return names
+
+
+def parse_layouts(text: str) -> tuple[tuple[int, int], ...]:
+    """Hosts and ranks a host of "2x1,2x2,4x1".
+
+    Raises:
+        ValueError: not such a list, or fewer than 2 hosts.
+    """
+    found = []
+    for name in dict.fromkeys(part.strip() for part in text.split(",")):
+        hosts, _, ranks = name.partition("x")
+        if not (hosts.isdigit() and ranks.isdigit() and 2 <= int(hosts) <= 32 and int(ranks) >= 1):
+            raise ValueError(f"{name!r} is no layout: hosts (2 to 32) x ranks a host, as in 2x1")
+        found.append((int(hosts), int(ranks)))
+    return tuple(found)
 
 
 def size_text(size: int) -> str:

@@ -13,8 +13,18 @@ from functools import partial
 
 from fireflyer.bench import train_models as models
 from fireflyer.bench.engine import Session
+from fireflyer.bench.options import TRAIN_FAMILIES
 from fireflyer.bench.report import Row
-from fireflyer.bench.train_candidates import CANDIDATES, LOCAL, TORCH_DDP, Trainer, averaged
+from fireflyer.bench.train_candidates import (
+    CANDIDATES,
+    FSDP2,
+    LOCAL,
+    TORCH_DDP,
+    Trainer,
+    averaged,
+    candidates,
+)
+from fireflyer.bench.train_memory import memory_rows
 from fireflyer.bench.train_models import Payload
 from fireflyer.bench.train_place import RAW_BYTES, Area, Measured, Place
 from fireflyer.bench.train_rows import host_rows, lab_rows
@@ -24,8 +34,9 @@ LOCAL_OF_LINE = {"0.45": 0.45, "1": 1.0}
 """How long the stub computes, over the time that its gradients need on the line."""
 VGG = {1.0: "ddp", 0.5: "ddp, bf16"}
 """By the line time of its wire, over that of float32."""
-HOST = (LOCAL, TORCH_DDP, "ddp, classic", "ddp")
+HOST = (LOCAL, TORCH_DDP, "ddp, classic", "ddp", FSDP2, "ZeRO-3, classic", "ZeRO-3")
 HOST_RANKS = (2, 4)
+VGG_HOSTS = 2
 
 Say = Callable[[str], None]
 Layers = Sequence[models.Layer]
@@ -37,14 +48,16 @@ class Spec:
 
     Attributes:
         cases: of `options.TRAIN`.
+        layouts: hosts and ranks a host of the cases stub and gpt.
+        families: of `options.TRAIN_FAMILIES`: who trains in the cases stub, gpt and host.
         shape: of the stub, of `options.TRAIN_SHAPES`.
         steps: timed steps of a block, at least.
-        vgg_ranks_per_host: in the case vgg, on as many hosts.
+        vgg_ranks_per_host: in the case vgg, on two hosts.
     """
 
     cases: tuple[str, ...]
-    hosts: int = 2
-    ranks_per_host: int = 1
+    layouts: tuple[tuple[int, int], ...] = ((2, 1),)
+    families: tuple[str, ...] = TRAIN_FAMILIES
     rate: str = "1gbit"
     rounds: int = 5
     steps: int = 3
@@ -54,16 +67,14 @@ class Spec:
 
     def goals_of(self, case: str) -> str:
         """The case, where goals are asked of it; else nothing."""
-        whole = self.sizes == models.Sizes() and (case == "host" or self.rate == "1gbit")
+        unshaped = case in ("host", "memory")
+        whole = self.sizes == models.Sizes() and (unshaped or self.rate == "1gbit")
         return case if whole else ""
 
-    @property
-    def layout(self) -> str:
-        return f"{self.hosts}x{self.ranks_per_host}"
 
-    def line_bytes(self, payload: Payload) -> float:
-        """That each host must send to average gradients as they are."""
-        return averaged(payload) * (self.hosts - 1) / self.hosts
+def line_bytes(payload: Payload, hosts: int) -> float:
+    """That each host must send to average gradients as they are."""
+    return averaged(payload) * (hosts - 1) / hosts
 
 
 def run(spec: Spec, say: Say) -> list[Row]:
@@ -73,7 +84,7 @@ def run(spec: Spec, say: Say) -> list[Row]:
         LabError: no root, no iproute2, or a rate that is none.
         FireflyerError: a rank failed, or ranks had different parameters after training.
     """
-    cases = {"stub": _stub, "gpt": _gpt, "vgg": _vgg, "host": _host}
+    cases = {"stub": _stub, "gpt": _gpt, "vgg": _vgg, "host": _host, "memory": _memory}
     rows = []
     for name in spec.cases:
         say(name)
@@ -82,8 +93,8 @@ def run(spec: Spec, say: Say) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _lab(spec: Spec, ranks_per_host: int) -> Iterator[Area]:
-    with Lab(spec.hosts, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
+def _lab(spec: Spec, hosts: int, ranks_per_host: int) -> Iterator[Area]:
+    with Lab(hosts, spec.rate) as lab, tempfile.TemporaryDirectory() as folder:
         yield Area(lab, ranks_per_host, folder)
 
 
@@ -92,20 +103,26 @@ def _builds(session: Session, works: dict[str, models.Workload]) -> dict[str, Tr
 
 
 def _stub(spec: Spec, say: Say) -> list[Row]:
+    return [row for layout in spec.layouts for row in _stub_on(spec, say, *layout)]
+
+
+def _stub_on(spec: Spec, say: Say, hosts: int, ranks_per_host: int) -> list[Row]:
     layers = (models.gpt_layers if spec.shape == "gpt" else models.even_layers)(spec.sizes)
     payload = models.payload(layers)
     raw_bytes = min(payload.whole, RAW_BYTES)
-    with _lab(spec, spec.ranks_per_host) as area:
+    layout = f"{hosts}x{ranks_per_host}"
+    with _lab(spec, hosts, ranks_per_host) as area:
         pool = models.pool_for(layers, area.ranks)
 
         def body(place: Place) -> dict[str, Measured]:
-            line_s = spec.line_bytes(payload) / place.line(raw_bytes)
-            works = {name: models.stub(layers, pool, place.rank) for name in CANDIDATES}
+            line_s = line_bytes(payload, hosts) / place.line(raw_bytes)
+            names = candidates(spec.families, ranks_per_host)
+            works = {name: models.stub(layers, pool, place.rank) for name in names}
             trainers = _builds(place.session, works)
             found = {}
             for name, factor in LOCAL_OF_LINE.items():
                 if place.rank == 0:
-                    say(f"stub: local {name} of line")
+                    say(f"stub {layout}: local {name} of line")
                 for work in works.values():
                     models.pace(work, line_s * factor)
                 found[name] = place.measure(trainers, spec.rounds, spec.steps, raw_bytes)
@@ -115,24 +132,31 @@ def _stub(spec: Spec, say: Say) -> list[Row]:
         found = area.train(body)
     rows = []
     for name, measured in found.items():
-        case = f"stub {spec.shape} {spec.layout}, local {name} of line"
-        rows += lab_rows(case, measured, payload, spec.hosts, spec.goals_of(name))
+        case = f"stub {spec.shape} {layout}, local {name} of line"
+        rows += lab_rows(case, measured, payload, hosts, spec.goals_of(name))
     return rows
 
 
-def _gpt(spec: Spec, _say: Say) -> list[Row]:
+def _gpt(spec: Spec, say: Say) -> list[Row]:
+    return [row for layout in spec.layouts for row in _gpt_on(spec, say, *layout)]
+
+
+def _gpt_on(spec: Spec, say: Say, hosts: int, ranks_per_host: int) -> list[Row]:
+    layout = f"{hosts}x{ranks_per_host}"
+    say(f"gpt {layout}")
     payload = models.payload(models.gpt_layers(spec.sizes))
 
     def body(place: Place) -> Measured:
-        works = {name: models.gpt(spec.sizes, place.rank) for name in CANDIDATES}
+        names = candidates(spec.families, ranks_per_host)
+        works = {name: models.gpt(spec.sizes, place.rank) for name in names}
         trainers = _builds(place.session, works)
         measured = place.measure(trainers, spec.rounds, spec.steps, min(payload.whole, RAW_BYTES))
         place.check(trainers)
         return measured
 
-    with _lab(spec, spec.ranks_per_host) as area:
+    with _lab(spec, hosts, ranks_per_host) as area:
         measured = area.train(body)
-    return lab_rows(f"gpt {spec.layout}", measured, payload, spec.hosts, spec.goals_of("gpt"))
+    return lab_rows(f"gpt {layout}", measured, payload, hosts, spec.goals_of("gpt"))
 
 
 def _vgg(spec: Spec, say: Say) -> list[Row]:
@@ -141,9 +165,9 @@ def _vgg(spec: Spec, say: Say) -> list[Row]:
     payload = models.payload(layers)
     raw_bytes = min(payload.whole, RAW_BYTES)
     rows = []
-    with _lab(spec, spec.vgg_ranks_per_host) as area:
+    with _lab(spec, VGG_HOSTS, spec.vgg_ranks_per_host) as area:
         pool = models.pool_for(layers, area.ranks)
-        line_s = spec.line_bytes(payload) / area.train(lambda place: place.line(raw_bytes))
+        line_s = line_bytes(payload, VGG_HOSTS) / area.train(lambda place: place.line(raw_bytes))
 
         def measure(place: Place, name: str, local_s: float) -> Measured:
             work = models.stub(layers, pool, place.rank)
@@ -159,19 +183,20 @@ def _vgg(spec: Spec, say: Say) -> list[Row]:
                 for name in (LOCAL, TORCH_DDP, ours):
                     say(f"vgg: {ours}: round {number + 1}, {name}")
                     whole.add(area.train(partial(measure, name=name, local_s=line_s * share)))
-            case = f"vgg {spec.hosts}x{spec.vgg_ranks_per_host}"
-            rows += lab_rows(case, whole, payload, spec.hosts, spec.goals_of("vgg"))
+            case = f"vgg {VGG_HOSTS}x{spec.vgg_ranks_per_host}"
+            rows += lab_rows(case, whole, payload, VGG_HOSTS, spec.goals_of("vgg"))
     return rows
 
 
 def _host(spec: Spec, say: Say) -> list[Row]:
     rows = []
+    chosen = [name for name in HOST if CANDIDATES[name].family in ("", *spec.families)]
     for ranks in HOST_RANKS:
         say(f"host: {ranks} ranks")
 
         def body(place: Place) -> Measured:
             trainers = _builds(
-                place.session, {name: models.gpt(spec.sizes, place.rank) for name in HOST}
+                place.session, {name: models.gpt(spec.sizes, place.rank) for name in chosen}
             )
             measured = place.measure(trainers, spec.rounds, spec.steps, 0)
             place.check(trainers)
@@ -180,4 +205,14 @@ def _host(spec: Spec, say: Say) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             measured = Area(None, ranks, folder).train(body)
         rows += host_rows(f"gpt on one host, {ranks} ranks", measured, spec.goals_of("host"))
+    return rows
+
+
+def _memory(spec: Spec, say: Say) -> list[Row]:
+    rows = []
+    for ranks in HOST_RANKS:
+        say(f"memory: {ranks} ranks")
+        with tempfile.TemporaryDirectory() as folder:
+            area = Area(None, ranks, folder)
+            rows += memory_rows(f"gpt on {ranks} ranks", area, spec.sizes, spec.goals_of("memory"))
     return rows

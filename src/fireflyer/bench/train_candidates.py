@@ -1,11 +1,17 @@
 """Who trains in `bench train`. Another one is one entry of a table."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
@@ -13,8 +19,10 @@ from fireflyer.bench.engine import Session
 from fireflyer.bench.options import WIRES
 from fireflyer.bench.train_models import Payload, Workload
 from fireflyer.haiscale.ddp import DistributedDataParallel
+from fireflyer.haiscale.fsdp import FullyShardedDataParallel, hybrid_mesh
 
 LOCAL, TORCH_DDP = "local", "torch DDP"
+FSDP2, FSDP2_ZERO_2, FSDP2_HSDP = "FSDP2 ZeRO-3", "FSDP2 ZeRO-2", "FSDP2 HSDP"
 
 
 @dataclass(frozen=True)
@@ -24,11 +32,12 @@ class Trainer:
     Attributes:
         step: forward, backward and optimizer; communication may go on.
         settle: none goes on when it returns.
+        parameters: all of them, whole; collective where they are sharded.
     """
 
     step: Callable[[], object]
     settle: Callable[[], object]
-    parameters: list[Tensor]
+    parameters: Callable[[], Iterable[Tensor]]
 
 
 def averaged(payload: Payload) -> int:
@@ -36,20 +45,29 @@ def averaged(payload: Payload) -> int:
     return 2 * payload.whole
 
 
+def gathered_twice(payload: Payload) -> int:
+    """ZeRO-3: all is gathered for forward, all but the outermost unit again for backward, all is reduced."""
+    return 3 * payload.whole - payload.root
+
+
 @dataclass(frozen=True)
 class Candidate:
     """Goals are found in `goals` by its name.
 
     Attributes:
+        family: of `options.TRAIN_FAMILIES`; "" for the work alone, which belongs to all.
         peer: the candidate that it is compared with; None: it is a peer itself, or the work without peers.
+        hybrid: it shards inside a host and replicates between hosts, so both have to be several.
         wire_bytes: of an element between hosts.
         moves: bytes of float32 that a step reduces to shards and gathers at least.
     """
 
     build: Callable[[Session, Workload], Trainer]
+    family: str
     peer: str | None = None
     wire_bytes: int = 4
     moves: Callable[[Payload], int] = averaged
+    hybrid: bool = False
 
     def least(self, payload: Payload, hosts: int) -> float:
         """Bytes that each host must send in a step."""
@@ -64,7 +82,13 @@ def _trainer(
         work.loss(wrapped).backward()
         optimizer.step()
 
-    return Trainer(step, settle, list(work.module.parameters()))
+    return Trainer(step, settle, lambda: map(_whole, work.module.parameters()))
+
+
+def _whole(parameter: Any) -> Tensor:
+    gathers = getattr(parameter, "full_tensor", None)
+    whole: Tensor = parameter if gathers is None else gathers()
+    return whole
 
 
 def _nothing() -> None:
@@ -90,17 +114,82 @@ def _ours(crosses: bool, wire: str | None = None) -> Callable[[Session, Workload
     return build
 
 
-CANDIDATES = {
-    LOCAL: Candidate(_local),
-    TORCH_DDP: Candidate(_torch_ddp),
-    "ddp, classic": Candidate(_ours(crosses=False), TORCH_DDP),
-    "ddp": Candidate(_ours(crosses=True), TORCH_DDP),
-    "ddp, bf16": Candidate(_ours(crosses=True, wire="bf16"), TORCH_DDP, WIRES["bf16"]),
-    "ddp, int8": Candidate(_ours(crosses=True, wire="int8"), TORCH_DDP, WIRES["int8"]),
+def _torch_fsdp(reshard: bool | None, hybrid: bool = False) -> Callable[..., Trainer]:
+    """`reshard`: None: as `fully_shard` does by itself, all but the outermost unit."""
+
+    def build(session: Session, work: Workload) -> Trainer:
+        mesh = _gloo_rows() if hybrid else DeviceMesh.from_group(session.gloo, "cpu")
+        for part in (*work.units, work.module):
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard)
+        return _trainer(work.module, work, work.optimizer(work.module.parameters()), _nothing)
+
+    return build
+
+
+def _gloo_rows() -> DeviceMesh:
+    """A row of ranks a host, of gloo groups."""
+    world: Any = dist.group.WORLD
+    rows = torch.tensor(world.hosts)
+    mine: list[Any] = []
+    for lines in (rows.T.tolist(), rows.tolist()):
+        groups = {tuple(line): dist.new_group(line, backend="gloo") for line in lines}
+        mine += [group for line, group in groups.items() if dist.get_rank() in line]
+    return DeviceMesh.from_group(mine, "cpu", mesh=rows, mesh_dim_names=("replicate", "shard"))
+
+
+def _our_fsdp(crosses: bool = True, hybrid: bool = False, **options: Any) -> Callable[..., Trainer]:
+    def build(_session: Session, work: Workload) -> Trainer:
+        units = set(work.units)
+        model = FullyShardedDataParallel(
+            work.module,
+            optimizer=work.optimizer if crosses else None,
+            auto_wrap_policy=partial(lambda_auto_wrap_policy, lambda_fn=units.__contains__),
+            mesh=hybrid_mesh() if hybrid else None,
+            **options,
+        )
+        optimizer = model.optimizer or work.optimizer(model.parameters())
+        return _trainer(model, work, optimizer, model.settle)
+
+    return build
+
+
+_BF16_BOTH_WAYS: dict[str, Any] = {"gather_dtype": torch.bfloat16, "wire": "bf16"}
+_DDP, _FSDP = partial(Candidate, family="ddp"), partial(Candidate, family="fsdp")
+
+CANDIDATES: dict[str, Candidate] = {
+    LOCAL: Candidate(_local, family=""),
+    TORCH_DDP: _DDP(_torch_ddp),
+    "ddp, classic": _DDP(_ours(crosses=False), peer=TORCH_DDP),
+    "ddp": _DDP(_ours(crosses=True), peer=TORCH_DDP),
+    "ddp, bf16": _DDP(_ours(crosses=True, wire="bf16"), peer=TORCH_DDP, wire_bytes=WIRES["bf16"]),
+    "ddp, int8": _DDP(_ours(crosses=True, wire="int8"), peer=TORCH_DDP, wire_bytes=WIRES["int8"]),
+    FSDP2: _FSDP(_torch_fsdp(reshard=None), moves=gathered_twice),
+    FSDP2_ZERO_2: _FSDP(_torch_fsdp(reshard=False)),
+    FSDP2_HSDP: _FSDP(_torch_fsdp(reshard=None, hybrid=True), hybrid=True),
+    "ZeRO-3, classic": _FSDP(_our_fsdp(crosses=False), peer=FSDP2, moves=gathered_twice),
+    "ZeRO-3": _FSDP(_our_fsdp(), peer=FSDP2, moves=gathered_twice),
+    "ZeRO-2": _FSDP(_our_fsdp(reshard_after_forward=False), peer=FSDP2_ZERO_2),
+    "ZeRO-3, bf16 both ways": _FSDP(
+        _our_fsdp(**_BF16_BOTH_WAYS),
+        peer=FSDP2,
+        wire_bytes=WIRES["bf16"],
+        moves=gathered_twice,
+    ),
+    "HSDP": _FSDP(_our_fsdp(hybrid=True), peer=FSDP2_HSDP, hybrid=True),
 }
 
 
-def digest(tensors: list[Tensor]) -> int:
+def candidates(families: Iterable[str], ranks_per_host: int) -> list[str]:
+    """Names of those that can run on several hosts."""
+    wanted = {"", *families}
+    return [
+        name
+        for name, candidate in CANDIDATES.items()
+        if candidate.family in wanted and (ranks_per_host > 1 or not candidate.hybrid)
+    ]
+
+
+def digest(tensors: Iterable[Tensor]) -> int:
     """A number that depends on every bit of the parameters."""
     total = 0
     for tensor in tensors:

@@ -139,7 +139,7 @@ class Place:
     def check(self, trainers: Mapping[str, Trainer]) -> None:
         """Collective. Raises CollectiveError where the ranks' parameters differ in a bit."""
         for name, trainer in trainers.items():
-            own = digest(trainer.parameters)
+            own = digest(trainer.parameters())
             bounds = torch.tensor([own, -own])
             dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=self.session.gloo)
             if name != LOCAL and bounds[0] != -bounds[1]:

@@ -14,7 +14,7 @@ def advise(facts: Facts, step_s: float, exposed_s: float, under_way_s: float) ->
 
     Bounds behind the gains: a step lasts at least as long as the work without communication (step - exposed),
     and at least as long as the communication, which as many bytes as it sends. Communication is taken to last
-    as long as reductions were under way, which is never too short.
+    as long as some was under way, which is never too short.
     """
     if exposed_s <= EXPOSED * step_s:
         return []
@@ -36,27 +36,33 @@ def _proposals(
         return 1 - max(new_s, local_s) / step_s
 
     found = []
-    if not facts.crosses and not facts.sharded:
+    if not facts.crosses:
         words = "optimizer=: communication goes on into the next forward"
         found.append((gain(lasts_s), words))
-    if facts.must_send and facts.element_bytes <= 4:  # codecs leave float64 alone
+    gathers = facts.must_gather / facts.must_send if facts.must_send else 0.0
+    if gathers < 1 and facts.must_send and facts.element_bytes <= 4:  # codecs leave float64 alone
         for wire in ("bf16", "int8"):
             share = WIRE_BYTES[wire] / facts.element_bytes
             if share < 1:
-                words = f'wire="{wire}": {share:.2g} of the bytes between hosts'
-                found.append((gain(step_s - lasts_s * (1 - share)), words))
+                what = "gradients' bytes" if facts.sharded else "bytes"
+                words = f'wire="{wire}": {share:.2g} of the {what} between hosts'
+                found.append((gain(step_s - lasts_s * (1 - gathers) * (1 - share)), words))
+    if gathers and facts.gathered_bytes > 2:
+        share = 2 / facts.gathered_bytes
+        words = f"gather_dtype=torch.bfloat16: {share:.2g} of the parameters' bytes between hosts"
+        found.append((gain(step_s - lasts_s * gathers * (1 - share)), words))
     words = "no_sync() around all but the last of 2 micro-batches: half as many reductions a sample"
     found.append((gain(step_s - exposed_s / 2), words))
-    if facts.reductions <= _FEW_BUCKETS:
+    few = facts.reductions <= _FEW_BUCKETS
+    if few or facts.reductions >= _MANY_BUCKETS:
+        how = "units by auto_wrap_policy" if facts.sharded else "bucket_bytes"
         words = (
-            f"smaller bucket_bytes: {facts.reductions} bucket(s) start when backward is nearly over"
+            f"smaller {how}: {facts.reductions} reduction(s) start when backward is nearly over"
+            if few
+            else f"larger {how}: {facts.reductions} reductions a step cost their calls"
         )
         found.append((gain(local_s), words))
-    elif facts.reductions >= _MANY_BUCKETS:
-        words = f"larger bucket_bytes: {facts.reductions} reductions a step cost their calls"
-        found.append((gain(local_s), words))
-    hosts = facts.group.hosts
-    if facts.sharded and len(hosts) > 1 and max(map(len, hosts)) > 1:
+    if gathers and len(facts.hosts) > 1 and max(map(len, facts.hosts)) > 1:
         words = (
             "HSDP: shard inside each host, replicate between hosts; parameters stay off the network"
         )

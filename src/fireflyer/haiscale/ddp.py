@@ -24,6 +24,7 @@ from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
 from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times
 from fireflyer.haiscale.stepping import SplitOptimizer
 from fireflyer.hfreduce import Wire
+from fireflyer.hfreduce.planned import PlannedHierarchy, Tree
 
 DEFAULT_BUCKET_BYTES = 2 << 20
 
@@ -51,6 +52,8 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: copy the first rank's buffers to all before each forward in training mode.
         static_graph: every backward reaches the same parameters: the ranks need not tell each other which.
         check_gradients: log the names of parameters whose local gradients are not finite.
+        levels: reduce along this tree, nested lists of the group's ranks such as [[0, 1], [2, 3]] (see
+            `hfreduce.planned.PlannedHierarchy`): the same bits on whatever hosts the ranks are.
 
     Attributes:
         module: the wrapped module.
@@ -58,7 +61,8 @@ class DistributedDataParallel(nn.Module):
 
     Raises:
         ConfigError: the group is not of the hfreduce backend, nothing requires a gradient, a module makes
-            sparse gradients, the ranks' models differ, or the optimizer cannot be cut in parts.
+            sparse gradients, the ranks' models differ, the optimizer cannot be cut in parts, `levels` is no
+            tree of all ranks, or comes with a wire.
         CollectiveError, RankFailed: a reduction failed; raised by `backward`, or by whoever waits.
     """
 
@@ -73,6 +77,7 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: bool = True,
         static_graph: bool = False,
         check_gradients: bool = True,
+        levels: Tree | None = None,
     ) -> None:
         super().__init__()
         group = process_group or dist.group.WORLD
@@ -88,7 +93,8 @@ class DistributedDataParallel(nn.Module):
         self.module = module
         self._group = group
         Wire(wire or "fp32")  # is there such a codec?
-        self._options = Options(bucket_bytes, wire, static_graph, check_gradients)
+        self._tree = None if levels is None else _planned(levels, group, wire)
+        self._options = Options(bucket_bytes, wire, static_graph, check_gradients, self._tree)
         self._times = Times()
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
@@ -141,17 +147,25 @@ class DistributedDataParallel(nn.Module):
         """What `haiscale.report` asks; not collective."""
         wire = self._options.wire
         flats = [bucket.flat for bucket in self.reducer.buckets]
+        travels = [flat.numel() * wire_bytes(flat.dtype, wire) for flat in flats]
         return Facts(
             times=self._times,
-            group=self._group,
-            wire=wire,
+            sent=self._sent,
+            rank=self._group.rank(),
+            world=self._group.size(),
+            hosts=self._group.hosts,
             crosses=self._optimizer is not None,
             sharded=False,
+            parameter_bytes=sum(parameter.nbytes for parameter in self.parameters()),
             gradient_bytes=sum(flat.nbytes for flat in flats),
-            must_send=2 * sum(bytes_to_send(flat, wire, self._group) for flat in flats),
+            must_send=2 * bytes_to_send(sum(travels), self._group),
             element_bytes=max(wire_bytes(flat.dtype, wire) for flat in flats),
             reductions=len(flats),
         )
+
+    def _sent(self) -> int:
+        along_tree = self._tree.network_bytes_sent if self._tree is not None else 0
+        return self._group.network_bytes_sent + along_tree
 
     def _send_buffers(self) -> None:
         if self._buffer_copy is not None and self._optimizer is not None and self.training:
@@ -168,6 +182,15 @@ class DistributedDataParallel(nn.Module):
         known = {id(p) for p in self._trained}
         copy_from_first([p for p in now if id(p) not in known], self._group)
         self._wrap()
+
+
+def _planned(levels: Tree, group: ProcessGroup, wire: str | None) -> PlannedHierarchy:
+    if wire is not None:
+        raise ConfigError(f"levels= and wire={wire!r}: a planned tree sends gradients as they are")
+    try:
+        return PlannedHierarchy(levels, group)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _same(one: object, other: object) -> bool:

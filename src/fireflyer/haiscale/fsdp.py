@@ -18,10 +18,12 @@ from torch.optim import Optimizer
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale import whole
 from fireflyer.haiscale.agreement import check_alike, copy_from_first
+from fireflyer.haiscale.facts import Facts
 from fireflyer.haiscale.gathering import Gatherer
 from fireflyer.haiscale.mesh import everyone_of, hybrid_mesh, lay_out, shard_mesh
 from fireflyer.haiscale.reducer import Times
 from fireflyer.haiscale.sharded_comm import Channels, Gather
+from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
 from fireflyer.haiscale.wrapping import (
     WIRES,
@@ -129,7 +131,9 @@ class FullyShardedDataParallel(nn.Module):
         trained = next(p for p in module.parameters() if p.requires_grad)
         wire = precision_of(mixed_precision, trained.dtype, wire)[1]
         self._layout = lay_out(mesh, process_group)
+        self._wires = Wires(wire, gather_dtype)
         with everyone_of(self._layout) as everyone:
+            self._ranks = everyone.rank(), everyone.size(), everyone.hosts
             check_alike(module, everyone)
             if broadcast_from_first:
                 copy_from_first(_present(module), everyone)
@@ -142,7 +146,8 @@ class FullyShardedDataParallel(nn.Module):
             self._units, Channels(self._layout, wire), self.times, check_gradients, backlog
         )
         for unit in self._units:
-            connect(unit, self._layout, self._sharding, Gather(self.times, gather_dtype))
+            gather = Gather(self.times, self._sharding.under_way, gather_dtype)
+            connect(unit, self._layout, self._sharding, gather)
         self._gatherer = Gatherer(
             module, self._units, self._sharding, forward_prefetch, backward_prefetch
         )
@@ -184,6 +189,27 @@ class FullyShardedDataParallel(nn.Module):
     def settle(self) -> None:
         """Returns when every gradient has arrived and every step that was asked for is done."""
         self._sharding.settle()
+
+    def facts(self) -> Facts:
+        """What `haiscale.report` asks; not collective."""
+        rank, world, hosts = self._ranks
+        costs = costs_of(self._units, self._layout, self._wires)
+        return Facts(
+            times=self.times,
+            sent=lambda: sent_by(self._units, self._layout),
+            rank=rank,
+            world=world,
+            hosts=hosts,
+            crosses=self.optimizer is not None,
+            sharded=True,
+            parameter_bytes=costs.parameters,
+            gradient_bytes=costs.gradients,
+            must_send=costs.gathered + costs.reduced,
+            must_gather=costs.gathered,
+            element_bytes=costs.gradient_element,
+            gathered_bytes=costs.parameter_element,
+            reductions=len(self._units),
+        )
 
     def state_dict(  # type: ignore[override]
         self, *args: Any, full: bool = False, **kwargs: Any

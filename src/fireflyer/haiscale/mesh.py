@@ -29,9 +29,9 @@ class DataLayout:
     """
 
     mesh: DeviceMesh
-    gather: ProcessGroup
-    reduce: ProcessGroup
-    replicate: ProcessGroup | None
+    gather: hfreduce.ProcessGroupHFReduce
+    reduce: hfreduce.ProcessGroupHFReduce
+    replicate: hfreduce.ProcessGroupHFReduce | None
 
     @property
     def alone(self) -> bool:
@@ -66,7 +66,7 @@ def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
     me = dist.get_rank()
     (row,) = (ranks for ranks in rows if me in ranks)
     column = [ranks[row.index(me)] for ranks in rows]
-    groups = [_new_group(ranks) for ranks in (row, column)]
+    groups: list[ProcessGroup] = [_new_group(ranks) for ranks in (row, column)]
     return DeviceMesh.from_group(
         groups[::-1], "cpu", mesh=torch.tensor(rows), mesh_dim_names=(REPLICATE, SHARD)
     )
@@ -100,7 +100,7 @@ def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
 
 
 @contextlib.contextmanager
-def everyone_of(layout: DataLayout) -> Iterator[ProcessGroup]:
+def everyone_of(layout: DataLayout) -> Iterator[hfreduce.ProcessGroupHFReduce]:
     """A group of all ranks of the mesh, for a while. Collective."""
     if layout.replicate is None:
         yield layout.gather
@@ -110,9 +110,9 @@ def everyone_of(layout: DataLayout) -> Iterator[ProcessGroup]:
     dist.destroy_process_group(group)
 
 
-def _new_group(ranks: Sequence[int]) -> ProcessGroup:
+def _new_group(ranks: Sequence[int]) -> hfreduce.ProcessGroupHFReduce:
     group = dist.new_group(list(ranks), backend="hfreduce", use_local_synchronization=True)
-    assert isinstance(group, ProcessGroup)
+    assert isinstance(group, hfreduce.ProcessGroupHFReduce)
     return group
 
 

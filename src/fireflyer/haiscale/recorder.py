@@ -70,7 +70,7 @@ class Recorder:
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.activations = Activations(model) if activations else None
         facts = facts_of(model)
-        self._times, self._group = facts.times, facts.group
+        self._times, self._sent = facts.times, facts.sent
         self._model = weakref.ref(model)
         self._open = Sums()  # of the step that goes on
         self._first = True  # is it the first one?
@@ -101,8 +101,8 @@ class Recorder:
     # The clock
 
     def _now(self) -> _Mark:
-        t, sent = self._times, self._group.network_bytes_sent
-        return _Mark(t.clock(), t.exposed_s, t.optimizer_s, t.under_way_s, sent, t.steps)
+        t = self._times
+        return _Mark(t.clock(), t.exposed_s, t.optimizer_s, t.under_way_s, self._sent(), t.steps)
 
     def _enter(self, span: str) -> None:
         """Books what has passed since the last call to the span that ends here."""

@@ -26,6 +26,7 @@ from fireflyer.errors import CollectiveError
 from fireflyer.haiscale import pending
 from fireflyer.haiscale.buckets import Bucket, plan
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
+from fireflyer.hfreduce.planned import PlannedHierarchy
 from fireflyer.log import get_logger
 
 _log = get_logger("haiscale")
@@ -41,6 +42,7 @@ class Options:
     wire: str | None
     static_graph: bool
     check_gradients: bool
+    tree: PlannedHierarchy | None
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Times:
     Attributes:
         exposed_s: it waited for reductions.
         optimizer_s: the optimizer stepped buckets here; without `optimizer=` the script's own call does that.
-        under_way_s: from the first reduction of each backward until the last was found to have arrived.
+        under_way_s: some reduction, or all-gather of a sharded model, was not yet known to have arrived.
         steps: synchronised backwards.
     """
 
@@ -60,6 +62,26 @@ class Times:
     steps: int = 0
     reductions: int = 0
     clock: Callable[[], float] = time.monotonic
+
+
+class UnderWay:
+    """Books the time during which communication of one owner is under way."""
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self._count = 0
+        self._since = 0.0
+
+    def begin(self) -> None:
+        if not self._count:
+            self._since = self._times.clock()
+        self._count += 1
+
+    def end(self) -> None:
+        """What `begin` was called for has arrived."""
+        self._count -= 1
+        if not self._count:
+            self._times.under_way_s += self._times.clock() - self._since
 
 
 class Flight:
@@ -105,8 +127,7 @@ class Reducer:
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
         self._next = 0
-        self._launched_at = 0.0  # the first reduction that is under way
-        self._away = 0  # buckets under way
+        self._under_way = UnderWay(times)
         self._lay_out(list(reversed(range(len(named)))))
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
@@ -202,19 +223,24 @@ class Reducer:
         self._next += 1
         if self.options.check_gradients:
             self._check(bucket)
-        if not self._away:
-            self._launched_at = self.times.clock()
-        self._away += 1
-        crossing = self._split is not None
-        bucket.work = hfreduce.allreduce(
-            bucket.flat,
-            ReduceOp.AVG,
+        self._under_way.begin()
+        bucket.work = self._reduce(bucket.flat, ReduceOp.AVG, self.options.wire, 1 + bucket.number)
+        self.times.reductions += 1
+
+    def _reduce(
+        self, tensor: torch.Tensor, op: ReduceOp.RedOpType, wire: str | None, priority: int
+    ) -> dist.Work | None:
+        if self.options.tree is not None:  # one after the other
+            return self.options.tree.allreduce(tensor, op, async_op=True)
+        work: dist.Work = hfreduce.allreduce(
+            tensor,
+            op,
             self.group,
-            wire=self.options.wire,
-            priority=1 + bucket.number if crossing else 0,
+            wire=wire,
+            priority=priority if self._split is not None else 0,
             async_op=True,
         )
-        self.times.reductions += 1
+        return work
 
     def _check(self, bucket: Bucket) -> None:
         if bucket.flat.sum().isfinite():
@@ -259,13 +285,7 @@ class Reducer:
                 )
             return
         self._mask.copy_(torch.frombuffer(self._used, dtype=torch.uint8))
-        self._mask_work = hfreduce.allreduce(
-            self._mask,
-            ReduceOp.MAX,
-            self.group,
-            priority=FIRST if self._split is not None else 0,
-            async_op=True,
-        )
+        self._mask_work = self._reduce(self._mask, ReduceOp.MAX, None, FIRST)
         if self.options.static_graph:
             self._static = bytes(self._used)
 
@@ -284,11 +304,8 @@ class Reducer:
             self._reached = self._mask.tolist()
         work, bucket.work = bucket.work, None
         work.wait()
-        now = self.times.clock()
-        self.times.exposed_s += now - begun
-        self._away -= 1
-        if not self._away:
-            self.times.under_way_s += now - self._launched_at
+        self.times.exposed_s += self.times.clock() - begun
+        self._under_way.end()
         for parameter, view, index in zip(
             bucket.parameters, bucket.views, bucket.indexes, strict=True
         ):

@@ -40,9 +40,9 @@ class Report:
     `compute_s`, `exposed_s`, `optimizer_s` and `data_s` add up to `step_s`.
 
     Attributes:
-        exposed_s: it waited for reductions.
+        exposed_s: it waited for reductions and all-gathers.
         data_s: neither in forward, backward nor optimizer: reading data, and whatever else the script does.
-        under_way_s: some reduction was under way, seen or hidden.
+        under_way_s: some communication was under way, seen or hidden.
         sent: bytes to other hosts; `must_send`: the rank's share of the least possible.
         tokens_per_s: of all ranks. mfu: floating-point operations of the model over the machine's peak.
         advice: what would make a step shorter; empty where communication is hidden.
@@ -139,7 +139,6 @@ def report(
     exposed_s, under_way_s = sums.exposed_s / sums.steps, sums.under_way_s / sums.steps
     if flops is None and tokens is not None:
         flops = 6.0 * sum(p.numel() for p in model.parameters()) * tokens
-    world = facts.group.size()
     return Report(
         steps=sums.steps,
         compute_s=sums.compute_s / sums.steps,
@@ -151,7 +150,7 @@ def report(
         must_send=facts.must_send,
         memory=_memory(model, facts, recorder),
         tokens_per_s=None if tokens is None else tokens / step_s,
-        mfu=None if flops is None or peak is None else flops / (step_s * peak * world),
+        mfu=None if flops is None or peak is None else flops / (step_s * peak * facts.world),
         advice=tuple(advise(facts, step_s, exposed_s, under_way_s)),
     )
 
@@ -165,7 +164,7 @@ def show(
     file: TextIO | None = None,
 ) -> None:
     """Prints the report of the group's first rank, to standard output when `file` is None."""
-    if facts_of(model).group.rank() == 0:
+    if facts_of(model).rank == 0:
         made = report(model, tokens=tokens, flops=flops, peak=peak)
         print(made.text(), file=file or sys.stdout)
 
@@ -192,7 +191,7 @@ def _memory(model: nn.Module, facts: Facts, recorder: Recorder) -> Memory:
         if isinstance(value, torch.Tensor)
     ]
     return Memory(
-        parameters=sum(map(_kept, model.parameters())),
+        parameters=facts.parameter_bytes,
         gradients=facts.gradient_bytes,
         optimizer=sum(map(_kept, states)),
         buffers=sum(map(_kept, model.buffers())),

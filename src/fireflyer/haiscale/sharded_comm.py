@@ -7,7 +7,6 @@ nobody reads too early is the business of `sharding`.
 
 import concurrent.futures
 import datetime
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from fireflyer import hfreduce
 from fireflyer.haiscale.mesh import DataLayout
-from fireflyer.haiscale.reducer import Times
+from fireflyer.haiscale.reducer import Times, UnderWay
 
 NO_LIMIT = datetime.timedelta(0)
 
@@ -41,19 +40,29 @@ class Gathering(dist.Work):
     """
 
     def __init__(
-        self, work: dist.Work, times: Times, output: torch.Tensor, narrow: torch.Tensor | None
+        self,
+        work: dist.Work,
+        times: Times,
+        under_way: UnderWay,
+        output: torch.Tensor,
+        narrow: torch.Tensor | None,
     ) -> None:
         super().__init__()
         self._work, self._times = work, times
+        self._under_way: UnderWay | None = under_way
+        under_way.begin()
         self._output, self._narrow = output, narrow
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
 
     def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
-        begun = time.monotonic()
+        begun = self._times.clock()
         self._work.wait(timeout)
-        self._times.exposed_s += time.monotonic() - begun
+        self._times.exposed_s += self._times.clock() - begun
+        if self._under_way is not None:
+            self._under_way.end()
+            self._under_way = None
         if self._narrow is not None:
             self._output.copy_(self._narrow)
             self._narrow = None
@@ -69,6 +78,7 @@ class Gather(AllGather):
     """
 
     times: Times
+    under_way: UnderWay
     narrow: torch.dtype | None
 
     def allocate(
@@ -92,7 +102,7 @@ class Gather(AllGather):
             source.copy_(input_tensor)
         started = dist.all_gather_single(target, source, group, async_op=True)
         assert started is not None
-        work = Gathering(started, self.times, output_tensor, narrow)
+        work = Gathering(started, self.times, self.under_way, output_tensor, narrow)
         if async_op:
             return work
         work.wait()

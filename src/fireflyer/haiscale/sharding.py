@@ -7,13 +7,14 @@ A unit is one group of parameters of `fully_shard`: one all-gather, one reduce-s
     arrived --(crossing, and the script has called optimizer.step())--> stepped
 
 Invariants: all ranks reduce the same units in the same order, then a mask of what any rank's backward
-reached; all-gathers start in the order of use, whatever has arrived. The output of a reduction is not read
-before it has been waited for: `Sharding._reads_at_once` lists when `fully_shard` itself would.
-Single-threaded, as `reducer` is.
+reached; all-gathers start in the order of use, whatever has arrived. During backward a rank waits only for
+what each rank waits for in the same place, decided by what was started and never by what has arrived: rank 0
+settles that the newest reduction is next, and another rank must not wait for an older one before it starts
+that. The output of a reduction is not read before it has been waited for: `Sharding._reads_at_once` lists
+when `fully_shard` itself would. Single-threaded, as `reducer` is.
 """
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale import pending, pending_shard
 from fireflyer.haiscale.mesh import DataLayout
-from fireflyer.haiscale.reducer import FIRST, Times
+from fireflyer.haiscale.reducer import FIRST, Times, UnderWay
 from fireflyer.haiscale.sharded_comm import Channels, Gather, Replication, Scatter
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
 from fireflyer.log import get_logger
@@ -67,6 +68,8 @@ class Flight:
         self.fresh = fresh
         self.mask: Mask | None = None
         self.stepping = False
+        self._away = True
+        owner.under_way.begin()
 
     def arrive(self) -> None:
         self._owner.arrive(self._unit)
@@ -76,6 +79,9 @@ class Flight:
 
     def wait(self) -> None:
         self._work.wait()
+        if self._away:
+            self._away = False
+            self._owner.under_way.end()
 
     def chain(self, begin: Callable[[dist.Work], dist.Work]) -> None:
         """Something else follows what is under way."""
@@ -137,6 +143,7 @@ class Sharding:
     ) -> None:
         self.units = list(units)
         self.times = times
+        self.under_way = UnderWay(times)
         self.in_backward = False
         self._channels = channels
         self._check_gradients, self._limit = check_gradients, backlog
@@ -174,6 +181,7 @@ class Sharding:
     def _begin_backward(self) -> None:
         self.settle()
         self._issued = 0
+        self._backlog.clear()
         self.in_backward = True
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -211,6 +219,8 @@ class Sharding:
             )
         if not self.in_backward:
             self._begin_backward()
+        if self._issued >= self._limit:
+            self._await(self._backlog[-1])
         self._issued += 1
 
     def _priority(self) -> int:
@@ -223,19 +233,11 @@ class Sharding:
         else:
             fresh = [p.grad is None for _, p in unit.trained()]
         flight = unit.flight = Flight(self, unit, work, fresh)
-        self._backlog = [one for one in self._backlog if not self._landed(one)]
-        while len(self._backlog) >= self._limit:
-            self._await(self._backlog.pop())  # the newest is reduced first
+        for one in self._backlog:
+            if one.over():
+                one.wait()  # lets go of its memory
         self._backlog.append(flight)
         return flight
-
-    @staticmethod
-    def _landed(flight: Flight) -> bool:
-        """Whether it is over; lets go of its memory."""
-        if not flight.over():
-            return False
-        flight.wait()
-        return True
 
     def _wait_if_read(self, unit: Unit, flight: Flight, output: torch.Tensor) -> None:
         if self._reads_at_once(unit, output):
@@ -294,9 +296,9 @@ class Sharding:
     # Arrival
 
     def _await(self, flight: Flight) -> None:
-        begun = time.monotonic()
+        begun = self.times.clock()
         flight.wait()
-        self.times.exposed_s += time.monotonic() - begun
+        self.times.exposed_s += self.times.clock() - begun
 
     def arrive(self, unit: Unit) -> None:
         """Waits for a unit's gradients, and steps them where the script already did. Not during the backward
@@ -308,9 +310,10 @@ class Sharding:
         trained = unit.trained()
         pending.restore(p for _, p in trained)
         self._await(flight)
-        begun = time.monotonic()
+        self._backlog.clear()  # backward is over; lets go of what has landed
+        begun = self.times.clock()
         reached = flight.mask.reached()
-        self.times.exposed_s += time.monotonic() - begun
+        self.times.exposed_s += self.times.clock() - begun
         for (number, parameter), fresh in zip(trained, flight.fresh, strict=True):
             if fresh and not reached[number]:
                 parameter.grad = None
@@ -331,15 +334,20 @@ class Sharding:
             flights = []
         self._settings = self._split.settings()
         later = [p for unit in self.units if unit.flight for _, p in unit.trained()]
-        self._split.apply(self._split.others(later), self._settings)
+        self._apply(self._split.others(later))
         for flight in flights:
             flight.stepping = True
 
     def _step(self, parameters: Sequence[nn.Parameter]) -> None:
-        assert self._split is not None
-        self._split.apply(parameters, self._settings)
+        self._apply(parameters)
         for parameter in parameters:
             parameter.grad = None
+
+    def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
+        assert self._split is not None
+        begun = self.times.clock()
+        self._split.apply(parameters, self._settings)
+        self.times.optimizer_s += self.times.clock() - begun
 
 
 def connect(unit: Unit, layout: DataLayout, sharding: Sharding, gather: Gather) -> None:
