@@ -69,11 +69,11 @@ def main() -> None:
     if args.parallel == "ddp":  # with optimizer= communication goes on into the next forward
         optimizer = adamw(net.parameters())
         model = DDP(net, optimizer=optimizer, wire=args.wire)
-        haiscale.record(model)
     else:
         how = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "wire": args.wire}
         model = FSDP(net, optimizer=adamw, reshard_after_forward=args.zero == 3, **how)
         optimizer = model.optimizer
+    haiscale.record(model)
 
     def state(step: int) -> dict[str, object]:
         tensors = get_state_dict(net, optimizer)
@@ -109,7 +109,7 @@ def main() -> None:
         if ckpt.suspending:
             break
     ckpt.wait()
-    if args.parallel == "ddp" and first + 2 < args.steps and not ckpt.suspending:
+    if first + 2 < args.steps and not ckpt.suspending:
         haiscale.show(model, tokens=args.batch * size, peak=haiscale.peak_flops())
     dist.destroy_process_group()
     if ckpt.suspending:
