@@ -273,7 +273,7 @@ class DistributedLoader:
 
     def _enter(self, start: int) -> None:
         order = Order(self.n, self.seed, self.epoch, bool(self.shuffle), self.block)
-        self._plan = Plan(order, start, self.batch_size, self.last)
+        self._plan: Plan = Plan(order, start, self.batch_size, self.last)
         self._done = 0  # batches of the plan that are consumed
 
     def _make(self, indices: Positions) -> Any:

@@ -285,9 +285,7 @@ class EngineGroup(ProcessGroup):
         self._use(reform(self._connection, seconds, quorum=quorum, grace_s=grace_s))
         self._engine.set_timeout(self._timeout_s)
         self._tell_torch()
-        return [
-            before.index(card) if card in before else -1 for card in self._connection.cards
-        ]
+        return [before.index(card) if card in before else -1 for card in self._connection.cards]
 
     def _tell_torch(self) -> None:
         """Enters the new ranks into torch's book of who is who, if this group stands there."""
