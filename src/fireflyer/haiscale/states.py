@@ -126,7 +126,7 @@ def share(state: Any, root: int, group: hfreduce.ProcessGroupHFReduce, *, takes:
         if sends:
             torch.cat(inside, out=window)
         dist.broadcast(window, source, group)
-        if not sends:
+        if result is not None:
             for part, news in zip(inside, window.split([len(p) for p in inside]), strict=True):
                 part.copy_(news)
     return result
@@ -135,7 +135,7 @@ def share(state: Any, root: int, group: hfreduce.ProcessGroupHFReduce, *, takes:
 def _bytes_of(tensor: torch.Tensor | Array) -> torch.Tensor:
     """Its memory where that is dense and on the CPU, else a copy: uint8 [bytes]."""
     if isinstance(tensor, np.ndarray):
-        return torch.from_numpy(tensor.reshape(-1).view(np.uint8))
+        return torch.from_numpy(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
     return tensor.resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)
 
 
