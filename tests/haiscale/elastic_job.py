@@ -65,7 +65,7 @@ class Job:
     """What a rank trains with. `wrap` makes it elastic."""
 
     def __init__(self, seed: int, rank: int, world: int, width: int = 8) -> None:
-        self.core = build(seed, width)
+        self.core: Any = build(seed, width)
         self.optimizer = torch.optim.AdamW(self.core.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [3, 6], gamma=0.5)
         self.loader = DistributedLoader(Numbers(), rank, world, seed=1, batch_size=BATCH)
@@ -79,10 +79,8 @@ class Job:
         )
         elastic: Elastic = self.model.elastic
         elastic.carry(self.loader, self.scheduler)
-        first: Any = self.core[0]
-        first.register_forward_hook(lambda *_: self.act("forward"))
-        middle: Any = self.core[2]
-        middle.register_full_backward_hook(lambda *_: self.act("backward"))
+        self.core[0].register_forward_hook(lambda *_: self.act("forward"))
+        self.core[2].register_full_backward_hook(lambda *_: self.act("backward"))
         self.optimizer.register_step_pre_hook(lambda *_: self.act("in the update"))
         return elastic
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -237,7 +238,7 @@ def two() -> tuple[Membership, Membership]:
     return Membership(0, cards, 1, quorum=1), Membership(1, cards, 1, quorum=1)
 
 
-def outcome(actions: list[object]) -> object:
+def outcome(actions: Sequence[object]) -> object:
     return next((a for a in actions if isinstance(a, Install | Fence)), None)
 
 

@@ -145,6 +145,7 @@ class DistributedLoader:
         self.block = (block or DEFAULT_BLOCK) if shuffle == "block" else None
         self.batch_size, self.last = batch_size, last
         self._prefetch, self._threads, self._process = prefetch, threads, process
+        self._plan: Plan
         self._iteration = 0  # number of the newest one, the only one that goes on
         self._enter(0)
 
@@ -273,7 +274,7 @@ class DistributedLoader:
 
     def _enter(self, start: int) -> None:
         order = Order(self.n, self.seed, self.epoch, bool(self.shuffle), self.block)
-        self._plan: Plan = Plan(order, start, self.batch_size, self.last)
+        self._plan = Plan(order, start, self.batch_size, self.last)
         self._done = 0  # batches of the plan that are consumed
 
     def _make(self, indices: Positions) -> Any:
