@@ -143,7 +143,8 @@ class Elastic:
 
         Args:
             weight: this rank's number of samples, where parts are of unequal size; alike given or not given
-                on all ranks. What `with` gives has it as an attribute, until the backward.
+                on all ranks. Where `redivide` changes it, set it within the step, before the backward:
+                what `with` gives has it as an attribute.
 
         Raises:
             RankFailed, DeadlineExceeded: this rank is not among those who go on, or there is no quorum.
@@ -221,7 +222,7 @@ class Elastic:
             try:
                 refused = self._align(minority)
             except (CollectiveError, WireError) as error:
-                if not self._is_loss(error):
+                if isinstance(error, Stale) or not self._is_loss(error):
                     raise
                 quorum = None
                 continue
