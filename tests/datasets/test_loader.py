@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -155,6 +156,77 @@ def test_taking_over_ends_an_older_iteration() -> None:
     one.set_epoch(5)
     assert list(older) == []
     assert one.state_dict()["epoch"] == 5
+
+
+def test_a_state_moves_the_iteration_under_way() -> None:
+    data = Numbers(40)
+    one = loader(data, prefetch=3)
+    whole = flat(loader(Numbers(40)))
+    running = iter(one)
+    seen = next(running)
+    before = one.state_dict()
+    again = [*next(running), *next(running)]
+    one.load_state_dict(before)
+    assert seen + flat(running) == whole
+    assert again == whole[8:24], "they were handed out, and then again"
+    assert (one.epoch, one.samples) == (1, 0)
+    first = next(running := iter(one))
+    one.load_state_dict({**one.state_dict(), "epoch": 0, "samples": 40})
+    assert list(running) == [], "the end of an epoch is the end of an iteration"
+    assert next(iter(one)) == first
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("last", ["keep", "drop"])
+@pytest.mark.parametrize("seed", range(8))
+def test_each_sample_comes_once_however_often_ranks_are_divided_anew(
+    seed: int, last: Any, prefetch: int
+) -> None:
+    """Ranks leave and come behind any batch; some of the epoch's batches are taken back first."""
+    dice = random.Random(seed)
+    n = dice.choice([53, 96])
+    world = dice.randint(1, 6)
+    ranks = [loader(Numbers(n), r, world, prefetch=prefetch, last=last) for r in range(world)]
+    running = [iter(one) for one in ranks]
+    seen: list[int] = []
+    while True:
+        before = ranks[0].state_dict()
+        step = flat(share for share in (next(each, None) for each in running) if share is not None)
+        if not step:
+            break
+        change = dice.random()
+        if change < 0.3:  # it did not happen
+            for one in ranks:
+                one.load_state_dict(before)
+        else:
+            seen += step
+        if change < 0.6:
+            kept = dice.sample(range(len(ranks)), dice.randint(1, len(ranks)))
+            ranks, running = [ranks[r] for r in kept], [running[r] for r in kept]
+            for _ in range(dice.randint(0, 6 - len(ranks))):
+                ranks.append(loader(Numbers(n), prefetch=prefetch, last=last))
+                ranks[-1].load_state_dict(ranks[0].state_dict())
+                running.append(iter(ranks[-1]))
+            for rank, one in enumerate(ranks):
+                one.redivide(rank, len(ranks))
+    assert seen == Order(n, 3, 0).span(0, n if last == "keep" else n // 8 * 8).tolist()
+    assert all((one.epoch, one.samples) == (1, 0) for one in ranks)
+
+
+def test_redividing_reads_nothing_more_for_the_old_rank() -> None:
+    data = Numbers(80)
+    one = loader(data, 0, 2, prefetch=0, shuffle=False)
+    running = iter(one)
+    assert next(running) == [0, 1, 2, 3]
+    one.redivide(3, 4)
+    assert next(running) == [14, 15]
+    assert data.begun == [[0, 1, 2, 3], [14, 15]]
+    for rank, world in ((4, 4), (0, 9), (-1, 2)):
+        with pytest.raises(ConfigError):
+            one.redivide(rank, world)
+    with pytest.raises(TypeError):
+        one.redivide(0, 2.5)  # type: ignore[arg-type]
+    assert next(running) == [22, 23], "what was refused changed nothing"
 
 
 @pytest.mark.parametrize("begun", [0, 1])

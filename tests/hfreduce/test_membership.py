@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,6 +30,7 @@ from fireflyer.hfreduce.membership import (
     View,
     Vote,
     Wait,
+    has_quorum,
 )
 from fireflyer.hfreduce.topology import Card
 
@@ -167,11 +169,10 @@ class World:
 
 
 def check_view(epoch: Epoch, view: View, number: int) -> None:
-    quorum = len(epoch.members) // 2 + 1
     survivors = [m.previous for m in view.members if m.previous >= 0]
     newcomers = [m for m in view.members if m.previous < 0]
     assert view.epoch == number
-    assert len(survivors) >= quorum
+    assert has_quorum(survivors, len(epoch.members))
     assert survivors == sorted(set(survivors)), "in the order of their old ranks"
     assert list(view.members[len(survivors) :]) == newcomers, "newcomers come last"
     assert all(view.members[i].card == card(epoch.members[r]) for i, r in enumerate(survivors))
@@ -190,7 +191,7 @@ def run(seed: int) -> int:
         alive = [p for p in epoch.members if p not in world.dead]
         views = set(epoch.outcomes.values())
         assert len(views) <= 1, f"seed {seed}: two views of epoch {number}"
-        if len(alive) < len(epoch.members) // 2 + 1:
+        if not has_quorum([epoch.members.index(p) for p in alive], len(epoch.members)):
             return number - 1
         assert all(p in epoch.outcomes for p in alive), f"seed {seed}: no progress"
         view = views.pop()
@@ -207,12 +208,37 @@ def test_at_most_one_view_an_epoch_and_progress_where_a_quorum_survives() -> Non
     assert decided.count(0) > SCHEDULES // 100, "and some should not"
 
 
+@pytest.mark.parametrize("world", range(1, 9))
+def test_any_two_quorums_share_a_rank(world: int) -> None:
+    sets = [{r for r in range(world) if bits >> r & 1} for bits in range(1 << world)]
+    quorums = [ranks for ranks in sets if has_quorum(ranks, world)]
+    assert all(one & other for one in quorums for other in quorums)
+    others = [ranks for ranks in sets if set(range(world)) - ranks not in quorums]
+    assert others == quorums, "of two parts of a cut network exactly one goes on"
+
+
+@pytest.mark.parametrize(("half", "goes_on"), [((0, 1), True), ((0, 3), True), ((2, 3), False)])
+def test_half_goes_on_where_it_has_the_lowest_rank(half: tuple[int, int], goes_on: bool) -> None:
+    cards = [card(i) for i in range(4)]
+    lost = frozenset(range(4)) - set(half)
+    low, high = (Membership(rank, cards, 1) for rank in half)
+    low.step(Start(lost))
+    high.step(Start(lost))
+    proposed = low.step(Received(half[1], Vote((1, half[0]), None, None, ())))
+    view = View(1, tuple(Member(cards[r], r) for r in half))
+    assert (Send(half[1], Propose((1, half[0]), view)) in proposed) == goes_on
+    if goes_on:
+        assert outcome(low.step(Received(half[1], Accept((1, half[0]))))) == Install(view)
+    else:
+        assert outcome([*low.step(Elapsed()), *high.step(Elapsed())]) is None
+
+
 def two() -> tuple[Membership, Membership]:
     cards = [card(0), card(1)]
     return Membership(0, cards, 1, quorum=1), Membership(1, cards, 1, quorum=1)
 
 
-def outcome(actions: list[object]) -> object:
+def outcome(actions: Sequence[object]) -> object:
     return next((a for a in actions if isinstance(a, Install | Fence)), None)
 
 

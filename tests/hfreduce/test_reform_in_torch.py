@@ -13,6 +13,7 @@ from tests.hfreduce.conftest import die, init, meet
 
 import fireflyer.hfreduce as hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.hfreduce import joining
 
 MINUTE = datetime.timedelta(seconds=60)
 
@@ -81,8 +82,11 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
     def newcomer() -> Any:
         os.environ["FIREFLYER_NODE"] = "new"
         store = dist.FileStore(str(tmp_path / "doors"), 4)
-        address = store.get("address").decode()
-        return hfreduce.ProcessGroupHFReduce.join([address], MINUTE)
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+            os.environ.pop(name, None)
+        os.environ["FIREFLYER_JOIN"] = store.get("address").decode()
+        dist.init_process_group("hfreduce", timeout=MINUTE)
+        return dist.group.WORLD
 
     def body(rank: int, world: int) -> Any:
         if rank == 4:
@@ -100,36 +104,64 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
             with pytest.raises(CollectiveError):
                 reduce_for_ever(tensor)
             assert isinstance(group.errored(), CollectiveError)
-            group.reform(MINUTE)
+            befores = group.reform(MINUTE)
+            assert befores in ([1, 2, 3], [1, 2, 3, -1])
             assert group.errored() is None
-        sizes = []
         while group.size() < 4:  # the newcomer may have come too late for the first time
-            sizes.append(group.size())
+            assert dist.get_process_group_ranks(None) == [0, 1, 2]
             group.reform(MINUTE)
-        value = torch.full((100_000,), float(group.rank()))
-        hfreduce.allreduce(value, group=group)
-        if rank != 4:
-            assert dist.get_world_size() == 4
-            dist.all_reduce(torch.ones(10))
-            dist.broadcast(value, src=3)
-        else:
-            hfreduce.allreduce(torch.ones(10), group=group)
-            group.broadcast([value], _from(3)).wait()
-        group.shutdown()
-        return group.rank(), float(value[0])
+        assert (group.joined, group.epoch > 0) == (rank == 4, True)
+        value = torch.full((100_000,), float(dist.get_rank()))
+        dist.all_reduce(value)
+        dist.broadcast(value, src=3)
+        assert dist.get_world_size() == 4
+        assert dist.get_process_group_ranks(None) == [0, 1, 2, 3]
+        assert group.join_addresses[group.rank()] == group.join_address
+        return dist.get_rank(), float(value[0])
 
     gang = start_gang(body, 5, nodes=5)
     results = [gang.result(rank) for rank in (1, 2, 3, 4)]
     assert results == [(0, 6.0), (1, 6.0), (2, 6.0), (3, 6.0)]
 
 
-def _from(root: int) -> Any:
-    options = dist.BroadcastOptions()
-    options.rootRank = root
-    return options
-
-
 def test_joining_needs_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FIREFLYER_SECRET", raising=False)
     with pytest.raises(ConfigError, match="FIREFLYER_SECRET"):
         hfreduce.ProcessGroupHFReduce.join(["127.0.0.1:1"], MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [("/no/such/file", "nor a file"), ("host:1", "nor a file"), ("empty", "no address")],
+)
+def test_a_join_that_names_no_member_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, match: str
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FIREFLYER_JOIN", value)
+    monkeypatch.setenv("FIREFLYER_SECRET", "of this job")
+    with pytest.raises(ConfigError, match=match):
+        dist.init_process_group("hfreduce", timeout=MINUTE)
+
+
+def test_doors_are_addresses_or_a_file_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = ["10.0.0.1:4711/00ff", "10.0.0.2:4712/00ff"]
+    joining.write_doors(tmp_path / "doors", doors)
+    assert [path.name for path in tmp_path.iterdir()] == ["doors"]
+    for value in (",".join(doors), str(tmp_path / "doors")):
+        monkeypatch.setenv("FIREFLYER_JOIN", value)
+        assert joining.addresses() == doors
+    with pytest.raises(ConfigError, match="cannot write"):
+        joining.write_doors(tmp_path / "no" / "doors", doors)
+
+
+def test_other_backends_do_not_start_alone_where_one_is_to_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FIREFLYER_JOIN", "10.0.0.1:4711/00ff")
+    with pytest.raises(RuntimeError):
+        dist.init_process_group("gloo")
+    assert not dist.is_initialized()

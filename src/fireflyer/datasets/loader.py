@@ -4,10 +4,11 @@
 threads and counts what was handed out.
 """
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -144,6 +145,7 @@ class DistributedLoader:
         self.block = (block or DEFAULT_BLOCK) if shuffle == "block" else None
         self.batch_size, self.last = batch_size, last
         self._prefetch, self._threads, self._process = prefetch, threads, process
+        self._plan: Plan
         self._iteration = 0  # number of the newest one, the only one that goes on
         self._enter(0)
 
@@ -179,25 +181,22 @@ class DistributedLoader:
 
         A batch counts as consumed when it is handed out. One that cannot be read raises what reading
         raised and does not count. An iteration ends, as at the end of an epoch, once there is a newer one
-        (`iter(loader)`), or `set_epoch` or `load_state_dict` takes over.
+        (`iter(loader)`), or `set_epoch` takes over. `redivide` and `load_state_dict` move it.
         """
         self._iteration += 1
         return self._run(self._iteration)
 
     def _run(self, iteration: int) -> Iterator[Any]:
-        if self._iteration != iteration:
-            return
-        plan = self._plan
-        if self._done >= len(plan):
-            self.set_epoch(self.epoch + 1)
-            return
-        for batch in self._batches(plan, self._done):
-            if self._plan is not plan or self._iteration != iteration:
-                return
-            self._done += 1
-            yield batch
-        if self._plan is plan and self._iteration == iteration:
-            self.set_epoch(self.epoch + 1)
+        while self._iteration == iteration:
+            plan = self._plan
+            with contextlib.closing(self._batches(plan, self._done)) as batches:
+                for batch in batches:
+                    self._done += 1
+                    yield batch
+                    if self._plan is not plan or self._iteration != iteration:
+                        break  # what comes next is no longer read by this plan
+                else:
+                    self.set_epoch(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
         """Counts batches as consumed that were read by `loader[k]`, perhaps in worker processes.
@@ -220,7 +219,22 @@ class DistributedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch."""
         self.epoch = _in_word("epoch", epoch)
+        self._iteration += 1
         self._enter(0)
+
+    def redivide(self, rank: int, world: int) -> None:
+        """From the next batch on this is rank `rank` of `world`, in an iteration under way, too.
+
+        Batches that were read ahead for the old rank are dropped. All ranks do this behind the same batch.
+
+        Raises:
+            ConfigError: there is no such rank, or a batch has fewer samples than there are ranks.
+            TypeError: what is no whole number.
+        """
+        rank, world = whole("rank", rank), whole("world", world)
+        _check(rank, world, self.batch_size, self._prefetch, self._threads)
+        self.rank, self.world = rank, world
+        self._plan = replace(self._plan)  # another one, for iterations that follow the old
 
     def state_dict(self) -> dict[str, Any]:
         """Where all ranks stand; plain values, the same on every rank."""
@@ -236,7 +250,8 @@ class DistributedLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to where `state` stood, with its seed; world and batch size may differ.
+        """Goes to where `state` stood, with its seed; world and batch size may differ. So does an iteration
+        under way.
 
         Raises:
             ConfigError: the state is of other data, of another kind of shuffle or order, or is not one.
@@ -267,7 +282,7 @@ class DistributedLoader:
         samples = reader.rows(indices) if getattr(reader, "columns", None) else reader.read(indices)
         return samples if self._process is None else self._process(indices, samples)
 
-    def _batches(self, plan: Plan, first: int) -> Iterator[Any]:
+    def _batches(self, plan: Plan, first: int) -> Generator[Any, None, None]:
         """Batches from `first` on; at most `prefetch` of them made or being made ahead of the consumer."""
         shares = plan.shares(first, self.rank, self.world)
         if self._prefetch == 0:

@@ -16,9 +16,8 @@ from fireflyer.errors import ConfigError
 def check_alike(module: nn.Module, group: ProcessGroup) -> None:
     """Collective. Raises ConfigError on every rank, naming what differs and where, unless all ranks have the
     same parameters and buffers: names, shapes, dtypes, and which of them require gradients."""
-    own = _described(module)
-    digest = hashlib.sha256(json.dumps(own).encode()).digest()
-    mine = torch.tensor(list(digest), dtype=torch.uint8)
+    own = described(module)
+    mine = torch.tensor(list(digest_of(own)), dtype=torch.uint8)
     all_digests = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_digests, mine, group)
     differing = [
@@ -26,14 +25,15 @@ def check_alike(module: nn.Module, group: ProcessGroup) -> None:
     ]
     if not differing:
         return
-    first, other = (_description_of(rank, own, group) for rank in (0, differing[0]))
+    first, other = (description_of(rank, own, group) for rank in (0, differing[0]))
     raise ConfigError(
-        f"the ranks wrapped different models: {_difference(first, other, differing[0])}"
+        f"the ranks wrapped different models: {difference(first, other, differing[0])}"
         + (f"; ranks {differing} differ from rank 0" if len(differing) > 1 else "")
     )
 
 
-def _described(module: nn.Module) -> list[str]:
+def described(module: nn.Module) -> list[str]:
+    """Names, shapes and dtypes, and what is frozen; a line each."""
     parameters = [
         f"parameter {name} {tuple(p.shape)} {p.dtype}" + ("" if p.requires_grad else " frozen")
         for name, p in module.named_parameters()
@@ -43,7 +43,7 @@ def _described(module: nn.Module) -> list[str]:
     ]
 
 
-def _description_of(rank: int, own: list[str], group: ProcessGroup) -> list[str]:
+def description_of(rank: int, own: list[str], group: ProcessGroup) -> list[str]:
     """Collective: that of one rank."""
     root = dist.get_global_rank(group, rank)
     text = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8)
@@ -52,16 +52,26 @@ def _description_of(rank: int, own: list[str], group: ProcessGroup) -> list[str]
     if dist.get_rank(group) != rank:
         text = torch.empty(int(size), dtype=torch.uint8)
     dist.broadcast(text, root, group)
-    described: list[str] = json.loads(bytes(text.tolist()))
-    return described
+    told: list[str] = json.loads(bytes(text.tolist()))
+    return told
 
 
-def _difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
+def difference(first: Sequence[str], other: Sequence[str], rank: int, lead: int = 0) -> str:
+    """The first one between what two ranks have described, in words.
+
+    Args:
+        first, other: of the ranks `lead` and `rank`.
+    """
     for ours, theirs in zip(first, other, strict=False):
         if ours != theirs:
-            return f"rank 0 has {ours}, rank {rank} has {theirs}"
-    more, who = (first, 0) if len(first) > len(other) else (other, rank)
+            return f"rank {lead} has {ours}, rank {rank} has {theirs}"
+    more, who = (first, lead) if len(first) > len(other) else (other, rank)
     return f"only rank {who} has {more[min(len(first), len(other))]}"
+
+
+def digest_of(lines: Sequence[str]) -> bytes:
+    """32 bytes, alike for equal lines."""
+    return hashlib.sha256(json.dumps(list(lines)).encode()).digest()
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> None:

@@ -7,7 +7,7 @@ docs/haiscale.md.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ from torch.optim import Optimizer
 
 from fireflyer import allocator, hfreduce
 from fireflyer.errors import ConfigError
-from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first
+from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first, described
+from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
 from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times
+from fireflyer.haiscale.states import share
 from fireflyer.haiscale.stepping import SplitOptimizer
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.planned import PlannedHierarchy, Tree
@@ -54,6 +56,9 @@ class DistributedDataParallel(nn.Module):
         check_gradients: log the names of parameters whose local gradients are not finite.
         levels: reduce along this tree, nested lists of the group's ranks such as [[0, 1], [2, 3]] (see
             `hfreduce.planned.PlannedHierarchy`): the same bits on whatever hosts the ranks are.
+        elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
+            then steps as without it.
+        redivide, doors: see `elastic.Elastic`.
 
     Attributes:
         module: the wrapped module.
@@ -78,6 +83,9 @@ class DistributedDataParallel(nn.Module):
         static_graph: bool = False,
         check_gradients: bool = True,
         levels: Tree | None = None,
+        elastic: bool = False,
+        redivide: Callable[[int, int], object] | None = None,
+        doors: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         group = process_group or dist.group.WORLD
@@ -88,8 +96,6 @@ class DistributedDataParallel(nn.Module):
             )
         allocator.follow(os.environ)
         _check_module(module)
-        check_alike(module, group)
-        copy_from_first([*module.parameters(), *module.buffers()], group)
         self.module = module
         self._group = group
         Wire(wire or "fp32")  # is there such a codec?
@@ -99,13 +105,40 @@ class DistributedDataParallel(nn.Module):
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
         self._at_once = any(map(_reads_behind_python, module.modules()))
+        self._elastic: Elastic | None = None
+        if elastic:
+            if optimizer is None:
+                raise ConfigError("elastic=True needs the optimizer: optimizer=...")
+            if levels is not None:
+                raise ConfigError("elastic=True and levels=: a planned tree is of given ranks")
+            replica = Replica(self, optimizer)
+            self._elastic = Elastic(replica, optimizer, group, redivide=redivide, doors=doors)
+        elif redivide is not None or doors is not None:
+            raise ConfigError("redivide= and doors= are for elastic=True")
+        self._crosses = optimizer is not None and not elastic
+        if not (elastic and group.joined):  # else the members are in the middle of training
+            check_alike(module, group)
+            copy_from_first([*module.parameters(), *module.buffers()], group)
         self._wrap()
+
+    @property
+    def elastic(self) -> Elastic:
+        """The steps, where `elastic=True`.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self._elastic is None:
+            raise ConfigError("this model was wrapped without elastic=True")
+        return self._elastic
 
     def _wrap(self) -> None:
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._trained = [p for _, p in named]
-        self.reducer = Reducer(named, self._group, self._options, self._times)
-        if self._optimizer is not None:
+        weighing = self._elastic.weighing if self._elastic is not None else None
+        self.reducer = Reducer(named, self._group, self._options, self._times, weighing)
+        if self._crosses:
+            assert self._optimizer is not None
             optimizer = self._optimizer
             self.reducer.cross(lambda close, settle: SplitOptimizer(optimizer, close, settle))
         buffers = list(self.module.buffers()) if self._broadcast_buffers else []
@@ -126,7 +159,7 @@ class DistributedDataParallel(nn.Module):
         if self._at_once or compiles:
             self.reducer.settle()
         if self._buffer_copy is not None:
-            if self._optimizer is None and self.training and self.reducer.synchronise:
+            if not self._crosses and self.training and self.reducer.synchronise:
                 self._buffer_copy.start(0)
             self._buffer_copy.finish()
 
@@ -154,7 +187,7 @@ class DistributedDataParallel(nn.Module):
             rank=self._group.rank(),
             world=self._group.size(),
             hosts=self._group.hosts,
-            crosses=self._optimizer is not None,
+            crosses=self._crosses,
             sharded=False,
             parameter_bytes=sum(parameter.nbytes for parameter in self.parameters()),
             gradient_bytes=sum(flat.nbytes for flat in flats),
@@ -168,7 +201,7 @@ class DistributedDataParallel(nn.Module):
         return self._group.network_bytes_sent + along_tree
 
     def _send_buffers(self) -> None:
-        if self._buffer_copy is not None and self._optimizer is not None and self.training:
+        if self._buffer_copy is not None and self._crosses and self.training:
             self._buffer_copy.start(FIRST)
 
     def _follow_changes(self) -> None:
@@ -191,6 +224,56 @@ def _planned(levels: Tree, group: ProcessGroup, wire: str | None) -> PlannedHier
         return PlannedHierarchy(levels, group)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+class Replica:
+    """A wrapped model as `elastic.Wrapper`: every rank has all of it."""
+
+    def __init__(self, model: DistributedDataParallel, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._buffers: list[torch.Tensor] = []
+
+    def described(self) -> list[str]:
+        return described(self._model.module)
+
+    def keep(self) -> None:
+        self._drop_gradients()
+        self._buffers = [buffer.detach().clone() for buffer in self._model.module.buffers()]
+
+    def void(self) -> None:
+        self._drop_gradients()
+        _fill(self._model.module.buffers(), self._buffers)
+
+    def align(self, progress: Sequence[int], leader: int) -> Callable[[], None]:
+        module, group = self._model.module, self._model._group
+        own = {"model": _tensors(module), "optimizer": self._optimizer.state_dict()}
+        behind = progress[group.rank()] < progress[leader]
+        state = share(own, leader, group, takes=behind)
+
+        def put() -> None:
+            _fill(_tensors(module), state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+
+        return put if behind else lambda: None
+
+    def reformed(self) -> None:
+        self._drop_gradients()
+        self._model.reducer.abandon()
+        known = self._model._trained
+        self._model._wrap()
+        self._model._trained = known  # a change that not all have followed yet is followed again
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._model.module.parameters():
+            parameter.grad = None
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _fill(tensors: Iterable[torch.Tensor], values: Iterable[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.detach().copy_(value)
 
 
 def _same(one: object, other: object) -> bool:

@@ -27,6 +27,7 @@ from fireflyer.haiscale import pending
 from fireflyer.haiscale.buckets import Bucket, plan
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
 from fireflyer.hfreduce.planned import PlannedHierarchy
+from fireflyer.haiscale.weighing import Weighing
 from fireflyer.log import get_logger
 
 _log = get_logger("haiscale")
@@ -101,6 +102,7 @@ class Reducer:
     Args:
         named: the parameters that require gradients, by name, in the model's order.
         times: it adds to them.
+        weighing: of ranks with unequal parts of a batch; its tail rides on the mask.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Reducer:
         group: ProcessGroup,
         options: Options,
         times: Times,
+        weighing: Weighing | None = None,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
@@ -119,7 +122,9 @@ class Reducer:
         self.in_backward = False
         self._observed: list[int] | None = []  # until the buckets have been laid out anew
         self._used = bytearray(len(named))  # what this backward reached here
-        self._mask = hfreduce.empty(len(named), dtype=torch.uint8)
+        self._weighing = weighing
+        tail = weighing.tail_bytes if weighing is not None else 0
+        self._mask = hfreduce.empty(len(named) + tail, dtype=torch.uint8)
         self._mask_work: dist.Work | None = None
         self._reached: list[int] = []  # what it reached anywhere
         self._static: bytes | None = None  # what every backward reaches here
@@ -180,6 +185,8 @@ class Reducer:
 
     def _begin_backward(self) -> None:
         self.settle()
+        if self._weighing is not None:
+            self._weighing.open()
         self._used[:] = bytes(len(self._used))
         self._next = 0
         for bucket in self.buckets:
@@ -221,6 +228,8 @@ class Reducer:
     def _launch(self) -> None:
         bucket = self.buckets[self._next]
         self._next += 1
+        if self._weighing is not None:
+            self._weighing.scale(bucket.flat)
         if self.options.check_gradients:
             self._check(bucket)
         self._under_way.begin()
@@ -283,8 +292,10 @@ class Reducer:
                 raise CollectiveError(
                     f"static_graph=True, but this backward did not reach the same parameters: {changed}"
                 )
-            return
-        self._mask.copy_(torch.frombuffer(self._used, dtype=torch.uint8))
+            if self._weighing is None:
+                return
+        tail = self._weighing.write() if self._weighing is not None else b""
+        self._mask.copy_(torch.frombuffer(self._used + tail, dtype=torch.uint8))
         self._mask_work = self._reduce(self._mask, ReduceOp.MAX, None, FIRST)
         if self.options.static_graph:
             self._static = bytes(self._used)
@@ -301,11 +312,16 @@ class Reducer:
         if self._mask_work is not None:
             self._mask_work.wait()
             self._mask_work = None
-            self._reached = self._mask.tolist()
+            told = self._mask.numpy().tobytes()
+            self._reached = list(told[: len(self._used)])
+            if self._weighing is not None:
+                self._weighing.read(told[len(self._used) :])
         work, bucket.work = bucket.work, None
         work.wait()
         self.times.exposed_s += self.times.clock() - begun
         self._under_way.end()
+        if self._weighing is not None:
+            self._weighing.correct(bucket.flat)
         for parameter, view, index in zip(
             bucket.parameters, bucket.views, bucket.indexes, strict=True
         ):
@@ -349,6 +365,15 @@ class Reducer:
     def stop(self) -> None:
         """Settles, and lets go of the parameters and the optimizer."""
         self.settle()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The same without waiting: what is under way, perhaps over a group that has failed, is dropped."""
+        for bucket in self.buckets:
+            bucket.work = None
+            pending.restore(bucket.parameters)
+        self._mask_work = None
+        self._flights.clear()
         for hook in self._hooks:
             hook.remove()
         if self._split is not None:

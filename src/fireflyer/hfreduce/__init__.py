@@ -1,7 +1,8 @@
 """HFReduce: collectives that reduce on the CPU (paper section IV).
 
     import torch.distributed as dist
-    dist.init_process_group("hfreduce")      # a backend like any other, registered with torch
+    dist.init_process_group("hfreduce")      # a backend like any other, registered with torch;
+                                             # where FIREFLYER_JOIN is set, joins a group that runs
 
     grads = hfreduce.empty(1_000_000)        # zero-copy memory: reduced where it lies
     hfreduce.allreduce(grads, op=dist.ReduceOp.AVG)
@@ -45,11 +46,22 @@ def register_backend() -> None:
     if backend is None or hasattr(backend, "HFREDUCE"):
         return  # a torch built without distributed, or registered already
     backend.register_backend("hfreduce", _create_group, extended_api=True, devices=["cpu", "cuda"])
+    rendezvous = sys.modules.get("torch.distributed.rendezvous")
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    if "env" in handlers:
+        from fireflyer.hfreduce import joining
+
+        joining.stand_in(handlers, distributed.Store)  # type: ignore[union-attr]
 
 
 def _create_group(options: Any, _backend_options: object) -> Any:
+    from torch.distributed import GroupMember
+
+    from fireflyer.hfreduce import joining
     from fireflyer.hfreduce.torch import ProcessGroupHFReduce
 
+    if joining.wanted() and GroupMember.WORLD is None:  # it is to be the default group
+        return ProcessGroupHFReduce.join(joining.addresses(), options.timeout)
     return ProcessGroupHFReduce(
         options.store, options.group_rank, options.group_size, options.timeout
     )

@@ -141,8 +141,7 @@ class Council:
             machine = self._machine
             raise DeadlineExceeded(
                 f"epoch {machine.epoch} of the group was not agreed on in time: "
-                f"{max(1, machine.voters)} of {len(machine.members)} ranks voted, "
-                f"{machine.quorum} are needed"
+                f"{max(1, machine.voters)} of {len(machine.members)} ranks voted, {machine.needed}"
             )
         if now >= self._alarm:
             self._alarm = deadline

@@ -14,7 +14,7 @@ from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError, FireflyerError
 from fireflyer.hfreduce import devices, flight, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
-from fireflyer.hfreduce.reform import join, reform
+from fireflyer.hfreduce.reform import GRACE_S, join, reform
 from fireflyer.hfreduce.settling import Settling
 from fireflyer.hfreduce.tensors import DTYPES, Buffers, will_wait
 from fireflyer.hfreduce.wire import Wire
@@ -52,7 +52,9 @@ class EngineGroup(ProcessGroup):
             raise ConfigError("joining a group needs its secret: set FIREFLYER_SECRET")
         group = cls.__new__(cls)
         seconds = timeout.total_seconds()
-        group._begin(join(addresses, secret.encode(), seconds, master=_master()), timeout)
+        master = addresses[0].partition(":")[0] if addresses else _master()
+        group._begin(join(addresses, secret.encode(), seconds, master=master), timeout)
+        group.joined = True
         return group
 
     @classmethod
@@ -133,6 +135,9 @@ class EngineGroup(ProcessGroup):
 
     wire: Wire | None = None
     """The wire codec of sums that name none themselves; alike on all ranks."""
+
+    joined = False
+    """Whether this process came when the group ran already."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -232,7 +237,28 @@ class EngineGroup(ProcessGroup):
         """What a newcomer passes to `hfreduce.join` to be let in at the next `reform`."""
         return self._connection.join_address
 
-    def reform(self, timeout: datetime.timedelta, *, quorum: int | None = None) -> None:
+    @property
+    def join_addresses(self) -> list[str]:
+        """The same of all members, by rank. One names its process for as long as that lives."""
+        return self._connection.join_addresses
+
+    @property
+    def epoch(self) -> int:
+        """Of the view that the members agreed on: 0 at first, higher after each `reform`."""
+        return self._connection.epoch
+
+    @property
+    def newcomers_wait(self) -> bool:
+        """Whether processes wait at this member to be let in at the next `reform`."""
+        return bool(self._connection.seat.door.waiting())
+
+    def reform(
+        self,
+        timeout: datetime.timedelta,
+        *,
+        quorum: int | None = None,
+        grace: datetime.timedelta | None = None,
+    ) -> list[int]:
         """Forms this group anew, in place, of the members that are alive and the newcomers that wait.
 
         Collective among them; needs neither a store nor rank 0. Survivors keep their order, newcomers come
@@ -240,8 +266,12 @@ class EngineGroup(ProcessGroup):
 
         Args:
             timeout: for this call.
-            quorum: how many of the old members must agree; default more than half of them. With less, two
-                parts of a network that was cut may both go on.
+            quorum: how many of the old members must agree; default more than half of them, or half with
+                rank 0. With less, two parts of a network that was cut may both go on.
+            grace: how long a member that is not known to be dead may take to call `reform`, too.
+
+        Returns:
+            Of each rank the one that it had before; -1 of newcomers.
 
         Raises:
             DeadlineExceeded: no quorum came together.
@@ -249,9 +279,13 @@ class EngineGroup(ProcessGroup):
             ConfigError: this rank was closed, or an earlier `reform` of it failed: that ends the group.
         """
         self._let_go()
-        self._use(reform(self._connection, timeout.total_seconds(), quorum=quorum))
+        before = self._connection.cards
+        grace_s = GRACE_S if grace is None else grace.total_seconds()
+        seconds = timeout.total_seconds()
+        self._use(reform(self._connection, seconds, quorum=quorum, grace_s=grace_s))
         self._engine.set_timeout(self._timeout_s)
         self._tell_torch()
+        return [before.index(card) if card in before else -1 for card in self._connection.cards]
 
     def _tell_torch(self) -> None:
         """Enters the new ranks into torch's book of who is who, if this group stands there."""

@@ -16,13 +16,14 @@ higher ballot, and must propose what a vote of its quorum shows to have been acc
 share a member, so no two views of one epoch are ever both decided, whatever is lost, delayed or
 crashed. A rank that is wrongly believed dead learns of the view without it and is fenced.
 
-The quorum is more than half of the old members, so that of two halves of a cut network at most one
-carries on. A smaller one survives more deaths (one of two ranks, say) but then a cut network can
+The quorum is more than half of the old members, or exactly half of them with rank 0: any two such
+sets share a rank, so of the parts of a cut network at most one carries on. A number may be given
+instead. One that is smaller survives more deaths (rank 0 of two, say) but then a cut network can
 leave two groups that both go on with the same name: only for those who can rule that out.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -182,6 +183,11 @@ class _Round:
     accepts: set[int] = field(default_factory=set)
 
 
+def has_quorum(ranks: Collection[int], world: int) -> bool:
+    """Whether these ranks, of `world` old members, may go on where no number was named."""
+    return 2 * len(ranks) > world or (2 * len(ranks) == world and 0 in ranks)
+
+
 class Membership:
     """One member's part in the agreement on one view.
 
@@ -189,7 +195,7 @@ class Membership:
         rank: of this member in the old view.
         members: cards of the old view, by rank.
         epoch: of the view to agree on.
-        quorum: votes that decide; default more than half of `members`.
+        quorum: so many votes decide; default `has_quorum`.
 
     Raises:
         ValueError: a quorum that is no number of members.
@@ -201,9 +207,9 @@ class Membership:
         self.rank = rank
         self.members = tuple(members)
         self.epoch = epoch
-        self.quorum = len(members) // 2 + 1 if quorum is None else quorum
-        if not 1 <= self.quorum <= len(members):
-            raise ValueError(f"a quorum of {self.quorum} of {len(members)} members")
+        if quorum is not None and not 1 <= quorum <= len(members):
+            raise ValueError(f"a quorum of {quorum} of {len(members)} members")
+        self._quorum = quorum
         self.decided: View | None = None
         self._suspects: set[int] = set()
         self._coordinator = -1  # whom this rank takes for it, once it takes part
@@ -219,6 +225,13 @@ class Membership:
     def voters(self) -> int:
         """Votes in this rank's own ballot so far, for a message to the user."""
         return len(self._round.votes) if self._round else 0
+
+    @property
+    def needed(self) -> str:
+        """What decides, in words."""
+        if self._quorum is not None:
+            return f"{self._quorum} are needed"
+        return "more than half are needed, or half with rank 0"
 
     def step(self, event: Event) -> list[Action]:
         """What is to be done about the event, in this order."""
@@ -241,6 +254,11 @@ class Membership:
             self._receive(self.rank, self._own.popleft())
         actions, self._actions = self._actions, []
         return actions
+
+    def _decides(self, ranks: Collection[int]) -> bool:
+        if self._quorum is not None:
+            return len(ranks) >= self._quorum
+        return has_quorum(ranks, len(self.members))
 
     def _alive(self) -> set[int]:
         return set(range(len(self.members))) - self._suspects
@@ -296,7 +314,7 @@ class Membership:
             self._lead_if_lowest()
             return
         heard = set(current.votes) if current.proposal is None else current.accepts
-        if len(heard) < self.quorum:
+        if not self._decides(heard):
             self._lead()  # what was lost is sent again
             return
         self._suspects |= self._alive() - heard
@@ -353,7 +371,7 @@ class Membership:
 
     def _propose_if_complete(self, current: _Round) -> None:
         votes = current.votes
-        if len(votes) < self.quorum or not self._alive() <= set(votes):
+        if not self._decides(votes) or not self._alive() <= set(votes):
             return
         accepted = [
             (vote.accepted_in, vote.accepted)
@@ -377,7 +395,7 @@ class Membership:
     def _decide_if_complete(self, current: _Round) -> None:
         assert current.proposal is not None
         late = self._alive() & set(current.votes) - current.accepts
-        if len(current.accepts) >= self.quorum and not late:
+        if self._decides(current.accepts) and not late:
             self._learn(current.proposal)
             for rank in range(len(self.members)):
                 if rank != self.rank:

@@ -47,8 +47,8 @@ def reform(
 
     Args:
         old: is closed by this, however it ends. timeout_s: for this call. quorum: how many of the
-        old members must agree; default more than half. With less, two parts of a
-            network that was cut may both go on.
+        old members must agree; default more than half, or half with rank 0. With less,
+            two parts of a network that was cut may both go on.
         grace_s: how long a member that is not known to be dead may take to call `reform`, too.
 
     Raises:

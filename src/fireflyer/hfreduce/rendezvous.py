@@ -123,8 +123,13 @@ class Connection:
     @property
     def join_address(self) -> str:
         """Where a newcomer with the secret can ask this member for admission: see `reform.join`."""
-        card = self.seat.card
-        return f"{card.address}:{card.port}/{self.seat.lineage.name.hex()}"
+        return self.join_addresses[self.rank]
+
+    @property
+    def join_addresses(self) -> list[str]:
+        """Of all members, by rank."""
+        name = self.seat.lineage.name.hex()
+        return [f"{card.address}:{card.port}/{name}" for card in self.cards]
 
     def close(self) -> None:
         """Says goodbye to the others and frees what the group held; the engine goes with its last
