@@ -224,6 +224,8 @@ def _planned(levels: Tree, group: ProcessGroup, wire: str | None) -> PlannedHier
         return PlannedHierarchy(levels, group)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
 class Replica:
     """A wrapped model as `elastic.Wrapper`: every rank has all of it."""
 

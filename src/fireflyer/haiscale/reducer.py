@@ -26,8 +26,8 @@ from fireflyer.errors import CollectiveError
 from fireflyer.haiscale import pending
 from fireflyer.haiscale.buckets import Bucket, plan
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
-from fireflyer.hfreduce.planned import PlannedHierarchy
 from fireflyer.haiscale.weighing import Weighing
+from fireflyer.hfreduce.planned import PlannedHierarchy
 from fireflyer.log import get_logger
 
 _log = get_logger("haiscale")
