@@ -4,7 +4,7 @@ A task is a chain of attempts. These structs cross the HTTP API as JSON; the cli
 they are.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -37,6 +37,24 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time the ranks get to save and leave on suspend or stop before they are killed."""
 
 
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may go on with an attempt whose ranks were parted: the ranks of one generation of its members."""
+
+    generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+    """Counts the changes of membership; an attempt starts with all ranks at 0, which is nobody's to ask for."""
+    ranks: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    """The members, by their RANK, ascending."""
+    token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    """Of the part that asked: it tells a repeated question from another part's."""
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of an attempt asks to be the one that goes on."""
+
+    attempt: int
+    lease: Lease
+
+
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the current or last attempt."""
 
@@ -61,6 +79,10 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is in this state, in words; empty when there is nothing to say."""
     attempt: int
     """0 before the first start."""
+    generation: int
+    """How often the members of this attempt have changed."""
+    members: tuple[int, ...]
+    """The ranks that hold the attempt's lease: all of them at generation 0."""
     restarts: int
     """Attempts spent on faults so far."""
     ranks: tuple[RankView, ...]
@@ -78,11 +100,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     attempt: int
     kind: str
-    """submitted, queued, starting, rank_started, running, rank_exited, gang_ended, restarting, suspending,
-    suspended, resumed, stopping, finished, failed, stopped."""
+    """submitted, queued, starting, rank_started, running, leased, rank_exited, gang_ended, restarting,
+    suspending, suspended, resumed, stopping, finished, failed, stopped."""
     detail: dict[str, Any]
-    """rank_started: rank, node, pid; rank_exited: rank, node, code, signal, suspended; gang_ended: outcome,
-    reason."""
+    """rank_started: rank, node, pid; leased: generation, ranks, token; rank_exited: rank, node, code, signal,
+    suspended; gang_ended: outcome, reason."""
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float

@@ -1,7 +1,7 @@
 """The scheduler: which task runs where, and what each event makes of a task. Pure: no I/O, no clock.
 
-`request` and `observe` take one task and one input and return the task's new value, the lines of
-history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
+`request`, `grant` and `observe` take one task and one input and return the task's new value, the lines
+of history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
 gang starts or gives back what it kept warm. The server writes each `Step` in one transaction before
 it makes any of the calls.
 
@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from fireflyer.errors import TaskError
+from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
-from fireflyer.hai.model import TERMINAL, TaskState
+from fireflyer.hai.model import TERMINAL, Lease, TaskState
 
 Request = Literal["stop", "suspend", "resume"]
 
@@ -49,6 +49,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The server died before it knew that the launch went through: a loss is then not the task's fault."""
     started: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
+    lease: Lease | None = None
+    """Who holds the active attempt; None: all its ranks, at generation 0."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +170,31 @@ def _resume(task: Task) -> Step:
     return _enter(task, "queued", "", Note("resumed"))
 
 
+def grant(task: Task, attempt: int, wanted: Lease) -> Step | None:
+    """Moves an attempt to its next generation, held by the part that asks first; None: refused.
+
+    A part asks for the generation after the one that it holds. So of the parts of one generation at most one
+    goes on: the others find theirs granted, or, when they come later still, behind.
+
+    Raises:
+        ConfigError: the lease names ranks that the task does not have, or one twice.
+    """
+    unknown = [rank for rank in wanted.ranks if not 0 <= rank < task.world]
+    if unknown or len(set(wanted.ranks)) < len(wanted.ranks):
+        raise ConfigError(
+            f"a lease of task {task.id} for ranks {', '.join(map(str, wanted.ranks))}: "
+            f"it has ranks 0 to {task.world - 1}, each once"
+        )
+    if task.state not in ACTIVE or attempt != task.attempt:
+        return None
+    if wanted == task.lease:
+        return Step(task=task)
+    if wanted.generation != (task.lease.generation if task.lease is not None else 0) + 1:
+        return None
+    note = Note("leased", msgspec.structs.asdict(wanted))
+    return Step(task=_replace(task, lease=wanted), notes=(note,))
+
+
 def observe(task: Task, event: EngineEvent) -> Step:
     """Applies what the engine saw. Events of older attempts and events seen before change nothing."""
     if task.state not in ACTIVE or event.attempt != task.attempt:
@@ -213,7 +240,7 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
     wants_suspend = task.state == "suspending"
     task = _replace(
         task, placement=(), previous=task.placement, stopping=False, unsure=False,
-        started=frozenset(), exited=frozenset(),
+        started=frozenset(), exited=frozenset(), lease=None,
     )  # fmt: skip
     if event.outcome == "finished":
         return _enter(task, "finished", event.reason, note)

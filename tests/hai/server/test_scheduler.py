@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fireflyer.errors import TaskError
+from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai import scheduler
 from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
-from fireflyer.hai.model import TERMINAL
+from fireflyer.hai.model import TERMINAL, Lease
 from fireflyer.hai.scheduler import ACTIVE, Action, Launch, Release, State, Step, Task
 
 WHEN: dict[str, Any] = {"monotonic_ns": 0, "wall": 0.0}
@@ -113,6 +113,46 @@ def test_a_stop_ends_as_stopped_whatever_the_gang_did(outcome: str) -> None:
 def test_a_task_that_finishes_before_the_stop_reaches_it_has_finished() -> None:
     step = scheduler.request(running(1, "n0"), "stop")
     assert ended(step.task, "finished").task.state == "finished"
+
+
+def lease(generation: int, *ranks: int, token: str = "a") -> Lease:
+    return Lease(generation=generation, ranks=ranks, token=token)
+
+
+def test_each_generation_is_granted_once_and_none_is_skipped() -> None:
+    found = running(1, "n0", "n1", "n2")
+    assert scheduler.grant(found, 1, lease(2, 0, 1)) is None
+    step = scheduler.grant(found, 1, lease(1, 0, 1))
+    assert step is not None
+    assert kinds(step) == ["leased"]
+    held = step.task
+    again = scheduler.grant(held, 1, lease(1, 0, 1))
+    assert again == Step(task=held)
+    for other in (lease(1, 2, token="b"), lease(1, 0, 1, token="b"), lease(1, 0), lease(3, 0)):
+        assert scheduler.grant(held, 1, other) is None
+    later = scheduler.grant(held, 1, lease(2, 1))
+    assert later is not None
+    assert scheduler.grant(later.task, 1, lease(1, 0, 1)) is None, "it was left behind since"
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_only_the_attempt_in_force_gets_leases(attempt: int) -> None:
+    assert scheduler.grant(running(1, "n0"), attempt, lease(1, 0)) is None
+
+
+def test_a_new_attempt_begins_at_generation_0() -> None:
+    step = scheduler.grant(running(1, "n0", "n1"), 1, lease(1, 0))
+    assert step is not None
+    over = ended(step.task, "failed").task
+    assert scheduler.grant(over, 1, lease(2, 0)) is None
+    (launch,) = scheduler.plan(state(over), 0.0)
+    assert scheduler.decide(over, launch).task.lease is None
+
+
+@pytest.mark.parametrize("ranks", [(2,), (-1,), (0, 0)])
+def test_a_lease_for_ranks_that_are_not_there_is_an_error(ranks: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="it has ranks 0 to 1, each once"):
+        scheduler.grant(running(1, "n0", "n1"), 1, lease(1, *ranks))
 
 
 def test_suspend_and_resume() -> None:
