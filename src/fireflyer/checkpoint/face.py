@@ -29,7 +29,10 @@ from fireflyer.checkpoint.stepping import hook_optimizers
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
 from fireflyer.errors import CheckpointError, ConfigError
+from fireflyer.log import get_logger
 from fireflyer.storage import Storage, open_storage
+
+_log = get_logger("checkpoint")
 
 COMMIT_DEADLINE_S = 600.0
 
@@ -130,12 +133,48 @@ class CheckpointManager:
 
     @staticmethod
     def _is_formed() -> bool:
-        """Whether all ranks are known; else `save` and `load` will find them."""
+        """Whether all ranks are known; else `save` and `load` will find them. Those of a newcomer's job are
+        once all `fence`."""
+        if "FIREFLYER_JOIN" in os.environ:
+            return False
         return rank_and_world()[1] > 1 or os.environ.get("WORLD_SIZE", "1") == "1"
 
     def _take_over(self) -> None:
         if self._claims.succeeds():
             self._claims.take()
+
+    def fence(self, generation: int) -> None:
+        """The members of the job have changed, and the default group was formed anew: called on all members
+        of now, newcomers too, before the next save, load or should_save.
+
+        A save under way is abandoned: it is committed if all of its parts are there, and else fails, with a
+        warning. From now on saves are those of this generation of the attempt. When rank 0 has returned, no
+        manager of an earlier one (of a part that was left behind) can commit any more.
+
+        Args:
+            generation: counts the changes of membership; larger each time.
+
+        Raises:
+            CheckpointError: on rank 0, if a later generation or attempt owns the directory.
+            StorageError: on rank 0, if it cannot claim the directory.
+            ValueError: if the generation is not later than the one before.
+        """
+        with self._alone:
+            self._claims.fence(generation)
+            with self._committer.abandoning():
+                self._give_up_last()
+            for part in (self._control, self._preparer, self._when):
+                part.forget()
+            if rank_and_world()[0] == 0:
+                self._claims.take()
+
+    def _give_up_last(self) -> None:
+        last, self._last = self._last, None
+        if last is None or not last.is_of_this_process():
+            return
+        last.settle()
+        if (error := last.failure()) is not None:
+            _log.warning("the save of step %d has failed: %s", last.step, error)
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether to save after this step, by `every` or to leave; the same on all ranks.

@@ -64,6 +64,10 @@ class SaveHandle:
         self._staged.release()
         self._future.exception()
 
+    def failure(self) -> BaseException | None:
+        """Why a save that is over has failed, if nobody has heard of it yet; None otherwise."""
+        return None if self._reported else self._future.exception()
+
     def release(self) -> None:
         """Returns when the state may change."""
         self._staged.release()

@@ -41,7 +41,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Who may go on with an attempt whose ranks were parted: the ranks of one generation of its members."""
 
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-    """Counts the changes of membership; an attempt starts with all ranks at 0, which is nobody's to ask for."""
+    """Counts the changes of membership. An attempt starts with all its ranks at 0, which nobody asks for."""
     ranks: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     """The members, by their RANK, ascending."""
     token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
