@@ -11,7 +11,7 @@ def view(name: str, reason: str = "") -> TaskView:
     spec = TaskSpec(script="/x/s.py", args=("a\nb",), cwd="/x", name=name)
     return TaskView(
         id="t1", spec=spec, state="failed", reason=reason, attempt=1, generation=0,
-        members=(0,), restarts=0, ranks=(),
+        members=(), restarts=0, ranks=(),
         directory="/x", created=0.0,
     )  # fmt: skip
 
@@ -57,10 +57,12 @@ def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_members_are_shown_once_they_have_changed(capsys: pytest.CaptureFixture[str]) -> None:
     printing.task(view("x"), json=False)
     assert "members" not in capsys.readouterr().out
-    printing.task(msgspec.structs.replace(view("x"), generation=2, members=(0, 3)), json=False)
-    assert "members    generation 2: ranks 0, 3\n" in capsys.readouterr().out
-    detail = {"generation": 2, "ranks": [0, 3], "token": "x"}
+    printing.task(
+        msgspec.structs.replace(view("x"), generation=2, members=("a:1", "b:2")), json=False
+    )
+    assert "members    generation 2: a:1, b:2\n" in capsys.readouterr().out
+    detail = {"generation": 2, "members": ["a:1", "b:2"], "token": "x"}
     event = Event(
         seq=1, task="t1", attempt=1, kind="leased", detail=detail, monotonic_ns=0, wall=0.0
     )
-    assert printing.details(event) == "generation 2: ranks 0, 3"
+    assert printing.details(event) == "generation 2: a:1, b:2"

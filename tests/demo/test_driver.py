@@ -100,7 +100,7 @@ def test_the_log_of_the_rank_that_failed_first_is_the_one_to_read(script: Any) -
         reason="",
         attempt=2,
         generation=0,
-        members=(0, 1, 2),
+        members=(),
         restarts=1,
         ranks=ranks,
         directory="",

@@ -113,7 +113,7 @@ def details(event: Event) -> str:
     if event.kind == "rank_started":
         return f"rank {detail['rank']} on {detail['node']}: pid {detail['pid']}"
     if event.kind == "leased":
-        return _members(detail["generation"], detail["ranks"])
+        return _members(detail["generation"], detail["members"])
     if event.kind == "starting":
         return "on " + " ".join(detail["nodes"])
     if event.kind == "restarting":
@@ -121,8 +121,8 @@ def details(event: Event) -> str:
     return str(detail.get("reason", ""))
 
 
-def _members(generation: int, ranks: Sequence[int]) -> str:
-    return f"generation {generation}: ranks {', '.join(map(str, ranks))}"
+def _members(generation: int, members: Sequence[str]) -> str:
+    return f"generation {generation}: {', '.join(members)}"
 
 
 def title(view: TaskView) -> str:

@@ -182,17 +182,16 @@ class Controller:
 
         Raises:
             TaskError: no such task.
-            ConfigError: the lease names ranks that the task does not have.
         """
         task = self._tasks.get(name)
         if task is None:
             self._store.row(name)
             return False
-        step = scheduler.grant(task, asked.attempt, asked.lease)
+        step = scheduler.grant(task, asked)
         if step is None:
             _log.info(
-                "%s attempt %d: refused generation %d to ranks %s",
-                *(name, asked.attempt, asked.lease.generation, asked.lease.ranks),
+                "%s attempt %d: refused generation %d to %s, which come from %d",
+                *(name, asked.attempt, asked.lease.generation, asked.lease.members, asked.held),
             )
             return False
         if step.notes:
@@ -413,7 +412,6 @@ class Controller:
         if task is not None and task.state == "queued" and not reason:
             reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._nodes), task)
         lease = self._store.lease(row.task, row.attempt)
-        world = row.spec.nodes * row.spec.ranks_per_node
         return TaskView(
             id=row.task,
             spec=row.spec,
@@ -421,7 +419,7 @@ class Controller:
             reason=reason,
             attempt=row.attempt,
             generation=0 if lease is None else lease.generation,
-            members=tuple(range(world)) if lease is None else lease.ranks,
+            members=() if lease is None else lease.members,
             restarts=row.restarts,
             ranks=self._ranks(row),
             directory=str(self._home.tasks / row.task),

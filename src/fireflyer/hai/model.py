@@ -38,20 +38,22 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may go on with an attempt whose ranks were parted: the ranks of one generation of its members."""
+    """Who may go on with an attempt whose ranks were parted: the members of one generation."""
 
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-    """Counts the changes of membership. An attempt starts with all its ranks at 0, which nobody asks for."""
-    ranks: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
-    """The members, by their RANK, ascending."""
+    """Grows with each change of membership. An attempt starts with all its ranks at 0: nobody asks for that."""
+    members: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """Names of processes, for people."""
     token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    """Of the part that asked: it tells a repeated question from another part's."""
+    """Of the process that asked."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of an attempt asks to be the one that goes on."""
 
     attempt: int
+    held: int
+    """The generation that its members were of when they lost sight of others."""
     lease: Lease
 
 
@@ -81,8 +83,8 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """0 before the first start."""
     generation: int
     """How often the members of this attempt have changed."""
-    members: tuple[int, ...]
-    """The ranks that hold the attempt's lease: all of them at generation 0."""
+    members: tuple[str, ...]
+    """The processes that hold the attempt's lease; empty at generation 0: all ranks."""
     restarts: int
     """Attempts spent on faults so far."""
     ranks: tuple[RankView, ...]
@@ -103,8 +105,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """submitted, queued, starting, rank_started, running, leased, rank_exited, gang_ended, restarting,
     suspending, suspended, resumed, stopping, finished, failed, stopped."""
     detail: dict[str, Any]
-    """rank_started: rank, node, pid; leased: generation, ranks, token; rank_exited: rank, node, code, signal,
-    suspended; gang_ended: outcome, reason."""
+    """rank_started: rank, node, pid; leased: generation, members, token; rank_exited: rank, node, code,
+    signal, suspended; gang_ended: outcome, reason."""
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float

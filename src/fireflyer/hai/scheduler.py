@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from fireflyer.errors import ConfigError, TaskError
+from fireflyer.errors import TaskError
 from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
-from fireflyer.hai.model import TERMINAL, Lease, TaskState
+from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskState
 
 Request = Literal["stop", "suspend", "resume"]
 
@@ -170,26 +170,20 @@ def _resume(task: Task) -> Step:
     return _enter(task, "queued", "", Note("resumed"))
 
 
-def grant(task: Task, attempt: int, wanted: Lease) -> Step | None:
-    """Moves an attempt to its next generation, held by the part that asks first; None: refused.
+def grant(task: Task, asked: LeaseRequest) -> Step | None:
+    """Moves an attempt to a later generation, held by the part that asks first; None: refused.
 
-    A part asks for the generation after the one that it holds. So of the parts of one generation at most one
-    goes on: the others find theirs granted, or, when they come later still, behind.
-
-    Raises:
-        ConfigError: the lease names ranks that the task does not have, or one twice.
+    Of the parts of a generation at most one goes on: a part says which generation it comes from, and only the
+    one in force can be followed. Who asked for that one comes from it, too, though it may not know.
     """
-    unknown = [rank for rank in wanted.ranks if not 0 <= rank < task.world]
-    if unknown or len(set(wanted.ranks)) < len(wanted.ranks):
-        raise ConfigError(
-            f"a lease of task {task.id} for ranks {', '.join(map(str, wanted.ranks))}: "
-            f"it has ranks 0 to {task.world - 1}, each once"
-        )
-    if task.state not in ACTIVE or attempt != task.attempt:
+    if task.state not in ACTIVE or asked.attempt != task.attempt:
         return None
-    if wanted == task.lease:
+    wanted, held = asked.lease, task.lease
+    if wanted == held:
         return Step(task=task)
-    if wanted.generation != (task.lease.generation if task.lease is not None else 0) + 1:
+    in_force = held.generation if held is not None else 0
+    follows = asked.held == in_force or (held is not None and wanted.token == held.token)
+    if wanted.generation <= in_force or not follows:
         return None
     note = Note("leased", msgspec.structs.asdict(wanted))
     return Step(task=_replace(task, lease=wanted), notes=(note,))

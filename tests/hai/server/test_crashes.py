@@ -137,8 +137,8 @@ class User:
         attempt = controller.view(self.main).attempt
 
         def ask(token: str) -> bool:
-            lease = Lease(generation=1, ranks=(0,), token=token)
-            return controller.lease(self.main, LeaseRequest(attempt=attempt, lease=lease))
+            lease = Lease(generation=1, members=(token,), token=token)
+            return controller.lease(self.main, LeaseRequest(attempt=attempt, held=0, lease=lease))
 
         assert ask("first")
         assert not ask("second")
