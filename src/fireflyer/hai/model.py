@@ -41,7 +41,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Who may go on with an attempt whose ranks were parted: the members of one generation."""
 
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-    """Grows with each change of membership. An attempt starts with all its ranks at 0: nobody asks for that."""
+    """Grows with each change of membership. An attempt starts with all its ranks at 0, never asked for."""
     members: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Names of processes, for people."""
     token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
