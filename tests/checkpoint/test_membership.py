@@ -390,3 +390,30 @@ def test_a_save_in_memory_is_given_up_and_the_next_one_is_there(
 
     results = start_gang(body, 4, nodes=2).results()
     assert results == [0, 1, 2, None]
+
+
+def test_who_waits_for_a_save_does_not_wait_for_a_rank_that_is_lost(
+    start_gang: StartGang, told: Told, tmp_path: Path
+) -> None:
+    place = DirectoryStorage(tmp_path / "c")
+
+    def before(rank: int, call: str, name: str) -> None:
+        if rank == 2 and call == "write" and name.startswith("step-000000000001/part"):
+            hear(tmp_path, *(f"{other} is out of the save" for other in range(3)))
+            os.kill(os.getpid(), 9)
+
+    def body(rank: int, world: int) -> Any:
+        group = begin(rank, world, tmp_path)
+        manager = CheckpointManager(told(place, lambda call, name: before(rank, call, name)))
+        manager.save(1, mine(1, group))
+        tell(tmp_path, f"{rank} is out of the save")
+        with pytest.raises(CheckpointError, match="abandoned: the members of the job have changed"):
+            manager.wait()
+        lose_members(group, quorum=2)
+        manager.fence(1)
+        manager.save(2, mine(2, group)).wait()
+        check_rows(manager, 2, group)
+        dist.barrier()
+        return group.rank(), manager.steps()
+
+    assert start_gang(body, 3).results() == [(0, [2]), (1, [2]), None]

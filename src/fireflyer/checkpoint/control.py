@@ -20,6 +20,12 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
+def members_lost() -> bool:
+    """Whether the default group has lost a rank: what waits for all of them waits in vain."""
+    errored = getattr(dist.group.WORLD, "errored", None) if dist.is_available() else None
+    return errored is not None and errored() is not None
+
+
 class Control:
     """Small all-gathers over gloo. Every call is collective; the first one makes the group.
 
@@ -37,7 +43,8 @@ class Control:
 
     def forget(self) -> None:
         """The members of the default group have changed: the next call makes a group of those of now."""
-        self._group = self._world = self._broken = None
+        self._let_go()
+        self._world = self._broken = None
         self._reformed = dist.is_available() and hasattr(dist.group.WORLD, "reform")
 
     def numbers(self, mine: Sequence[int]) -> list[list[int]]:
@@ -65,17 +72,20 @@ class Control:
 
     def _gather(self, mine: torch.Tensor, world: int) -> torch.Tensor:
         """[world, *mine.shape]."""
-        group = self._own_group()
         rows = torch.empty((world, *mine.shape), dtype=mine.dtype)
+        self._make_group()
         try:
-            group.allgather([list(rows.unbind())], [mine]).wait()
+            self._group.allgather([list(rows.unbind())], [mine]).wait()
         except RuntimeError as error:
             self._broken = f"the ranks cannot agree: one has ended or does not take part: {error}"
+            self._let_go()
             raise CheckpointError(self._broken) from error
         return rows
 
-    def _own_group(self) -> Any:
-        if self._group is None or self._world is not dist.group.WORLD:
+    def _make_group(self) -> None:
+        """A group of the ranks of now, unless there is one."""
+        if self._world is not dist.group.WORLD:
+            self._let_go()
             if self._reformed:
                 self._group = _beside_reformed(self._timeout)
             else:
@@ -85,7 +95,12 @@ class Control:
             self._world, self._broken = dist.group.WORLD, None
         if self._broken is not None:
             raise CheckpointError(self._broken)
-        return self._group
+
+    def _let_go(self) -> None:
+        """Closes the connections, so that no other rank waits here for what never comes."""
+        group, self._group = self._group, None
+        if group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(group)
 
 
 _ADDRESS_BYTES = 64

@@ -13,7 +13,7 @@ import torch
 
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
-from fireflyer.checkpoint.control import Control, rank_and_world
+from fireflyer.checkpoint.control import Control, members_lost, rank_and_world
 from fireflyer.checkpoint.datafile import Written
 from fireflyer.checkpoint.guard import OneAtATime
 from fireflyer.checkpoint.handle import SaveHandle
@@ -161,18 +161,22 @@ class CheckpointManager:
         """
         with self._alone:
             self._claims.fence(generation)
-            with self._committer.abandoning():
-                self._give_up_last()
+            self._committer.abandon()
+            self._give_up_last()
             for part in (self._control, self._preparer, self._when):
                 part.forget()
             if rank_and_world()[0] == 0:
                 self._claims.take()
 
+    def _look_for_lost(self) -> None:
+        if members_lost():
+            self._committer.abandon()
+
     def _give_up_last(self) -> None:
         last, self._last = self._last, None
         if last is None or not last.is_of_this_process():
             return
-        last.settle()
+        last.settle(self._committer.abandon)
         if (error := last.failure()) is not None:
             _log.warning("the save of step %d has failed: %s", last.step, error)
 
@@ -267,7 +271,9 @@ class CheckpointManager:
             if self._copies is not None:
                 self._copies.give_up(ready.generation, error)
             raise
-        self._last = handle = SaveHandle(ready.generation.step, future, staged, job.in_memory)
+        self._last = handle = SaveHandle(
+            ready.generation.step, future, staged, job.in_memory, self._look_for_lost
+        )
         handle.stall_s = time.perf_counter() - start
         self._when.saved(handle)
         return handle

@@ -1,9 +1,8 @@
 """Saving: what happens in the background between the copy into the arena and the commit."""
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -89,6 +88,7 @@ class Committer:
             StorageError: if this rank's bytes could not be written.
         """
         promised = False
+        self._abandoned.clear()
         try:
             self._replicate(job)
             written = self._write_data(job)
@@ -108,18 +108,13 @@ class Committer:
             self._tidy(job.generation)
         return written
 
-    @contextlib.contextmanager
-    def abandoning(self) -> Iterator[None]:
-        """Members of the job are lost: inside, a job that is under way waits for nobody any more. It fails,
-        unless all of its parts are there."""
+    def abandon(self) -> None:
+        """Ranks are lost: the job under way waits for nobody any more, and fails unless all of its parts are
+        there. From another thread than `run`'s; a job that only begins knows nothing of it."""
         self._abandoned.set()
+        self._swept = False
         if self._copies is not None:
             self._copies.abandon()
-        try:
-            yield
-        finally:
-            self._abandoned.clear()
-            self._swept = False
 
     def report_failure(
         self, generation: Generation, rank: int, world: int, error: BaseException
