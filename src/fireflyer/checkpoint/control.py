@@ -75,7 +75,9 @@ class Control:
         rows = torch.empty((world, *mine.shape), dtype=mine.dtype)
         self._make_group()
         try:
-            self._group.allgather([list(rows.unbind())], [mine]).wait()
+            options = dist.distributed_c10d.AllgatherOptions()
+            options.timeout = self._timeout
+            self._group.allgather([list(rows.unbind())], [mine], options).wait()
         except RuntimeError as error:
             self._broken = f"the ranks cannot agree: one has ended or does not take part: {error}"
             self._let_go()
@@ -87,7 +89,7 @@ class Control:
         if self._world is not dist.group.WORLD:
             self._let_go()
             if self._reformed:
-                self._group = _beside_reformed(self._timeout)
+                self._group = _beside_reformed(min(self._timeout, _FORMING))
             else:
                 self._group = dist.new_group(
                     backend="gloo", timeout=self._timeout, group_desc="fireflyer checkpoint"
@@ -104,6 +106,8 @@ class Control:
 
 
 _ADDRESS_BYTES = 64
+_FORMING = timedelta(seconds=15)
+"""For members that have just met in a collective; one that dies then is noticed by nothing else."""
 
 
 def _beside_reformed(timeout: timedelta) -> Any:
