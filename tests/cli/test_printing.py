@@ -10,7 +10,8 @@ from fireflyer.hai.model import Event, TaskSpec, TaskView
 def view(name: str, reason: str = "") -> TaskView:
     spec = TaskSpec(script="/x/s.py", args=("a\nb",), cwd="/x", name=name)
     return TaskView(
-        id="t1", spec=spec, state="failed", reason=reason, attempt=1, restarts=0, ranks=(),
+        id="t1", spec=spec, state="failed", reason=reason, attempt=1, generation=0,
+        members=(), restarts=0, ranks=(),
         directory="/x", created=0.0,
     )  # fmt: skip
 
@@ -51,3 +52,17 @@ def test_events_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == [r"[/x[/]\n\x1b["] * 2
     assert printing.event_line(event).endswith(r"[/x[/]\n\x1b[")
+
+
+def test_the_members_are_shown_once_they_have_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    printing.task(view("x"), json=False)
+    assert "members" not in capsys.readouterr().out
+    printing.task(
+        msgspec.structs.replace(view("x"), generation=2, members=("a:1", "b:2")), json=False
+    )
+    assert "members    generation 2: a:1, b:2\n" in capsys.readouterr().out
+    detail = {"generation": 2, "members": ["a:1", "b:2"], "token": "x"}
+    event = Event(
+        seq=1, task="t1", attempt=1, kind="leased", detail=detail, monotonic_ns=0, wall=0.0
+    )
+    assert printing.details(event) == "generation 2: a:1, b:2"

@@ -99,6 +99,8 @@ def test_the_log_of_the_rank_that_failed_first_is_the_one_to_read(script: Any) -
         state="failed",
         reason="",
         attempt=2,
+        generation=0,
+        members=(),
         restarts=1,
         ranks=ranks,
         directory="",

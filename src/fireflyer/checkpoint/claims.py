@@ -4,6 +4,9 @@ A save bears its run's epoch in the names of all its files, so runs never write 
 and a newer run's checkpoints sort before an older run's whatever their steps. Rank 0 looks at the
 claims before it commits and again after: a commit counts only if no newer claim was there by then.
 
+A run whose members change goes on under a new epoch, as a later generation of its attempt (`fence`). What
+holds between attempts holds between (attempt, generation)s.
+
 Who comes too late is told by names alone, so that no damage to a claim lets a zombie in: an attempt marks
 the directory (`claims/attempt-...json`) before it claims an epoch, and nothing is ever removed. What
 is written in the files is for messages, for `history`, and for who may take over without a save.
@@ -15,6 +18,8 @@ import re
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from fireflyer.checkpoint.catalog import newest_epoch
 from fireflyer.checkpoint.manifest import Claim, decode, encode
 from fireflyer.checkpoint.schedule import Run
@@ -23,7 +28,7 @@ from fireflyer.log import get_logger
 from fireflyer.storage import Storage
 
 CLAIMS = "claims"
-_MARK = re.compile(r"attempt-(\d{6,})-([0-9a-f]{16})\.json")
+_MARK = re.compile(r"attempt-(\d{6,})(?:-(\d{6,}))?-([0-9a-f]{16})\.json")
 _log = get_logger("checkpoint")
 
 
@@ -89,8 +94,21 @@ class Claims:
             owner is not None
             and owner.task == self.me.task
             and owner.attempt is not None
-            and owner.attempt < self.me.attempt
+            and (owner.attempt, owner.generation) < (self.me.attempt, self.me.generation)
         )
+
+    def fence(self, generation: int) -> None:
+        """The members of this run have changed: the next `take` makes a later generation of it the owner.
+
+        Raises:
+            ValueError: if the generation is not later than the run's.
+        """
+        if generation <= self.me.generation:
+            raise ValueError(
+                f"generation {generation} does not come after {self.me.generation}, which saves here now"
+            )
+        self.me = msgspec.structs.replace(self.me, generation=generation)
+        self._epoch = None
 
     def take(self) -> int:
         """Makes this run the owner, fencing all older ones off; returns its epoch. Repeatable.
@@ -106,7 +124,7 @@ class Claims:
             )
         if self.epoch is None and self.me.attempt is not None:
             self._refuse_if_late()
-            self._storage.create(f"{CLAIMS}/{_mark(self.me.task, self.me.attempt)}", self._dated())
+            self._storage.create(f"{CLAIMS}/{_mark(self.me)}", self._dated())
         while (mine := self.epoch) is None:
             # Claims may be lost, or left behind when saves are copied; a new save is newer than all there.
             candidate = max([*self._epochs(), newest_epoch(self._storage)]) + 1
@@ -132,18 +150,24 @@ class Claims:
             )
 
     def history(self) -> list[Run]:
-        """The runs of this task (or outside the platform) that saved or may save here, up to this one."""
-        runs = []
+        """The runs of this task (or outside the platform) that saved or may save here, up to this one. All
+        generations of an attempt are one run: it goes on when its members change."""
+        runs: list[Run] = []
+        of_attempt: int | None = None
         names = {f"{CLAIMS}/{name}" for name in self._storage.list(CLAIMS)}
         for epoch in self._epochs():
             claim = self._read(_name(epoch))
             if claim is None or claim.task != self.me.task:
                 continue
-            if _left_name(epoch) not in names:
-                runs.append(Run(claim.created, None))
-            else:
+            end = None
+            if _left_name(epoch) in names:
                 left = self._read(_left_name(epoch))
-                runs.append(Run(claim.created, claim.created if left is None else left.created))
+                end = claim.created if left is None else left.created
+            if claim.generation and runs and of_attempt == claim.attempt:
+                runs[-1] = runs[-1]._replace(left=end)
+            else:
+                runs.append(Run(claim.created, end))
+            of_attempt = claim.attempt
         return runs if self.epoch is not None else [*runs, Run(self._wall(), None)]
 
     def leave(self) -> None:
@@ -155,17 +179,18 @@ class Claims:
                 _log.warning("the end of this run will be taken for a failure: %s", error)
 
     def _dated(self) -> bytes:
-        me = self.me
-        return encode(Claim(task=me.task, attempt=me.attempt, created=self._wall()))
+        return encode(msgspec.structs.replace(self.me, created=self._wall()))
 
     def _refuse_if_late(self) -> None:
         if self.me.attempt is None:
             return
         task = _task_hash(self.me.task)
         marks = map(_MARK.fullmatch, self._storage.list(CLAIMS))
-        latest = max((int(mark[1]) for mark in marks if mark and mark[2] == task), default=0)
-        if latest > self.me.attempt:
-            owner = Claim(task=self.me.task, attempt=latest)
+        mine = (self.me.attempt, self.me.generation)
+        found = [(int(mark[1]), int(mark[2] or 0)) for mark in marks if mark and mark[3] == task]
+        latest = max(found, default=mine)
+        if latest > mine:
+            owner = Claim(task=self.me.task, attempt=latest[0], generation=latest[1])
             raise CheckpointError(
                 f"{self._storage} belongs to {_who(owner)}; {_who(self.me)} came too late to save there"
             )
@@ -194,8 +219,9 @@ def _name(epoch: int) -> str:
     return f"{CLAIMS}/{epoch:06d}.json"
 
 
-def _mark(task: str, attempt: int) -> str:
-    return f"attempt-{attempt:06d}-{_task_hash(task)}.json"
+def _mark(run: Claim) -> str:
+    generation = f"-{run.generation:06d}" if run.generation else ""
+    return f"attempt-{run.attempt:06d}{generation}-{_task_hash(run.task)}.json"
 
 
 def _task_hash(task: str) -> str:
@@ -209,10 +235,8 @@ def _left_name(epoch: int) -> str:
 def _who(claim: Claim | None) -> str:
     if claim is None:
         return "a run whose claim cannot be read"
+    who = f"generation {claim.generation} of " if claim.generation else ""
     if claim.attempt is None:
-        return "a run outside the platform"
-    return (
-        f"attempt {claim.attempt} of task {claim.task}"
-        if claim.task
-        else f"attempt {claim.attempt}"
-    )
+        return f"{who}a run outside the platform"
+    who += f"attempt {claim.attempt}"
+    return f"{who} of task {claim.task}" if claim.task else who

@@ -13,7 +13,7 @@ import torch
 
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
-from fireflyer.checkpoint.control import Control, rank_and_world
+from fireflyer.checkpoint.control import Control, members_lost, rank_and_world
 from fireflyer.checkpoint.datafile import Written
 from fireflyer.checkpoint.guard import OneAtATime
 from fireflyer.checkpoint.handle import SaveHandle
@@ -29,7 +29,10 @@ from fireflyer.checkpoint.stepping import hook_optimizers
 from fireflyer.checkpoint.when import When
 from fireflyer.clock import Clock, SystemClock
 from fireflyer.errors import CheckpointError, ConfigError
+from fireflyer.log import get_logger
 from fireflyer.storage import Storage, open_storage
+
+_log = get_logger("checkpoint")
 
 COMMIT_DEADLINE_S = 600.0
 
@@ -130,12 +133,52 @@ class CheckpointManager:
 
     @staticmethod
     def _is_formed() -> bool:
-        """Whether all ranks are known; else `save` and `load` will find them."""
+        """Whether all ranks are known; else `save` and `load` will find them. Those of a newcomer's job are
+        once all `fence`."""
+        if "FIREFLYER_JOIN" in os.environ:
+            return False
         return rank_and_world()[1] > 1 or os.environ.get("WORLD_SIZE", "1") == "1"
 
     def _take_over(self) -> None:
         if self._claims.succeeds():
             self._claims.take()
+
+    def fence(self, generation: int) -> None:
+        """The members of the job have changed, and the default group was formed anew: called on all members
+        of now, newcomers too, before the next save, load or should_save.
+
+        A save under way is abandoned: it is committed if all of its parts are there, and else fails, with a
+        warning. From now on saves are those of this generation of the attempt. When rank 0 has returned, no
+        manager of an earlier one (of a part that was left behind) can commit any more.
+
+        Args:
+            generation: counts the changes of membership; larger each time.
+
+        Raises:
+            CheckpointError: on rank 0, if a later generation or attempt owns the directory.
+            StorageError: on rank 0, if it cannot claim the directory.
+            ValueError: if the generation is not later than the one before.
+        """
+        with self._alone:
+            self._claims.fence(generation)
+            self._committer.abandon()
+            self._give_up_last()
+            for part in (self._control, self._preparer, self._when):
+                part.forget()
+            if rank_and_world()[0] == 0:
+                self._claims.take()
+
+    def _look_for_lost(self) -> None:
+        if members_lost():
+            self._committer.abandon()
+
+    def _give_up_last(self) -> None:
+        last, self._last = self._last, None
+        if last is None or not last.is_of_this_process():
+            return
+        last.settle(self._committer.abandon)
+        if (error := last.failure()) is not None:
+            _log.warning("the save of step %d has failed: %s", last.step, error)
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether to save after this step, by `every` or to leave; the same on all ranks.
@@ -228,7 +271,9 @@ class CheckpointManager:
             if self._copies is not None:
                 self._copies.give_up(ready.generation, error)
             raise
-        self._last = handle = SaveHandle(ready.generation.step, future, staged, job.in_memory)
+        self._last = handle = SaveHandle(
+            ready.generation.step, future, staged, job.in_memory, self._look_for_lost
+        )
         handle.stall_s = time.perf_counter() - start
         self._when.saved(handle)
         return handle

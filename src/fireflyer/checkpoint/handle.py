@@ -1,25 +1,37 @@
 """SaveHandle: one save on its way, as whoever asked for it sees it."""
 
+import math
 import os
-from concurrent.futures import Future
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 from fireflyer.checkpoint.datafile import Written
 from fireflyer.checkpoint.staging import Staged
 from fireflyer.errors import CheckpointError
+
+_LOOK_S = 0.25
 
 
 class SaveHandle:
     """One save on its way."""
 
     def __init__(
-        self, step: int, future: Future[Written], staged: Staged, in_memory: Future[bool]
+        self,
+        step: int,
+        future: Future[Written],
+        staged: Staged,
+        in_memory: Future[bool],
+        look: Callable[[], object],
     ) -> None:
+        """`look` is called now and then while somebody waits; it may bring the end nearer."""
         self.step = step
         self.stall_s = 0.0
         """Seconds that `save` kept its caller: waiting for the save before, and the copy."""
         self._future = future
         self._staged = staged
         self._in_memory = in_memory
+        self._look = look
         self._reported = False
         self._process = os.getpid()
 
@@ -39,7 +51,8 @@ class SaveHandle:
         self._check_process()
         try:
             self._staged.release()
-            self._future.result(timeout_s)
+            self._await_end(timeout_s, self._look)
+            self._future.result()
         finally:
             self._reported = self._future.done()
 
@@ -59,10 +72,23 @@ class SaveHandle:
         self._staged.release()
         return self._in_memory.result(timeout_s)
 
-    def settle(self) -> None:
-        """Waits, without an error."""
+    def settle(self, look: Callable[[], object] | None = None) -> None:
+        """Waits, without an error. `look`: instead of the handle's own."""
         self._staged.release()
-        self._future.exception()
+        self._await_end(None, look or self._look)
+
+    def _await_end(self, timeout_s: float | None, look: Callable[[], object]) -> None:
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._future.done():
+            look()
+            left = max(0.0, end - time.monotonic())
+            done, _ = wait([self._future], min(_LOOK_S, left))
+            if not done and left == 0.0:
+                raise TimeoutError
+
+    def failure(self) -> BaseException | None:
+        """Why a save that is over has failed, if nobody has heard of it yet; None otherwise."""
+        return None if self._reported else self._future.exception()
 
     def release(self) -> None:
         """Returns when the state may change."""

@@ -170,6 +170,13 @@ class Copies:
         name = hashlib.sha256(first).hexdigest()[:16]
         return _Origin(place=f"{self._storage}#{name}", epoch=self._claims.epoch or 0)
 
+    def abandon(self) -> None:
+        """From another thread than `replicate`'s: that waits for nobody any more, and the save is not in
+        memory. All join anew before the next save or load."""
+        if self._tier is not None:
+            self._tier.abandon()
+        self._made_for = (0, 0, 0)
+
     def close(self) -> None:
         """Lets go of the keepers, which keep what they hold."""
         if self._tier is not None:

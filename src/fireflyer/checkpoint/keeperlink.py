@@ -113,6 +113,11 @@ class KeeperLink:
     def close(self) -> None:
         self._sock.close()
 
+    def interrupt(self) -> None:
+        """From another thread: the wait under way ends with PeerLost, and so does the next."""
+        with contextlib.suppress(OSError):  # closed already, or by its peer
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def put(
         self,
         stamp: Stamp,

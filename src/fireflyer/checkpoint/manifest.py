@@ -134,6 +134,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     attempt: int | None
     """None outside a task."""
+    generation: int = 0
+    """How often the members of the attempt had changed."""
     created: float = 0.0
     """Seconds since 1970, of the claim; 0 in a run's identity."""
 

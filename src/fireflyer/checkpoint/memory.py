@@ -85,6 +85,13 @@ class _Lines:
         self._key = key
         self._node = node
         self._links = {node: own}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """From another thread: whoever waits for a keeper is told that it is gone, now and from now on."""
+        self._stopped = True
+        for link in list(self._links.values()):
+            link.interrupt()
 
     def to(self, node: int) -> KeeperLink:
         """
@@ -100,6 +107,8 @@ class _Lines:
             if node == self._node:
                 raise PeerLost("this node's keeper is gone")
             link = self._links[node] = self._connect(node)
+        if self._stopped:  # looked at once the link can be seen by `stop`
+            raise PeerLost("the save was abandoned: the members of the job have changed")
         link.end = self.end
         return link
 
@@ -273,6 +282,12 @@ class MemoryTier:
         except FireflyerError as error:
             return f"node {self._nodes[self._node]}: {error}"
         return ""
+
+    def abandon(self) -> None:
+        """From another thread than `replicate`'s: the save under way is given up at once. `join` before
+        anything else."""
+        if self._lines is not None:
+            self._lines.stop()
 
     def close(self) -> None:
         """Lets go of the keepers; they keep what they hold."""

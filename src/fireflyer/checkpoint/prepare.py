@@ -65,6 +65,12 @@ class Preparer:
         self._boxes: list[Box] = []
         self._names: list[str] = []
 
+    def forget(self) -> None:
+        """Ranks may have other numbers now: the next plan is made anew, and no place of a piece stays."""
+        self._plan_key = self._planned_digest = 0
+        self._plan = None
+        self._table_key = (0, 0)
+
     def prepare(
         self,
         step: SupportsIndex,

@@ -77,7 +77,7 @@ class Committer:
         self._deadline_s = deadline_s + (copies.deadline_s if copies is not None else 0.0)
         self._copies = copies
         self._swept = False
-        self._never = threading.Event()
+        self._abandoned = threading.Event()
 
     def run(self, job: Job) -> Written:
         """Writes this rank's file and returns what is where when the checkpoint is committed.
@@ -88,6 +88,7 @@ class Committer:
             StorageError: if this rank's bytes could not be written.
         """
         promised = False
+        self._abandoned.clear()
         try:
             self._replicate(job)
             written = self._write_data(job)
@@ -106,6 +107,14 @@ class Committer:
         if job.rank == 0:
             self._tidy(job.generation)
         return written
+
+    def abandon(self) -> None:
+        """Ranks are lost: the job under way waits for nobody any more, and fails unless all of its parts are
+        there. From another thread than `run`'s; a job that only begins knows nothing of it."""
+        self._abandoned.set()
+        self._swept = False
+        if self._copies is not None:
+            self._copies.abandon()
 
     def report_failure(
         self, generation: Generation, rank: int, world: int, error: BaseException
@@ -245,14 +254,19 @@ class Committer:
         raise CheckpointError(f"step {generation.step} is not saved: somebody removed {part}")
 
     def _wait_until(self, reached: Callable[[], bool]) -> bool:
-        """Looks ever less often, so that many waiting ranks do not load the storage."""
+        """Looks ever less often, so that many waiting ranks do not load the storage.
+
+        Raises:
+            CheckpointError: if the save was abandoned meanwhile.
+        """
         end = time.monotonic() + self._deadline_s
         pause = _FIRST_LOOK_S
         while not reached():
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            self._never.wait(min(pause, left))
+            if self._abandoned.wait(min(pause, left)):
+                raise CheckpointError("the save was abandoned: the members of the job have changed")
             pause = min(2 * pause, _LONGEST_LOOK_S)
         return True
 

@@ -155,6 +155,10 @@ class Interval:
         self._last_save = now
         self._asked: tuple[int, float] | None = None
 
+    def saved(self, now: float) -> None:
+        """Another rank has decided so."""
+        self._last_save = now
+
     def decide(self, step: int, now: float, within_s: float = math.inf) -> tuple[bool, int]:
         """(is a save due at `step`, the step from which on to ask again).
 

@@ -101,6 +101,11 @@ class When:
         if self._cost is not None:
             self._cost.began(save.stall_s)
 
+    def forget(self) -> None:
+        """The ranks have changed: all ask one another at the next step, also whether to leave."""
+        self._ask_at = 0
+        self.suspending = False
+
     def _agree(self, step: int, interval: Interval) -> tuple[bool, int]:
         rank, _ = rank_and_world()
         suspend, failure = _NO, None
@@ -125,7 +130,10 @@ class When:
             if rank == 0:
                 _log.info("step %d: rank %d was asked to leave", step, answers.index(_YES))
                 self._leave()
-        return bool(rows[0][1]), rows[0][2]
+        due, ask_at = bool(rows[0][1]), rows[0][2]
+        if due and rank != 0:
+            interval.saved(self._clock.monotonic())  # it may be rank 0 one day
+        return due, ask_at
 
     def _decide(self, step: int, interval: Interval) -> tuple[bool, int]:
         now = self._clock.monotonic()

@@ -63,6 +63,8 @@ def task(view: TaskView, *, json: bool) -> None:
         ("attempt", f"{view.attempt}, restarts {view.restarts} of {view.spec.max_restarts}"),
         ("directory", view.directory),
     ]
+    if view.generation:
+        lines.insert(4, ("members", _members(view.generation, view.members)))
     for name, value in lines:
         sys.stdout.write(f"{name:<10} {plain(value)}\n")
     if view.ranks:
@@ -110,11 +112,17 @@ def details(event: Event) -> str:
         return f"rank {detail['rank']} on {detail['node']}: {end}"
     if event.kind == "rank_started":
         return f"rank {detail['rank']} on {detail['node']}: pid {detail['pid']}"
+    if event.kind == "leased":
+        return _members(detail["generation"], detail["members"])
     if event.kind == "starting":
         return "on " + " ".join(detail["nodes"])
     if event.kind == "restarting":
         return f"{detail['restarts']} of {detail['max_restarts']}: {detail['reason']}"
     return str(detail.get("reason", ""))
+
+
+def _members(generation: int, members: Sequence[str]) -> str:
+    return f"generation {generation}: {', '.join(members)}"
 
 
 def title(view: TaskView) -> str:

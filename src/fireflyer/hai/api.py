@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fireflyer import errors
 from fireflyer.hai.controller import Controller
-from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.model import LeaseRequest, TaskSpec
 
 ATTEMPT_HEADER = "X-Fireflyer-Attempt"
 NEXT_HEADER = "X-Fireflyer-Next"
@@ -93,6 +93,14 @@ def _task_routes(app: FastAPI, controller: Controller) -> None:
     @app.post("/tasks/{task}/resume")
     async def resume(task: str) -> Response:
         return _json(controller.request(task, "resume"))
+
+    @app.post("/tasks/{task}/lease")
+    async def lease(task: str, request: Request) -> Response:
+        try:
+            asked = msgspec.json.decode(await request.body(), type=LeaseRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise errors.ConfigError(f"the lease cannot be read: {error}") from None
+        return _json({"granted": controller.lease(task, asked)})
 
     @app.get("/tasks/{task}/log/{rank}")
     async def log(

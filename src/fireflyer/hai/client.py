@@ -23,7 +23,7 @@ from fireflyer import errors
 from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
 from fireflyer.hai.admission import check_text
 from fireflyer.hai.home import Home, ServerFile, locate
-from fireflyer.hai.model import TERMINAL, Event, TaskSpec, TaskState, TaskView
+from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskState, TaskView
 
 START_DEADLINE_S = 60.0
 CALL_DEADLINE_S = 30.0
@@ -127,6 +127,11 @@ class Client:
     def resume(self, id: str) -> TaskView:
         """Puts a suspended task back into the queue."""
         return self._view("POST", _path(id, "resume"))
+
+    def lease(self, id: str, asked: LeaseRequest) -> bool:
+        """Whether the part of the task that asks may go on; ranks call `fireflyer.hai.lease`."""
+        data, _ = self._ask("POST", _path(id, "lease"), body=msgspec.json.encode(asked))
+        return msgspec.json.decode(data, type=dict[str, bool])["granted"]
 
     def events(self, task: str | None = None, after: int = 0, wait_s: float = 0.0) -> list[Event]:
         """History with a seq above `after`, oldest first, at most 1000 events a call.

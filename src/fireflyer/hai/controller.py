@@ -25,7 +25,7 @@ from fireflyer.hai.admission import RESERVED, check
 from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch
-from fireflyer.hai.model import TERMINAL, Event, RankView, TaskSpec, TaskView
+from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
 from fireflyer.hai.scheduler import (
     Action,
     Launch,
@@ -176,6 +176,27 @@ class Controller:
         if step.notes:
             self._apply(step, now())
         return self.view(name)
+
+    def lease(self, name: str, asked: LeaseRequest) -> bool:
+        """Whether the part that asks may go on with the attempt; it is on disk when this returns true.
+
+        Raises:
+            TaskError: no such task.
+        """
+        task = self._tasks.get(name)
+        if task is None:
+            self._store.row(name)
+            return False
+        step = scheduler.grant(task, asked)
+        if step is None:
+            _log.info(
+                "%s attempt %d: refused generation %d to %s, which come from %d",
+                *(name, asked.attempt, asked.lease.generation, asked.lease.members, asked.held),
+            )
+            return False
+        if step.notes:
+            self._apply(step, now())
+        return True
 
     def view(self, name: str) -> TaskView:
         """A task as of now.
@@ -390,12 +411,15 @@ class Controller:
         task = self._tasks.get(row.task)
         if task is not None and task.state == "queued" and not reason:
             reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._nodes), task)
+        lease = self._store.lease(row.task, row.attempt)
         return TaskView(
             id=row.task,
             spec=row.spec,
             state=row.state,
             reason=reason,
             attempt=row.attempt,
+            generation=0 if lease is None else lease.generation,
+            members=() if lease is None else lease.members,
             restarts=row.restarts,
             ranks=self._ranks(row),
             directory=str(self._home.tasks / row.task),

@@ -4,7 +4,7 @@ A task is a chain of attempts. These structs cross the HTTP API as JSON; the cli
 they are.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -37,6 +37,26 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Time the ranks get to save and leave on suspend or stop before they are killed."""
 
 
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may go on with an attempt whose ranks were parted: the members of one generation."""
+
+    generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+    """Grows with each change of membership. An attempt starts with all its ranks at 0, never asked for."""
+    members: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """Names of processes, for people."""
+    token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    """Of the process that asked."""
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of an attempt asks to be the one that goes on."""
+
+    attempt: int
+    held: int
+    """The generation that its members were of when they lost sight of others."""
+    lease: Lease
+
+
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the current or last attempt."""
 
@@ -61,6 +81,10 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is in this state, in words; empty when there is nothing to say."""
     attempt: int
     """0 before the first start."""
+    generation: int
+    """How often the members of this attempt have changed."""
+    members: tuple[str, ...]
+    """The processes that hold the attempt's lease; empty at generation 0: all ranks."""
     restarts: int
     """Attempts spent on faults so far."""
     ranks: tuple[RankView, ...]
@@ -78,11 +102,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     attempt: int
     kind: str
-    """submitted, queued, starting, rank_started, running, rank_exited, gang_ended, restarting, suspending,
-    suspended, resumed, stopping, finished, failed, stopped."""
+    """submitted, queued, starting, rank_started, running, leased, rank_exited, gang_ended, restarting,
+    suspending, suspended, resumed, stopping, finished, failed, stopped."""
     detail: dict[str, Any]
-    """rank_started: rank, node, pid; rank_exited: rank, node, code, signal, suspended; gang_ended: outcome,
-    reason."""
+    """rank_started: rank, node, pid; leased: generation, members, token; rank_exited: rank, node, code,
+    signal, suspended; gang_ended: outcome, reason."""
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float

@@ -1,7 +1,7 @@
 """The scheduler: which task runs where, and what each event makes of a task. Pure: no I/O, no clock.
 
-`request` and `observe` take one task and one input and return the task's new value, the lines of
-history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
+`request`, `grant` and `observe` take one task and one input and return the task's new value, the lines
+of history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
 gang starts or gives back what it kept warm. The server writes each `Step` in one transaction before
 it makes any of the calls.
 
@@ -17,7 +17,7 @@ import msgspec
 
 from fireflyer.errors import TaskError
 from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
-from fireflyer.hai.model import TERMINAL, TaskState
+from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskState
 
 Request = Literal["stop", "suspend", "resume"]
 
@@ -49,6 +49,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The server died before it knew that the launch went through: a loss is then not the task's fault."""
     started: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
+    lease: Lease | None = None
+    """Who holds the active attempt; None: all its ranks, at generation 0."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +170,25 @@ def _resume(task: Task) -> Step:
     return _enter(task, "queued", "", Note("resumed"))
 
 
+def grant(task: Task, asked: LeaseRequest) -> Step | None:
+    """Moves an attempt to a later generation, held by the part that asks first; None: refused.
+
+    Of the parts of a generation at most one goes on: a part says which generation it comes from, and only the
+    one in force can be followed. Who asked for that one comes from it, too, though it may not know.
+    """
+    if task.state not in ACTIVE or asked.attempt != task.attempt:
+        return None
+    wanted, held = asked.lease, task.lease
+    if wanted == held:
+        return Step(task=task)
+    in_force = held.generation if held is not None else 0
+    follows = asked.held == in_force or (held is not None and wanted.token == held.token)
+    if wanted.generation <= in_force or not follows:
+        return None
+    note = Note("leased", msgspec.structs.asdict(wanted))
+    return Step(task=_replace(task, lease=wanted), notes=(note,))
+
+
 def observe(task: Task, event: EngineEvent) -> Step:
     """Applies what the engine saw. Events of older attempts and events seen before change nothing."""
     if task.state not in ACTIVE or event.attempt != task.attempt:
@@ -213,7 +234,7 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
     wants_suspend = task.state == "suspending"
     task = _replace(
         task, placement=(), previous=task.placement, stopping=False, unsure=False,
-        started=frozenset(), exited=frozenset(),
+        started=frozenset(), exited=frozenset(), lease=None,
     )  # fmt: skip
     if event.outcome == "finished":
         return _enter(task, "finished", event.reason, note)

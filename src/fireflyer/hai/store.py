@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from fireflyer.errors import Corrupted, NoSpace, StorageError, TaskError
-from fireflyer.hai.model import TERMINAL, Event, TaskSpec, TaskState
+from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
 from fireflyer.hai.scheduler import ACTIVE, Launch, Note, Step, Task
 
 PRODUCT = "fireflyer hai"
@@ -302,7 +302,14 @@ class Store:
             unsure=active and last is not None and not last.launched,
             started=frozenset(ranks["rank_started"]),
             exited=frozenset(ranks["rank_exited"]),
+            lease=self._last_lease(connection, row.id, row.attempt) if active else None,
         )
+
+    def _last_lease(self, connection: sa.Connection, task: int, attempt: int) -> Lease | None:
+        at = (_event.c.task == task) & (_event.c.attempt == attempt) & (_event.c.kind == "leased")
+        query = sa.select(_event.c.detail).where(at).order_by(_event.c.seq.desc()).limit(1)
+        detail = connection.execute(query).scalar_one_or_none()
+        return None if detail is None else msgspec.json.decode(detail, type=Lease)
 
     def _find_attempt(self, connection: sa.Connection, task: int, number: int) -> Attempt | None:
         at = (_attempt.c.task == task) & (_attempt.c.number == number)
@@ -350,6 +357,11 @@ class Store:
         """One attempt of a task, or None."""
         with self._transaction() as connection:
             return self._find_attempt(connection, _number(task), number)
+
+    def lease(self, task: str, attempt: int) -> Lease | None:
+        """The last lease that was granted in an attempt, or None."""
+        with self._transaction() as connection:
+            return self._last_lease(connection, _number(task), attempt)
 
     def rank_events(self, task: str, attempt: int) -> list[Event]:
         """The rank_started and rank_exited events of one attempt."""

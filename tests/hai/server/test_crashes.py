@@ -16,7 +16,14 @@ import pytest
 from fireflyer.errors import FireflyerError, TaskError
 from fireflyer.hai.controller import Controller
 from fireflyer.hai.home import Home
-from fireflyer.hai.model import TERMINAL, Event, TaskSpec, TaskView
+from fireflyer.hai.model import (
+    TERMINAL,
+    Event,
+    Lease,
+    LeaseRequest,
+    TaskSpec,
+    TaskView,
+)
 from fireflyer.hai.store import Store
 
 MakeSpec = Callable[..., TaskSpec]
@@ -104,6 +111,7 @@ class User:
             lambda: self.submit(controller, "hold"),
             lambda: self.submit(controller, "fail", "1"),
             lambda: self.submit(controller, "lose", "1", nodes=2),
+            lambda: self.ask_for_lease(controller),
             lambda: self.steer(controller, "suspend", {"running"}),
             lambda: self.steer(controller, "resume", {"suspended"}),
             lambda: self.submit(controller, "finish"),
@@ -122,6 +130,18 @@ class User:
         view = controller.submit(spec)
         self.acknowledged[view.id] = spec
         self.main = self.main or view.id
+
+    async def ask_for_lease(self, controller: Controller) -> None:
+        """Of two parts; the first one's question may have been asked before the crash, too."""
+        await until(controller, lambda: controller.view(self.main).state == "running")
+        attempt = controller.view(self.main).attempt
+
+        def ask(token: str) -> bool:
+            lease = Lease(generation=1, members=(token,), token=token)
+            return controller.lease(self.main, LeaseRequest(attempt=attempt, held=0, lease=lease))
+
+        assert ask("first")
+        assert not ask("second")
 
     async def steer(self, controller: Controller, what: Any, states: set[str]) -> None:
         after = {

@@ -4,14 +4,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fireflyer.errors import TaskError
 from fireflyer.hai import scheduler
 from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
-from fireflyer.hai.model import TERMINAL
+from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest
 from fireflyer.hai.scheduler import ACTIVE, Action, Launch, Release, State, Step, Task
 
 WHEN: dict[str, Any] = {"monotonic_ns": 0, "wall": 0.0}
@@ -113,6 +113,81 @@ def test_a_stop_ends_as_stopped_whatever_the_gang_did(outcome: str) -> None:
 def test_a_task_that_finishes_before_the_stop_reaches_it_has_finished() -> None:
     step = scheduler.request(running(1, "n0"), "stop")
     assert ended(step.task, "finished").task.state == "finished"
+
+
+def ask(generation: int, held: int, token: str = "a", attempt: int = 1) -> LeaseRequest:
+    lease = Lease(generation=generation, members=(token, "b"), token=token)
+    return LeaseRequest(attempt=attempt, held=held, lease=lease)
+
+
+def granted(found: Task, asked: LeaseRequest) -> Task:
+    step = scheduler.grant(found, asked)
+    assert step is not None
+    assert kinds(step) == ["leased"]
+    return step.task
+
+
+def test_each_generation_is_followed_once() -> None:
+    found = running(1, "n0", "n1", "n2")
+    assert scheduler.grant(found, ask(2, held=1)) is None, "nobody holds 1"
+    held = granted(found, ask(1, held=0))
+    assert scheduler.grant(held, ask(1, held=0)) == Step(task=held), "asked once more"
+    for asked in (ask(1, 0, "z"), ask(2, 0, "z"), ask(7, 0, "z"), ask(1, 1, "z")):
+        assert scheduler.grant(held, asked) is None
+    later = granted(held, ask(4, 1, "b"))  # two formings in between came to nothing
+    assert scheduler.grant(later, ask(1, 0)) is None, "it was left behind since"
+    assert scheduler.grant(later, ask(5, 1)) is None
+
+
+def test_who_asked_for_the_generation_in_force_follows_it_without_knowing() -> None:
+    held = granted(running(1, "n0"), ask(1, held=0))
+    assert scheduler.grant(held, ask(2, 0, "z")) is None
+    assert granted(held, ask(2, held=0)).lease == ask(2, 0).lease
+
+
+def test_other_members_are_another_question() -> None:
+    held = granted(running(1, "n0"), ask(1, held=0))
+    fewer = msgspec.structs.replace(ask(1, 0).lease, members=("a",))
+    assert scheduler.grant(held, LeaseRequest(attempt=1, held=0, lease=fewer)) is None
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_only_the_attempt_in_force_gets_leases(attempt: int) -> None:
+    assert scheduler.grant(running(1, "n0"), ask(1, 0, attempt=attempt)) is None
+
+
+def test_a_new_attempt_begins_at_generation_0() -> None:
+    over = ended(granted(running(1, "n0", "n1"), ask(1, 0)), "failed").task
+    assert scheduler.grant(over, ask(2, 1)) is None
+    (launch,) = scheduler.plan(state(over), 0.0)
+    assert scheduler.decide(over, launch).task.lease is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_of_the_parts_of_a_generation_one_goes_on(data: st.DataObject) -> None:
+    """Processes form parts at random and ask, each part from the latest generation that its first member was
+    told of, the answer may be lost: the members of later generations come from one chain."""
+    found = running(1, "n0")
+    told = dict.fromkeys("abcdef", 0)
+    chain: dict[int, frozenset[str]] = {0: frozenset("abcdef")}
+    number = 0
+    for _ in range(data.draw(st.integers(1, 12))):
+        latest = max(told[name] for name in told)
+        base = data.draw(st.sampled_from(sorted({0, latest, *told.values()})))
+        pool = sorted(name for name in told if told[name] == base)
+        if not pool:
+            continue
+        part = data.draw(st.sets(st.sampled_from(pool), min_size=1))
+        number += data.draw(st.integers(1, 2))
+        first = min(part)
+        step = scheduler.grant(found, ask(number, base, first))
+        before = found.lease.generation if found.lease is not None else 0
+        if step is not None:
+            assert chain[before] & part, "somebody of the generation in force is among them"
+            found, chain[number] = step.task, frozenset(part)
+            if data.draw(st.booleans()):
+                told.update(dict.fromkeys(part, number))
 
 
 def test_suspend_and_resume() -> None:

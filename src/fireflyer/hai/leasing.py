@@ -1,0 +1,79 @@
+"""The lease of an attempt, as a rank asks for it: of the parts of a network that was cut one goes on.
+
+An attempt begins at generation 0 with all its ranks. When its members change, the first of the new ones
+asks for a later generation; the server lets each generation be followed once, by whoever asks first.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from fireflyer.errors import TaskError
+from fireflyer.hai.client import Client
+from fireflyer.hai.model import Lease, LeaseRequest
+from fireflyer.hai.rank import task
+
+GRACE_S = 2.0
+"""How long a part that is too small for a quorum lets a larger one ask first."""
+
+
+class _Asker(msgspec.Struct):
+    token: str
+    held: int = 0
+
+
+_askers: dict[int, _Asker] = {}
+"""By process id: a forked child is another asker."""
+
+
+def _me() -> _Asker:
+    return _askers.setdefault(os.getpid(), _Asker(secrets.token_hex(8)))
+
+
+def in_task() -> bool:
+    """Whether this process is a rank of a task. If not, nobody grants leases: go by a quorum."""
+    return bool(task().id)
+
+
+def hold(generation: int) -> None:
+    """Every member tells so once a generation is formed: its next `lease` follows this one."""
+    _me().held = generation
+
+
+def lease(
+    generation: int, members: Sequence[str], minority: bool = False, *, grace_s: float = GRACE_S
+) -> bool:
+    """Asks the server that this part of the attempt alone goes on. The first of its members calls it.
+
+    Granted to the first that asks from the generation in force. The same question again from the same process
+    is granted again, so whoever lost the answer may repeat it.
+
+    Args:
+        generation: later than the one that this process was told to `hold` (0 before any was).
+        members: names of the processes of this part, for people.
+        minority: they are too few for a quorum: waits `grace_s` before it asks.
+        grace_s: in seconds.
+
+    Returns:
+        False where the part must not go on: others have followed the generation that it held, or the attempt
+        is over or was replaced.
+
+    Raises:
+        PeerLost, DeadlineExceeded: the server cannot be reached, or did not answer. The part must not go on,
+            but may ask again.
+        TaskError: outside a task (see `in_task`), or the server has no such task.
+        ConfigError: a generation below 1, or no members.
+    """
+    here = task()
+    if not here.id or "FIREFLYER_TASK_DIR" not in os.environ:
+        raise TaskError("a lease was asked for outside a task: nobody grants one; go by a quorum")
+    if minority:
+        time.sleep(grace_s)
+    me = _me()
+    wanted = Lease(generation=generation, members=tuple(members), token=me.token)
+    home = here.directory.parents[1]  # <home>/tasks/<id>
+    asked = LeaseRequest(attempt=here.attempt, held=me.held, lease=wanted)
+    return Client(home).lease(here.id, asked)
