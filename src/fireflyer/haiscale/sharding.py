@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
@@ -135,20 +136,51 @@ class Sharding:
         check_gradients: bool,
         backlog: int,
     ) -> None:
-        self.units = list(units)
         self.times = times
-        self.in_backward = False
-        self._channels = channels
         self._check_gradients, self._limit = check_gradients, backlog
-        self._used = bytearray(sum(len(unit.names) for unit in units))
-        self._issued = 0
-        self._backlog: list[Flight] = []
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
+        self.take(units, channels)
 
     def cross(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on units are waited for, and stepped, when they are next used or looked at."""
         self._split = SplitOptimizer(optimizer, self._close_step, self.settle)
+
+    def take(self, units: Sequence[Unit], channels: Channels) -> None:
+        """These are the units from now on; nothing of others is under way."""
+        self.units = list(units)
+        self.in_backward = False
+        self._channels = channels
+        self._used = bytearray(sum(len(unit.names) for unit in units))
+        self._issued = 0
+        self._backlog: list[Flight] = []
+        self._torn = False
+
+    def half_way(self) -> bool:
+        """Whether a forward or a backward has begun and not ended."""
+        groups = [unit.group for unit in self.units]
+        idle = all(
+            group._training_state == TrainingState.IDLE and group._all_gather_result is None
+            for group in groups
+        )
+        return self.in_backward or not idle
+
+    def discard(self) -> bool:
+        """Drops what is under way, gradients too, without waiting for it. To be called when the groups have
+        ended; then `take`.
+
+        Returns:
+            Whether this rank's shards are those after a number of whole steps: no update was dropped.
+        """
+        for unit in self.units:
+            flight, unit.flight = unit.flight, None
+            pending.restore(unit.parameters)
+            self._torn = self._torn or (flight is not None and flight.stepping)
+            for parameter in unit.parameters:
+                parameter.grad = None
+        self._backlog.clear()
+        self._channels.close()
+        return not self._torn
 
     # Backward
 
@@ -307,9 +339,13 @@ class Sharding:
         unit.flight = None
         trained = unit.trained()
         pending.restore(p for _, p in trained)
-        self._await(flight)
-        begun = time.monotonic()
-        reached = flight.mask.reached()
+        try:
+            self._await(flight)
+            begun = time.monotonic()
+            reached = flight.mask.reached()
+        except BaseException:
+            self._torn = self._torn or flight.stepping
+            raise
         self.times.exposed_s += time.monotonic() - begun
         for (number, parameter), fresh in zip(trained, flight.fresh, strict=True):
             if fresh and not reached[number]:
