@@ -12,7 +12,11 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from fireflyer import hfreduce
+from fireflyer.errors import CollectiveError
 from fireflyer.haiscale.agreement import tell_all
+
+MEETING = datetime.timedelta(seconds=60)
+"""How long ranks wait for one another to come into a new group; one of them may have died meanwhile."""
 
 
 class Founder:
@@ -49,15 +53,19 @@ class Founder:
         where: list[Any] = []
         if first:
             mine = self._known[0]._connection.cards[0].address
-            server = dist.TCPStore(mine, 0, None, True, self._limit, wait_for_workers=False)
-            where = [mine, server.port, self._token]
+            self._store = dist.TCPStore(mine, 0, None, True, MEETING, wait_for_workers=False)
+            where = [mine, self._store.port, self._token]
         for group in self._known:
             where = tell_all(where, group)[0]
         address, port, self._token = where
         if first:
-            self._store = server
-        else:
-            self._store = dist.TCPStore(address, port, None, False, self._limit)
+            return
+        try:
+            self._store = dist.TCPStore(address, port, None, False, MEETING)
+        except dist.DistError as error:
+            raise CollectiveError(
+                f"new groups cannot be made: no way to the store of their first rank: {error}"
+            ) from error
 
     @property
     def groups(self) -> tuple[ProcessGroup, ...]:
@@ -71,10 +79,11 @@ class Founder:
             *(len(ranks), ranks.index(dist.get_rank()), list(ranks)),
             *(book.Backend("hfreduce"), self._store),
             book.GroupName(f"haiscale-{what}-{self._token}-{'-'.join(map(str, ranks))}"),
-            timeout=self._limit,
+            timeout=min(self._limit, MEETING),
             group_desc=f"haiscale {what}",
         )
         assert isinstance(group, hfreduce.ProcessGroupHFReduce)
+        group.set_timeout(self._limit)
         book._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
         self._made.append(group)
         return group

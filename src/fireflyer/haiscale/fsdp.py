@@ -327,16 +327,16 @@ class FullyShardedDataParallel(nn.Module):
             raise ConfigError(f"reshard: shards={shards} does not divide the ranks of each host")
 
     def _come_to_rest(self, group: ProcessGroup) -> None:
-        """Nothing is under way; a step that is half done is discarded."""
-        if self._discarded:
-            return
-        if self._sharding.half_way():
+        """Nothing is under way and nothing gathered; a step that is half done is discarded."""
+        if not self._discarded and not self._sharding.half_way():
+            try:
+                self.settle()
+            except (CollectiveError, WireError):
+                self._discard(group)
+        elif not self._discarded:
             self._discard(group)
-            return
-        try:
-            self.settle()
-        except (CollectiveError, WireError):
-            self._discard(group)
+        for unit in self._units:
+            unit.group._to_sharded()
 
     def _change_layout(self, group: ProcessGroup, wanted: int | None) -> dict[int, Seat]:
         """The module is sharded anew, but its parameters still have their old parts. Collective."""

@@ -39,8 +39,11 @@ class DataLayout:
     def end(self, kept: ProcessGroup | None) -> None:
         """Ends with an error what is under way in its groups, on all ranks: but for `kept` and the default
         group. Not collective."""
-        for group in self._groups(kept):
-            checked(group).abort()
+        for group in map(checked, self._groups(kept)):
+            group._connection.watch.announce(
+                "a step was discarded"
+            )  # abort() tells this host alone
+            group.abort()
 
     def give_up(self, kept: ProcessGroup, ended: bool) -> None:
         """Destroys the groups: those of its own, or with `ended` all that `end` has ended. Not collective."""

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from fireflyer import hfreduce
-from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale import pending, pending_shard
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reducer import FIRST, Times
@@ -154,6 +154,7 @@ class Sharding:
         self._used = bytearray(sum(len(unit.names) for unit in units))
         self._issued = 0
         self._backlog: list[Flight] = []
+        self._failed: Exception | None = None
         self._torn = False
 
     def half_way(self) -> bool:
@@ -225,7 +226,17 @@ class Sharding:
             self._wait_if_read(unit, flight, output)
 
     def replicate(self, unit: Unit, shard: torch.Tensor) -> None:
-        """The same for the sum over replicas, of what `scatter` has begun or of whole gradients."""
+        """The same for the sum over replicas, of what `scatter` has begun or of whole gradients.
+
+        What fails here ends backward at its end: torch cannot log an exception of a group that it does not
+        know, and would raise another in its place.
+        """
+        try:
+            self._replicate(unit, shard)
+        except (CollectiveError, WireError) as error:
+            self._failed = self._failed or error
+
+    def _replicate(self, unit: Unit, shard: torch.Tensor) -> None:
         if unit.group._reduce_scatter_process_group.size() == 1:
             self._begin(unit)
             work = self._channels.replicate(None, shard, self._priority())
@@ -306,6 +317,8 @@ class Sharding:
 
     def _finish(self) -> None:
         """At the end of backward."""
+        if self._failed is not None:
+            raise self._failed
         crossing = self._split is not None
         mask = Mask(self._used, self._channels, FIRST if crossing else 0)
         self._used[:] = bytes(len(self._used))
