@@ -14,6 +14,7 @@
     │   └── Unavailable        the place does not answer, or with transient errors only
     ├── CollectiveError        a collective operation cannot complete
     │   └── RankFailed         because of one rank; `rank` names it
+    ├── ShardsLost             parts of a sharded model that no rank holds any more
     ├── FileError              a POSIX error number of a file operation; also Python's OSError of its kind
     ├── CheckpointError        no checkpoint that can be used, or state that cannot be saved
     ├── DatasetError           the catalog refuses or cannot do what was asked of a dataset
@@ -30,7 +31,7 @@ ValueError and TypeError.
 
 import errno as numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class FireflyerError(Exception):
@@ -207,6 +208,22 @@ class RankFailed(CollectiveError):
 
     def __reduce__(self) -> tuple[type["RankFailed"], tuple[str, int]]:
         return type(self), (str(self), self.rank)
+
+
+class ShardsLost(FireflyerError):
+    """Parts of a sharded model are in no rank's memory any more: load a checkpoint.
+
+    Attributes:
+        parameters: names of those of which something is lost, in the model's order.
+        ranks: of the former layout, that held it.
+    """
+
+    def __init__(self, message: str, parameters: Sequence[str], ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.parameters, self.ranks = tuple(parameters), tuple(ranks)
+
+    def __reduce__(self) -> tuple[type["ShardsLost"], tuple[str, tuple[str, ...], tuple[int, ...]]]:
+        return type(self), (str(self), self.parameters, self.ranks)
 
 
 class Cancelled(FireflyerError):

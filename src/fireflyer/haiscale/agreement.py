@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,17 @@ def described(module: nn.Module) -> list[str]:
     return parameters + [
         f"buffer {name} {tuple(b.shape)} {b.dtype}" for name, b in module.named_buffers()
     ]
+
+
+def tell_all(words: Any, group: ProcessGroup) -> list[Any]:
+    """Collective: what each rank of the group said, in JSON's types."""
+    own = torch.tensor(list(json.dumps(words).encode()), dtype=torch.uint8)
+    world = dist.get_world_size(group)
+    sizes = [torch.zeros((), dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor(len(own)), group)
+    texts = [torch.empty(int(size), dtype=torch.uint8) for size in sizes]
+    dist.all_gather(texts, own, group)
+    return [json.loads(bytes(text.tolist())) for text in texts]
 
 
 def description_of(rank: int, own: list[str], group: ProcessGroup) -> list[str]:

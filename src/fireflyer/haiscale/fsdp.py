@@ -5,26 +5,41 @@ al., VLDB 2023). Design: docs/haiscale-fsdp.md.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
-from fireflyer.errors import ConfigError
+from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale import whole
 from fireflyer.haiscale.agreement import check_alike, copy_from_first
 from fireflyer.haiscale.facts import Facts
 from fireflyer.haiscale.gathering import Gatherer
-from fireflyer.haiscale.mesh import everyone_of, hybrid_mesh, lay_out, shard_mesh
+from fireflyer.haiscale.mesh import (
+    alone,
+    checked,
+    everyone_of,
+    fits,
+    hybrid_mesh,
+    lay_out,
+    lay_out_anew,
+    shard_mesh,
+)
+from fireflyer.haiscale.moments import Moments
 from fireflyer.haiscale.reducer import Times
+from fireflyer.haiscale.resharding import Claim, Mover, Part, Piece, Plan
 from fireflyer.haiscale.sharded_comm import Channels, Gather
 from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
+from fireflyer.haiscale.unsharding import Seat, put_on_blank, take_off
 from fireflyer.haiscale.wrapping import (
     WIRES,
     AutoWrapPolicy,
@@ -35,7 +50,7 @@ from fireflyer.haiscale.wrapping import (
     shard,
     units_of,
 )
-from fireflyer.hfreduce import Wire
+from fireflyer.hfreduce import ProcessGroupHFReduce, Wire
 
 __all__ = [
     "BackwardPrefetch",
@@ -46,6 +61,20 @@ __all__ = [
 ]
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+SUMMONED = "summon_full_params is open"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What `reshard` did.
+
+    Attributes:
+        steps: that the values have seen, on all ranks.
+        received: bytes that came to this rank from others.
+    """
+
+    steps: int
+    received: int
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -83,6 +112,8 @@ class FullyShardedDataParallel(nn.Module):
             default: `module.reset_parameters()`.
         check_gradients: log the names of parameters whose local gradients are not finite.
         backlog: at most so many units' unsharded gradients wait for the network.
+        joins: this rank comes new to others that train already: without communication and without memory
+            for values, until all call `reshard`.
 
     Attributes:
         module: the sharded module.
@@ -115,6 +146,7 @@ class FullyShardedDataParallel(nn.Module):
         param_init_fn: InitFunction | None = None,
         check_gradients: bool = True,
         backlog: int = 4,
+        joins: bool = False,
     ) -> None:
         super().__init__()
         if backlog < 1 or forward_prefetch < 0:
@@ -130,30 +162,46 @@ class FullyShardedDataParallel(nn.Module):
         check_units(module, parts)
         trained = next(p for p in module.parameters() if p.requires_grad)
         wire = precision_of(mixed_precision, trained.dtype, wire)[1]
-        self._layout = lay_out(mesh, process_group)
+        settings = Settings(reshard_after_forward, mixed_precision, cpu_offload, param_init_fn)
         self._wires = Wires(wire, gather_dtype)
-        with everyone_of(self._layout) as everyone:
-            self._ranks = everyone.rank(), everyone.size(), everyone.hosts
-            check_alike(module, everyone)
-            if broadcast_from_first:
-                copy_from_first(_present(module), everyone)
-            settings = Settings(reshard_after_forward, mixed_precision, cpu_offload, param_init_fn)
-            shard(parts, self._layout.mesh, everyone, settings)
         self.module = module
         self.times = Times()
+        self._parts, self._settings = parts, settings
+        self._prefetch = (forward_prefetch, backward_prefetch)
+        self._part: Part | None = None
+        self._good, self._discarded = True, False
+        if joins:
+            if mesh is not None or process_group is not None:
+                raise ConfigError("joins=True: the group is told to reshard()")
+            self._layout = alone()
+            self._ranks = _place_in(self._layout.gather)
+            self._wanted = None
+            put_on_blank(parts, self._layout, settings, ())
+        else:
+            self._layout = lay_out(mesh, process_group)
+            self._wanted = self._layout.shards if self._layout.replicate is not None else None
+            with everyone_of(self._layout) as everyone:
+                self._ranks = _place_in(everyone)
+                check_alike(module, everyone)
+                if broadcast_from_first:
+                    copy_from_first(_present(module), everyone)
+                shard(parts, self._layout.mesh, everyone, settings)
+            self._part = Part.of(self._layout)
         self._units = _find_units(module, parts)
-        self._sharding = Sharding(
-            self._units, Channels(self._layout, wire), self.times, check_gradients, backlog
-        )
-        for unit in self._units:
-            gather = Gather(self.times, self._sharding.under_way, gather_dtype)
-            connect(unit, self._layout, self._sharding, gather)
-        self._gatherer = Gatherer(
-            module, self._units, self._sharding, forward_prefetch, backward_prefetch
-        )
+        self._channels = Channels(self._layout, wire)
+        self._sharding = Sharding(self._units, self._channels, self.times, check_gradients, backlog)
+        self._connect()
+        if joins:
+            self._gatherer.closed = "this rank joins: reshard() comes first"
         self.optimizer = None if optimizer is None else _made(optimizer, [*module.parameters()])
         if self.optimizer is not None:
             self._sharding.cross(self.optimizer)
+
+    def _connect(self) -> None:
+        for unit in self._units:
+            gather = Gather(self.times, self._sharding.under_way, self._wires.parameters)
+            connect(unit, self._layout, self._sharding, gather)
+        self._gatherer = Gatherer(self.module, self._units, self._sharding, *self._prefetch)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._gatherer.check_open()
@@ -211,6 +259,126 @@ class FullyShardedDataParallel(nn.Module):
             reductions=len(self._units),
         )
 
+    def discard(self) -> bool:
+        """Drops a step that failed: what is under way, and gradients. Waits for nobody. Then `reshard`; where
+        the group is formed anew for that, afterwards.
+
+        What runs in the groups of the layout ends with an error on all their ranks, but in the default group.
+
+        Returns:
+            Whether this rank's shards are good. When crossing, updates may have been under way.
+        """
+        return self._discard(None)
+
+    def _discard(self, kept: ProcessGroup | None) -> bool:
+        self._gatherer.closed = "a step was discarded: reshard() comes first"
+        self._layout.end(kept)
+        self._good = self._sharding.discard()
+        self._discarded = True
+        return self._good
+
+    def reshard(
+        self,
+        process_group: ProcessGroup | None = None,
+        *,
+        shards: int | None = None,
+        steps: int | None = 0,
+        optimizers: Sequence[Optimizer] = (),
+        values: bool = True,
+    ) -> Moved:
+        """Shards everything anew over the ranks of a group, from memory. Collective among them.
+
+        Every rank of the old layout that is in the group brings its part; others have none (`joins`). Values
+        come from the ranks with the most steps. The module, its sharded parameters, `optimizer` and whoever
+        knows them stay the same objects; gradients are dropped. Where it fails, every rank still has what it
+        had, and can `reshard` again with others.
+
+        Args:
+            process_group: of backend "hfreduce", and sound: where ranks were lost it has been formed anew;
+                the default group when None. It may be used for other things besides.
+            shards: so many ranks of a host share a copy that others replicate; default: as many as before,
+                if each host has a multiple of it, else one copy for all.
+            steps: how many this rank has done; None: what it holds is not good.
+            optimizers: those that the script made on the sharded parameters, the same on all ranks.
+            values: False: nothing is moved. Parameters are NaN and optimizers without state until they are
+                loaded, from a checkpoint.
+
+        Returns:
+            How many steps are done now, on all ranks, and the bytes that came from others.
+
+        Raises:
+            ShardsLost: rows of a parameter are in no rank's memory; raised on all ranks. Nothing has changed.
+            ConfigError: ranks with different models or optimizers, or `shards` that do not fit.
+            CollectiveError, RankFailed: a rank was lost meanwhile.
+        """
+        group = checked(process_group or dist.group.WORLD)
+        self._check_reshard(group, shards)
+        self._come_to_rest(group)
+        check_alike(self.module, group)
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        moments = [Moments(one, names) for one in (self.optimizer, *optimizers) if one is not None]
+        claim = Claim(
+            self._part,
+            steps if self._good and self._part is not None else None,
+            shards or self._wanted,
+            _digest(one.groups() for one in moments),
+            _digest(one.structure() for one in moments),
+            values,
+        )
+        plan = Plan.agree(claim, group)
+        if values:
+            plan.check({name: len(p) for name, p in self.module.named_parameters()})
+        seats = self._change_layout(group, plan.wanted)
+        mover = Mover(plan, group, self._layout)
+        parts = _moved(self.module, self._units, seats, moments, mover, values)
+        for parameter, part in parts:
+            seats[id(parameter)].fill(part)
+        for one in moments:
+            one.settle(self._layout.mesh)
+        self._channels = Channels(self._layout, self._wires.gradients)
+        self._sharding.take(self._units, self._channels)
+        self._connect()
+        self._part, self._good, self._discarded = Part.of(self._layout), True, False
+        self._ranks = _place_in(group)
+        return Moved(plan.newest, mover.received)
+
+    def _check_reshard(self, group: ProcessGroup, shards: int | None) -> None:
+        if self._gatherer.closed == SUMMONED:
+            raise ConfigError(f"reshard: {SUMMONED}")
+        if not isinstance(self._settings.reshard_after_forward, bool):
+            raise ConfigError(
+                f"reshard: reshard_after_forward={self._settings.reshard_after_forward} is for one layout "
+                "only: use True or False"
+            )
+        if shards is not None and not fits(group, shards):
+            raise ConfigError(f"reshard: shards={shards} does not divide the ranks of each host")
+
+    def _come_to_rest(self, group: ProcessGroup) -> None:
+        """Nothing is under way and nothing gathered; a step that is half done is discarded."""
+        if not self._discarded and not self._sharding.half_way():
+            try:
+                self.settle()
+            except (CollectiveError, WireError):
+                self._discard(group)
+        elif not self._discarded:
+            self._discard(group)
+        for unit in self._units:
+            unit.group._to_sharded()
+
+    def _change_layout(self, group: ProcessGroup, wanted: int | None) -> dict[int, Seat]:
+        """The module is sharded anew, but its parameters still have their old parts. Collective."""
+        self._gatherer.closed = "reshard() has failed half way: call it again"
+        self._channels.close()
+        self._layout.give_up(group, self._discarded)
+        self._discarded = True
+        self._layout = lay_out_anew(group, wanted)
+        self._wanted = wanted
+        self._gatherer.release()
+        kept = take_off(self._parts)
+        seats = put_on_blank(self._parts, self._layout, self._settings, kept)
+        self._units = _find_units(self.module, self._parts)
+        return seats
+
     def state_dict(  # type: ignore[override]
         self, *args: Any, full: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
@@ -247,7 +415,7 @@ class FullyShardedDataParallel(nn.Module):
     @contextlib.contextmanager
     def _summoned(self, writeback: bool) -> Iterator[None]:
         self.settle()
-        self._gatherer.closed = "summon_full_params is open"
+        self._gatherer.closed = SUMMONED
         try:
             with whole.summoned(self._units, writeback):
                 yield
@@ -255,8 +423,57 @@ class FullyShardedDataParallel(nn.Module):
             self._gatherer.closed = ""
 
 
+def _place_in(
+    group: ProcessGroupHFReduce,
+) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
+    """Rank, number of ranks, hosts."""
+    return group.rank(), group.size(), group.hosts
+
+
 def _present(module: nn.Module) -> list[torch.Tensor]:
     return [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta]
+
+
+def _moved(
+    module: nn.Module,
+    units: Sequence[Unit],
+    seats: Mapping[int, Seat],
+    moments: Sequence[Moments],
+    mover: Mover,
+    values: bool,
+) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """This rank's new part of each parameter; buffers and optimizers' state move, too. Collective.
+
+    On ranks with good values nothing old is touched.
+    """
+    found = []
+    for one in moments:
+        one.learn(mover, values)
+    for unit in units:
+        own = [(p, seats[id(p)].blank()) for p in unit.parameters]
+        found += own
+        if not values:
+            for _, part in own:
+                part.fill_(float("nan") if part.is_floating_point() else 0)
+            continue
+        mover.move([Piece(len(p), cast(Any, p)._local_tensor, part) for p, part in own])
+        for one in moments:
+            mover.move(one.pieces(unit.names, mover))
+    _make_buffers(module)
+    mover.spread([*module.buffers(), *(t for one in moments for t in one.others(mover))])
+    return found
+
+
+def _make_buffers(module: nn.Module) -> None:
+    """Room for those on the meta device."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device="cpu")
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def _find_units(module: nn.Module, parts: Sequence[Any]) -> list[Unit]:

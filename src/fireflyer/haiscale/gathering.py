@@ -43,14 +43,21 @@ class Gatherer:
         self._entered: list[Unit] = []  # of this one
         self._follows = False  # it is the same so far
         self._prefetching = False
-        root.register_forward_pre_hook(self._begin, prepend=True)
-        root.register_forward_hook(self._end)
+        self._hooks = [
+            root.register_forward_pre_hook(self._begin, prepend=True),
+            root.register_forward_hook(self._end),
+        ]
         for unit in units:
             unit.group.unshard_async_op = True
             unit.group.unshard = self._unshard(unit)
             unit.group.wait_for_unshard = self._wait(unit)
             if backward != BackwardPrefetch.BACKWARD_PRE:
                 self._prefetch_after(unit, backward is not None)
+
+    def release(self) -> None:
+        """Nothing is gathered by this object any more."""
+        for hook in self._hooks:
+            hook.remove()
 
     def check_open(self) -> None:
         if self.closed:

@@ -1,7 +1,7 @@
 """The dimensions of a mesh of ranks, named once for every way of training in parallel."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fireflyer import hfreduce
 from fireflyer.errors import ConfigError
+from fireflyer.haiscale.founding import Founder
 
 PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR = "pp", "dp_replicate", "dp_shard", "ep", "tp"
 DIMENSIONS = (PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR)
@@ -26,12 +27,53 @@ class DataLayout:
         gather: the ranks that shard together; all-gathers run here.
         reduce: the same ranks in a group of its own, so that no all-gather waits behind a reduction.
         replicate: the ranks with the same shard; None without replicas.
+        made: those of the groups that belong to this layout alone.
     """
 
     mesh: DeviceMesh
     gather: hfreduce.ProcessGroupHFReduce
     reduce: hfreduce.ProcessGroupHFReduce
     replicate: hfreduce.ProcessGroupHFReduce | None
+    made: tuple[hfreduce.ProcessGroupHFReduce, ...]
+
+    def end(self, kept: ProcessGroup | None) -> None:
+        """Ends with an error what is under way in its groups, on all ranks: but for `kept` and the default
+        group. Not collective."""
+        for group in map(checked, self._groups(kept)):
+            group._connection.watch.announce(
+                "a step was discarded"
+            )  # abort() tells this host alone
+            group.abort()
+
+    def give_up(self, kept: ProcessGroup, ended: bool) -> None:
+        """Destroys the groups: those of its own, or with `ended` all that `end` has ended. Not collective."""
+        for group in self._groups(kept):
+            if ended or group in self.made:
+                dist.destroy_process_group(group)
+
+    def _groups(self, kept: ProcessGroup | None) -> list[ProcessGroup]:
+        alive = dist.distributed_c10d._world.pg_map
+        groups = [self.gather, self.reduce, self.replicate]
+        spared = (kept, dist.group.WORLD, None)
+        return [group for group in groups if group not in spared and group in alive]
+
+    @property
+    def shards(self) -> int:
+        """In how many parts everything is cut."""
+        return self.mesh.size(self.mesh.ndim - 1)
+
+    @property
+    def shard(self) -> int:
+        """The part of this rank."""
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        return coordinate[-1]
+
+    @property
+    def holders(self) -> list[list[int]]:
+        """The global ranks that hold each part."""
+        rows = self.mesh.mesh.reshape(-1, self.shards)
+        return [[int(rank) for rank in column] for column in rows.T]
 
     @property
     def alone(self) -> bool:
@@ -41,9 +83,7 @@ class DataLayout:
 
 def shard_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
     """All ranks of `group` (default: of the default group) in one dimension, SHARD."""
-    return DeviceMesh.from_group(
-        _checked(group or dist.group.WORLD), "cpu", mesh_dim_names=(SHARD,)
-    )
+    return DeviceMesh.from_group(checked(group or dist.group.WORLD), "cpu", mesh_dim_names=(SHARD,))
 
 
 def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
@@ -54,7 +94,7 @@ def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
     Raises:
         ConfigError: another backend than hfreduce, or hosts with different numbers of ranks.
     """
-    whole = _checked(group or dist.group.WORLD)
+    whole = checked(group or dist.group.WORLD)
     hosts = whole._connection.topology.hosts
     sizes = {len(ranks) for ranks in hosts}
     if len(sizes) > 1:
@@ -66,7 +106,8 @@ def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
     me = dist.get_rank()
     (row,) = (ranks for ranks in rows if me in ranks)
     column = [ranks[row.index(me)] for ranks in rows]
-    groups: list[ProcessGroup] = [_new_group(ranks) for ranks in (row, column)]
+    with Founder(whole) as founder:
+        groups: list[ProcessGroup] = [founder.group("hybrid", ranks) for ranks in (row, column)]
     return DeviceMesh.from_group(
         groups[::-1], "cpu", mesh=torch.tensor(rows), mesh_dim_names=(REPLICATE, SHARD)
     )
@@ -90,13 +131,57 @@ def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
         raise ConfigError(
             f"FullyShardedDataParallel needs a mesh of CPUs, not of {mesh.device_type}"
         )
-    groups = [_checked(mesh.get_group(dimension)) for dimension in range(mesh.ndim)]
+    groups = [checked(mesh.get_group(dimension)) for dimension in range(mesh.ndim)]
+    with Founder(groups[-1]) as founder:
+        reduce = founder.group("reduce", dist.get_process_group_ranks(groups[-1]))
     return DataLayout(
         mesh=mesh,
         gather=groups[-1],
-        reduce=_new_group(dist.get_process_group_ranks(groups[-1])),
+        reduce=reduce,
         replicate=groups[0] if mesh.ndim == 2 else None,
+        made=(reduce,),
     )
+
+
+def lay_out_anew(group: ProcessGroup, shards: int | None) -> DataLayout:
+    """A layout for all ranks of a group that works, whatever became of other groups and of torch's store.
+    Collective.
+
+    Args:
+        shards: so many ranks of a host share a copy of the parameters and others replicate them; one
+            dimension where `fits` says no, or None.
+    """
+    whole = checked(group)
+    everyone = dist.get_process_group_ranks(whole)
+    with Founder(whole) as founder:
+        if shards is None or not fits(whole, shards) or shards == whole.size():
+            reduce = founder.group("reduce", everyone)
+            return DataLayout(shard_mesh(whole), whole, reduce, None, founder.groups)
+        rows = [
+            [everyone[rank] for rank in ranks[first : first + shards]]
+            for ranks in whole.hosts
+            for first in range(0, len(ranks), shards)
+        ]
+        (row,) = (ranks for ranks in rows if dist.get_rank() in ranks)
+        column = [ranks[row.index(dist.get_rank())] for ranks in rows]
+        gather, reduce = (founder.group(what, row) for what in ("gather", "reduce"))
+        replicate = founder.group("replicate", column)
+        mesh = DeviceMesh.from_group(
+            [replicate, gather], "cpu", mesh=torch.tensor(rows), mesh_dim_names=(REPLICATE, SHARD)
+        )
+        return DataLayout(mesh, gather, reduce, replicate, founder.groups)
+
+
+def fits(group: ProcessGroup, shards: int) -> bool:
+    """Whether the ranks of each host can be cut into sets of so many."""
+    return shards > 0 and all(len(ranks) % shards == 0 for ranks in checked(group).hosts)
+
+
+def alone() -> DataLayout:
+    """This rank without any other. Not collective."""
+    with Founder() as founder:
+        gather, reduce = (founder.group(what, [dist.get_rank()]) for what in ("gather", "reduce"))
+        return DataLayout(shard_mesh(gather), gather, reduce, None, founder.groups)
 
 
 @contextlib.contextmanager
@@ -105,18 +190,13 @@ def everyone_of(layout: DataLayout) -> Iterator[hfreduce.ProcessGroupHFReduce]:
     if layout.replicate is None:
         yield layout.gather
         return
-    group = _new_group(sorted(int(rank) for rank in layout.mesh.mesh.flatten()))
-    yield group
-    dist.destroy_process_group(group)
+    with Founder(checked(layout.gather), checked(layout.replicate)) as founder:
+        group = founder.group("everyone", sorted(int(rank) for rank in layout.mesh.mesh.flatten()))
+        yield group
+        dist.destroy_process_group(group)
 
 
-def _new_group(ranks: Sequence[int]) -> hfreduce.ProcessGroupHFReduce:
-    group = dist.new_group(list(ranks), backend="hfreduce", use_local_synchronization=True)
-    assert isinstance(group, hfreduce.ProcessGroupHFReduce)
-    return group
-
-
-def _checked(group: ProcessGroup | None) -> hfreduce.ProcessGroupHFReduce:
+def checked(group: ProcessGroup | None) -> hfreduce.ProcessGroupHFReduce:
     if not isinstance(group, hfreduce.ProcessGroupHFReduce):
         raise ConfigError(
             "FullyShardedDataParallel needs process groups of backend 'hfreduce': "

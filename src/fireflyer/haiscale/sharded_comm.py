@@ -138,6 +138,11 @@ class Channels:
         self._reduce, self._replicate, self._wire = layout.reduce, layout.replicate, wire
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
+    def close(self) -> None:
+        """Once nothing is under way, or the groups have ended."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
     def scatter(self, output: torch.Tensor, source: torch.Tensor, priority: int) -> dist.Work:
         """The average of everybody's `source`: this rank's piece."""
         ordered = self._replicate is not None  # what follows in another group follows in this order

@@ -23,9 +23,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from fireflyer import hfreduce
-from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale import pending, pending_shard
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reducer import FIRST, Times, UnderWay
@@ -141,21 +142,53 @@ class Sharding:
         check_gradients: bool,
         backlog: int,
     ) -> None:
-        self.units = list(units)
         self.times = times
-        self.under_way = UnderWay(times)
-        self.in_backward = False
-        self._channels = channels
         self._check_gradients, self._limit = check_gradients, backlog
-        self._used = bytearray(sum(len(unit.names) for unit in units))
-        self._issued = 0
-        self._backlog: list[Flight] = []
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
+        self.take(units, channels)
 
     def cross(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on units are waited for, and stepped, when they are next used or looked at."""
         self._split = SplitOptimizer(optimizer, self._close_step, self.settle)
+
+    def take(self, units: Sequence[Unit], channels: Channels) -> None:
+        """These are the units from now on; nothing of others is under way."""
+        self.units = list(units)
+        self.under_way = UnderWay(self.times)
+        self.in_backward = False
+        self._channels = channels
+        self._used = bytearray(sum(len(unit.names) for unit in units))
+        self._issued = 0
+        self._backlog: list[Flight] = []
+        self._failed: Exception | None = None
+        self._torn = False
+
+    def half_way(self) -> bool:
+        """Whether a forward or a backward has begun and not ended."""
+        groups = [unit.group for unit in self.units]
+        idle = all(
+            group._training_state == TrainingState.IDLE and group._all_gather_result is None
+            for group in groups
+        )
+        return self.in_backward or not idle
+
+    def discard(self) -> bool:
+        """Drops what is under way, gradients too, without waiting for it. To be called when the groups have
+        ended; then `take`.
+
+        Returns:
+            Whether this rank's shards are those after a number of whole steps: no update was dropped.
+        """
+        for unit in self.units:
+            flight, unit.flight = unit.flight, None
+            pending.restore(unit.parameters)
+            self._torn = self._torn or (flight is not None and flight.stepping)
+            for parameter in unit.parameters:
+                parameter.grad = None
+        self._backlog.clear()
+        self._channels.close()
+        return not self._torn
 
     # Backward
 
@@ -201,7 +234,17 @@ class Sharding:
             self._wait_if_read(unit, flight, output)
 
     def replicate(self, unit: Unit, shard: torch.Tensor) -> None:
-        """The same for the sum over replicas, of what `scatter` has begun or of whole gradients."""
+        """The same for the sum over replicas, of what `scatter` has begun or of whole gradients.
+
+        What fails here ends backward at its end: torch cannot log an exception of a group that it does not
+        know, and would raise another in its place.
+        """
+        try:
+            self._replicate(unit, shard)
+        except (CollectiveError, WireError) as error:
+            self._failed = self._failed or error
+
+    def _replicate(self, unit: Unit, shard: torch.Tensor) -> None:
         if unit.group._reduce_scatter_process_group.size() == 1:
             self._begin(unit)
             work = self._channels.replicate(None, shard, self._priority())
@@ -276,6 +319,8 @@ class Sharding:
 
     def _finish(self) -> None:
         """At the end of backward."""
+        if self._failed is not None:
+            raise self._failed
         crossing = self._split is not None
         mask = Mask(self._used, self._channels, FIRST if crossing else 0)
         self._used[:] = bytes(len(self._used))
@@ -309,10 +354,14 @@ class Sharding:
         unit.flight = None
         trained = unit.trained()
         pending.restore(p for _, p in trained)
-        self._await(flight)
+        try:
+            self._await(flight)
+            begun = self.times.clock()
+            reached = flight.mask.reached()
+        except BaseException:
+            self._torn = self._torn or flight.stepping
+            raise
         self._backlog.clear()  # backward is over; lets go of what has landed
-        begun = self.times.clock()
-        reached = flight.mask.reached()
         self.times.exposed_s += self.times.clock() - begun
         for (number, parameter), fresh in zip(trained, flight.fresh, strict=True):
             if fresh and not reached[number]:

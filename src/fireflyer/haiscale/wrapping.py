@@ -15,6 +15,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import _Policy
+from torch.distributed.tensor import DTensor
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.agreement import copy_from_first
@@ -158,25 +159,32 @@ def shard(
     units: Sequence[nn.Module], mesh: DeviceMesh, everyone: ProcessGroup, settings: Settings
 ) -> None:
     """Shards unit after unit; no more than one that was on the meta device is whole at a time. Collective."""
-    reshard = settings.reshard_after_forward
-    offload: OffloadPolicy = OffloadPolicy()
-    if settings.cpu_offload:
-        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
     root = units[-1]
     sharded: set[nn.Module] = set()
     for unit in units:
         inside = list(_inner_first(unit, set(sharded)))
         copy_from_first(_materialise(inside, settings.param_init_fn), everyone)
-        trained = [p for part in inside for p in part.parameters(False) if p.requires_grad]
-        dtype = trained[0].dtype if trained else torch.float32
-        fully_shard(
-            unit,
-            mesh=mesh,
-            reshard_after_forward=None if unit is root and reshard is True else reshard,
-            mp_policy=precision_of(settings.mixed_precision, dtype, None)[0],
-            offload_policy=offload,
-        )
+        put_on(unit, mesh, settings, unit is root)
         sharded.update(unit.modules())
+
+
+def put_on(unit: nn.Module, mesh: DeviceMesh, settings: Settings, outermost: bool) -> None:
+    """`fully_shard` for one unit: what in it is in no other one yet."""
+    reshard = settings.reshard_after_forward
+    offload: OffloadPolicy = OffloadPolicy()
+    if settings.cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    trained = [
+        p for p in unit.parameters() if p.requires_grad and not isinstance(p, DTensor)
+    ]  # sharded ones are in a unit
+    dtype = trained[0].dtype if trained else torch.float32
+    fully_shard(
+        unit,
+        mesh=mesh,
+        reshard_after_forward=None if outermost and reshard is True else reshard,
+        mp_policy=precision_of(settings.mixed_precision, dtype, None)[0],
+        offload_policy=offload,
+    )
 
 
 def _materialise(modules: Sequence[nn.Module], init: InitFunction | None) -> list[torch.Tensor]:
