@@ -133,7 +133,10 @@ def test_ranks_that_call_different_things_are_told_both_calls(
     assert any("100000" in m and "100001" in m for m in messages)
 
 
-def test_abort_ends_a_waiting_operation(start_gang: Callable[..., Any], store_path: str) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_abort_ends_a_waiting_operation(
+    start_gang: Callable[..., Any], store_path: str, nodes: int
+) -> None:
     def body(rank: int, world: int) -> Any:
         init(store_path, rank, world)
         group: Any = dist.group.WORLD
@@ -152,7 +155,7 @@ def test_abort_ends_a_waiting_operation(start_gang: Callable[..., Any], store_pa
                 dist.all_reduce(torch.ones(100_000))
         return True
 
-    assert start_gang(body, 2).results() == [True, True]
+    assert start_gang(body, 2, nodes).results() == [True, True]
 
 
 def test_a_stranger_cannot_join_the_ring(start_gang: Callable[..., Any], store_path: str) -> None:

@@ -40,9 +40,6 @@ class DataLayout:
         """Ends with an error what is under way in its groups, on all ranks: but for `kept` and the default
         group. Not collective."""
         for group in map(checked, self._groups(kept)):
-            group._connection.watch.announce(
-                "a step was discarded"
-            )  # abort() tells this host alone
             group.abort()
 
     def give_up(self, kept: ProcessGroup, ended: bool) -> None:

@@ -176,6 +176,7 @@ class EngineGroup(ProcessGroup):
         """Ends what runs here and on all peers with an error; the group is unusable afterwards."""
         self._recorded = True  # an end that was wanted needs no explanation
         self._engine.abort()
+        self._connection.watch.announce("the group was aborted")
         self._connection.post.fail("the group was aborted")
 
     def errored(self) -> Exception | None:
