@@ -57,9 +57,9 @@ class Nodes:
         self.link.lay_out(1, count)
         self.seq = 0
 
-    async def _start(self) -> str:
+    async def _start(self, address: str = "127.0.0.1:0") -> str:
         self._server = Server(SECRET, Role.MANAGER)
-        address = str(await self._server.listen("127.0.0.1:0"))
+        address = str(await self._server.listen(address))
         manager = Manager(self._server, Store(), address, Times(lease_s=0.6), alone=True)
         self._task = asyncio.ensure_future(manager.run())
         return address
@@ -69,6 +69,11 @@ class Nodes:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         await self._server.close()
+
+    def forget(self) -> None:
+        """The manager starts anew, at the same address and without its metadata."""
+        self._loop.run(self._stop())
+        self._loop.run(self._start(self.manager))
 
     def _told(self, _: Routing) -> None:
         with self._news:
@@ -272,10 +277,10 @@ def test_a_target_that_turns_faulty_says_why(
     (target,) = node.targets()
     nodes.stop("n0")
     for _ in range(2):
-        node._look_at_local(target, LocalState.FAULTY)
+        node._look_at_local(target, LocalState.FAULTY, 0)
     assert node.faults == {target: FAULTY}
     assert caplog.messages.count(f"target {target} is {FAULTY}") == 1
-    node._look_at_local(target, LocalState.ONLINE)
+    node._look_at_local(target, LocalState.ONLINE, 0)
     assert node.faults == {}
 
 

@@ -1,11 +1,12 @@
 """Retries, on a clock of the test's."""
 
 import random
+from typing import Any
 
 import pytest
 
 from fireflyer.clock import ManualClock
-from fireflyer.errors import ConfigError, Corrupted, DeadlineExceeded, PeerLost
+from fireflyer.errors import ConfigError, Corrupted, DeadlineExceeded, NoSpace, PeerLost
 from fireflyer.rpc.policy import Attempts, Policy
 
 
@@ -27,6 +28,13 @@ def test_only_what_may_pass_is_tried_again() -> None:
     with pytest.raises(Corrupted) as raised:
         attempts(clock, 100).pause_after(error, clock.monotonic())
     assert raised.value is error
+
+
+def test_what_the_caller_wants_at_once_is_not_tried_again() -> None:
+    clock, error = ManualClock(), NoSpace("the disk is full")
+    assert attempts(clock, 100).pause_after(error, clock.monotonic()) > 0
+    with pytest.raises(NoSpace):
+        attempts(clock, 100, Policy(final=(NoSpace,))).pause_after(error, clock.monotonic())
 
 
 def test_only_until_the_deadline() -> None:
@@ -60,6 +68,7 @@ def test_an_attempt_takes_no_more_than_its_own_limit_and_what_is_left() -> None:
 
 
 def test_times_that_cannot_be() -> None:
-    for wrong in ({"pause_s": 0.0}, {"pause_s": 2.0}, {"attempt_s": 0.0}):
+    wrongs: list[dict[str, Any]] = [{"pause_s": 0.0}, {"pause_s": 2.0}, {"attempt_s": 0.0}]
+    for wrong in wrongs:
         with pytest.raises(ConfigError):
             Policy(**wrong)

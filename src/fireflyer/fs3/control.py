@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fireflyer.errors import ConfigError, FireflyerError, Unavailable
+from fireflyer.errors import ConfigError, FireflyerError, Unavailable, WireError
 from fireflyer.fs3.client.metadata import METHOD
 from fireflyer.fs3.config import STORE, ClusterConfig
 from fireflyer.fs3.kv import Engine, SqliteEngine, run
+from fireflyer.fs3.kv.database import trouble_of_disk
 from fireflyer.fs3.manager.chains import Chain, has_served
 from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import TABLE, Node, Routing, Table
@@ -59,6 +60,10 @@ class SharedEngine:
 
     def statistics(self) -> dict[str, int]:
         return self._engine.statistics()
+
+    def trouble(self) -> str:
+        """Why it takes no commits until it is opened again; "": it does."""
+        return self._engine.trouble
 
     def close(self) -> None:
         with self._free:
@@ -115,7 +120,7 @@ class Control:
         Which of the chains of a file system that was set up before serve is a matter of each: files on the
         others work. Call it from one thread. What raises in a signal handler ends it.
         """
-        self._link.refresh()
+        self._reach()
         wanted = set(self._config.nodes)
         if not self._tables:
             self._wait(lambda: wanted <= {node.name for node in self._nodes.values()})
@@ -135,6 +140,17 @@ class Control:
             self._use(service, table)  # before anybody can ask it
             self._adopt(service)
             self._service = service
+
+    def _reach(self) -> None:
+        """Returns when this process is the primary manager, however long its store keeps it from that."""
+        while True:
+            try:
+                self._link.refresh()
+                return
+            except WireError as error:
+                if not error.retryable:
+                    raise
+                log.warning("waits for the manager: %s", error)
 
     def execute(self, request: Request) -> Answer:
         """What a client asks of the metadata; raises Unavailable before `set_up` and while it closes."""
@@ -170,7 +186,9 @@ class Control:
     async def _start(self) -> str:
         address = str(await self._server.listen(self._config.manager))
         self.manager = manager = Manager(
-            self._server, self._transact, address, self._config.times, alone=True
+            *(self._server, self._transact, address, self._config.times),
+            alone=True,
+            ill=self._ill,
         )
         manager.url = self._url
         self._server.on_many(METHOD, Request, self._answer, is_reading)
@@ -182,6 +200,9 @@ class Control:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         await self._server.close()
+
+    def _ill(self) -> str:
+        return self._store.trouble() or trouble_of_disk(Path(self._config.metadata))
 
     def _transact(self, body: Callable[[Transaction], T]) -> T:
         with self._store.use() as engine:

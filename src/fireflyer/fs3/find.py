@@ -67,7 +67,11 @@ def _in_folder(folder: Path) -> Place:
 
 def announce(folder: Path, address: str) -> None:
     """Writes where the file system in a folder is found."""
-    replace(folder / ADDRESS_FILE, address + "\n")
+    path, text = folder / ADDRESS_FILE, address + "\n"
+    if (
+        not path.exists() or path.read_text() != text
+    ):  # a full disk keeps nobody from starting again
+        replace(path, text)
 
 
 def attach(

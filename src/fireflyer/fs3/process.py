@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from fireflyer.errors import ConfigError, Stale, WireError
+from fireflyer.errors import ConfigError, NoSpace, WireError
 from fireflyer.fs3.config import ClusterConfig
 from fireflyer.fs3.control import Control
 from fireflyer.fs3.exporter import Check, Exporter, PortTaken
@@ -97,10 +97,10 @@ class Process:
         """Until a node ends by itself, if ever.
 
         Raises:
-            Stale: it did.
+            Stale: another process has taken its place. ConfigError: the manager is another file system's.
         """
         self._ended.wait()
-        raise Stale("another process has taken the place of a node of this one")
+        raise next(node.why_ended for node in self.nodes.values() if node.why_ended)
 
     def close(self) -> None:
         self._end.close()
@@ -174,7 +174,7 @@ def _start_node(
     while True:
         try:
             return StorageNode(settings, manager, secret, ended)
-        except WireError as error:
+        except (WireError, NoSpace) as error:
             if not error.retryable:
                 raise
             speaker("fs3", "storage", name).warning("waits for the manager: %s", error)

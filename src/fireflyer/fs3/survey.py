@@ -217,6 +217,8 @@ class Health(msgspec.Struct):
     chains: list[ChainState]
     table: int
     """Newest version of the chain table."""
+    troubles: list[str] = msgspec.field(default_factory=list)
+    """What is wrong that no node and no chain shows."""
 
 
 class _Watch:
@@ -267,6 +269,7 @@ def health(place: Place) -> Health:
         [_node_state(node, status, taken) for _, node in sorted(nodes.items())],
         [_chain_state(chain, nodes, status) for _, chain in sorted(chains.items())],
         table,
+        status.troubles,
     )
 
 
@@ -321,7 +324,7 @@ LITTLE_SPACE = 0.05
 
 def problems(found: Health) -> list[str]:
     """What an operator should know, the worst first, a line each."""
-    lines = [
+    lines = found.troubles + [
         f"chain {chain.chain} {chain.state}: {members(chain)}"
         for state in ("stopped", "degraded", UNHEARD)
         for chain in found.chains

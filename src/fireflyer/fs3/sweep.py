@@ -12,6 +12,7 @@ from fireflyer.errors import FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Data
 from fireflyer.fs3.client.settings import Settings
+from fireflyer.fs3.lasting import Lasting
 from fireflyer.fs3.meta.inode import FILE, Inode
 from fireflyer.fs3.meta.messages import (
     Answer,
@@ -60,6 +61,7 @@ class Sweep:
         self._settle_from = time.monotonic() + session_ns / 1e9
         settings = Settings(deadline_s=DEADLINE_S)
         self._execute = execute
+        self._ill = Lasting(log, "what was removed is freed again")
         self._cluster = Cluster(randbits(62) + 1, manager, secret, settings)
         self._data = Data(self._cluster, settings)
         self._stopping = threading.Event()
@@ -78,8 +80,9 @@ class Sweep:
             more = False
             try:
                 more = self.round()
+                self._ill.look("")
             except FireflyerError as error:
-                log.warning("the metadata service did not answer; tried again: %s", error)
+                self._ill.look(f"what was removed cannot be freed: {error}")
 
     def round(self) -> bool:
         """Settles and frees all that can be now; a file whose chains do not answer stays for the next round.

@@ -15,6 +15,8 @@ class Policy:
     pause_s: float = 0.02
     """The first pause; each is drawn between half of its value and all of it."""
     longest_pause_s: float = 1.0
+    final: tuple[type[FireflyerError], ...] = ()
+    """Errors that may pass, but that the caller is told at once."""
 
     def __post_init__(self) -> None:
         if not 0 < self.pause_s <= self.longest_pause_s or self.attempt_s <= 0:
@@ -57,6 +59,7 @@ class Attempts:
         """
         pause = self._pause * self._chance.uniform(0.5, 1.0)
         self._pause = min(2 * self._pause, self._policy.longest_pause_s)
-        if not error.retryable or now + pause >= self._deadline:
+        told = not error.retryable or isinstance(error, self._policy.final)
+        if told or now + pause >= self._deadline:
             raise error
         return pause

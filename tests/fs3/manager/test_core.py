@@ -8,6 +8,7 @@ from fireflyer.errors import ConfigError, NotPrimary, Stale
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState, Public
 from fireflyer.fs3.manager.core import Beat, Core
 from fireflyer.fs3.manager.leases import NodeLease, Times
+from fireflyer.fs3.manager.routing import Node as NodeEntry
 from fireflyer.fs3.manager.routing import Records, Routing, View
 
 S = Public.SERVING
@@ -243,6 +244,39 @@ def test_a_primary_that_was_held_up_reads_its_mail_first() -> None:
     assert made.core.tick(made.now) is None
     made.run(1)
     assert made.states() == [(1, "SERVING"), (2, "SERVING")]
+
+
+def test_what_is_put_off_is_decided_anew() -> None:
+    """A node that was silent then may have a lease again when there is room in the store."""
+    made = cluster(2)
+    silent = made.nodes[1]
+    change = None
+    while change is None:
+        made.nodes[0].beat()
+        made.now += made.times.tick_s
+        change = made.core.tick(made.now)
+    assert [entry.id for entry in change.entries] == [1]  # the chain, without the silent one
+    made.core.put_off()
+    silent.beat()
+    published = len(made.published)
+    made.run(2)
+    assert made.states() == [(1, "SERVING"), (2, "SERVING")]
+    assert len(made.published) == published
+
+
+def test_what_was_asked_for_stays_wanted_when_it_is_put_off() -> None:
+    made = cluster(2)
+    made.core.register("c", "c:8", 1)
+    first = made.core.tick(made.now)
+    assert first
+    made.core.put_off()
+    assert not made.core.settled
+    made.core.register("c", "c:9", 1)
+    second = made.core.tick(made.now)
+    assert second
+    assert [entry.address for entry in second.entries if isinstance(entry, NodeEntry)] == ["c:9"]
+    made.core.saved()
+    assert made.core.settled
 
 
 def test_a_late_process_of_a_node_is_told_to_stop() -> None:

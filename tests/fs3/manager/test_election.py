@@ -40,6 +40,16 @@ def test_who_is_alone_at_the_store_need_not_wait() -> None:
     ) == Primary(5, 22, "two:1", 1)
 
 
+def test_who_is_alone_at_the_store_keeps_its_row() -> None:
+    one = Election(11, "one:1", TIMES, alone=True)
+    row = Primary(1, 11, "one:1", 1)
+    one.written(row, 0.0)
+    assert one.decide(2.0, row) == row
+    one.written(row, 2.0)
+    assert one.holds(4.9)
+    assert one.decide(4.9, Primary(9, 7, "", 1)) == Primary(10, 11, "one:1", 1)
+
+
 def test_a_primary_that_could_not_renew_begins_a_new_term() -> None:
     one = Election(11, "one:1", TIMES)
     row = Primary(1, 11, "one:1", 1)

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from tests.fs3.manager.store import Store
 
-from fireflyer.errors import ConfigError, NotPrimary, Stale
+from fireflyer.errors import ConfigError, DeadlineExceeded, NoSpace, NotPrimary, Stale
+from fireflyer.fs3.manager.admission import REFUSED_KEPT, Refused
 from fireflyer.fs3.manager.chains import Local, LocalState, Public
 from fireflyer.fs3.manager.core import Registered
 from fireflyer.fs3.manager.leases import NodeLease, Times
@@ -94,6 +95,10 @@ class Node:
         self.lease = NodeLease(self.me.lease_s)
         self.targets = range(self.me.node * SLOTS, self.me.node * SLOTS + slots)
         self._quit = threading.Event()
+        self.go_on()
+
+    def go_on(self) -> None:
+        self._quit.clear()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -210,26 +215,107 @@ def test_a_second_manager_takes_over_with_everything(start: Start, link: Link) -
     assert both.register("a", "a:1", 2).node == 1
 
 
-def test_a_store_that_fails_ends_the_term_and_nothing_is_lost(start: Start, link: Link) -> None:
+def test_a_store_that_fails_ends_the_term_and_nothing_is_lost(
+    start: Start, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
     store = Store()
     running = start(store, Times(lease_s=0.3))
     caller = link(running.address)
     caller.register("a", "a:1", 1)
     epoch = caller.status().epoch
     store.fails = True
+    why = "the election could not be held: the store does not answer"
     with Client(running.address, SECRET, 3) as impatient:
 
         def refused() -> bool:
             try:
                 impatient.call("status", None, msgspec.Raw, deadline_s=0.2)
-            except NotPrimary:
-                return True
+            except NotPrimary as error:
+                return str(error) == f"{running.address} is not the primary manager: {why}"
+            except DeadlineExceeded:
+                pass
             return False
 
         until(refused)
+        tried = store.calls
+        until(lambda: store.calls > tried + 5)
+    assert running.manager.trouble() == why
+    assert caplog.messages.count(why) == 1
     store.fails = False
     assert caller.status().nodes == 1
     assert caller.status().epoch > epoch
+
+
+def test_who_is_alone_at_a_store_keeps_its_term_without_writing(start: Start, link: Link) -> None:
+    store = Store()
+    running = start(store, Times(lease_s=0.3))
+    caller = link(running.address)
+    me = caller.register("a", "a:1", 1)
+    epoch, changes, calls = caller.status().epoch, store.changes, store.calls
+    store.full = True
+    until(lambda: store.calls > calls + 12)  # as many as there are in two leases
+    assert (caller.status().epoch, store.changes) == (epoch, changes)
+    caller.heartbeat(me, NodeLease(me.lease_s), time.monotonic(), {})
+    with Client(running.address, SECRET, 3) as impatient:
+
+        def refused() -> bool:
+            try:
+                impatient.call("register", ["b", "b:1", 1], Registered, deadline_s=0.2)
+            except NoSpace as error:
+                return str(error) == "the store is full"
+            except DeadlineExceeded:
+                pass
+            return False
+
+        until(refused)
+    assert caller.status().troubles == ["the routing could not be saved: the store is full"]
+    store.full = False
+    assert caller.register("b", "b:1", 1).node == 2
+    assert (caller.status().epoch, caller.status().troubles) == (epoch, [])
+
+
+def test_what_need_not_be_saved_any_more_is_no_trouble(start: Start, link: Link) -> None:
+    """A node is silent and comes back while the store is full."""
+    store = Store()
+    running = start(store, Times(lease_s=0.3))
+    nodes = [Node(link(running.address), name) for name in "ab"]
+    operator = link(running.address)
+    operator.lay_out(1, 2)
+    until(lambda: serves(operator, 1))
+    store.full, changes = True, store.changes
+    nodes[1].stop()
+    until(lambda: operator.status().troubles != [])
+    nodes[1].go_on()
+    until(lambda: operator.status().troubles == [])
+    assert serves(operator, 1)
+    assert store.changes == changes
+    for node in nodes:
+        node.stop()
+
+
+def test_a_node_of_another_file_system_is_refused_and_named(
+    start: Start, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = link(start(Store()).address), link(start(Store()).address)
+    me = old.register("a", "a:1", 1, identity="its folder")
+    assert new.register("b", "b:1", 1).node == me.node
+    with pytest.raises(ConfigError, match=rf"node number 1 is of file system {me.cluster[:8]}"):
+        new.heartbeat(me, NodeLease(me.lease_s), time.monotonic(), {})
+    assert new.status().heard == {}
+    with pytest.raises(ConfigError) as refused:
+        new.register("a", "a:1", 1, identity="its folder", cluster=me.cluster, holds=True)
+    assert new.status().troubles == [f"node a is refused: {refused.value}"]
+    assert f"a process is refused: {refused.value}" in caplog.messages
+    new.register("a", "a:1", 1, identity="an empty folder")
+    assert new.status().troubles == []
+
+
+def test_the_refused_are_few() -> None:
+    refused = Refused()
+    for number in range(3 * REFUSED_KEPT):
+        refused.note(f"n{number}", "it is another's")
+    assert len(refused.lines()) == REFUSED_KEPT
+    assert refused.lines()[-1] == f"node n{3 * REFUSED_KEPT - 1} is refused: it is another's"
 
 
 def test_an_old_primary_cannot_write(start: Start, link: Link) -> None:

@@ -55,6 +55,17 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
     engine.close()
 
 
+def test_who_only_reads_leaves_nothing(cluster: Cluster) -> None:
+    """So that a store without space can be read."""
+    cluster.ask(m.Create(1, b"f"), client=0)
+    before = cluster.everything()
+    cluster.ask(m.Open(1, b"f"), client=7)
+    cluster.ask(m.Stat(1, b"f"), client=7)
+    assert cluster.everything() == before
+    cluster.ask(m.Open(1, b"f", handle=6), client=7)
+    assert (cluster.rows(b"S"), cluster.rows(b"C")) == (1, 1)
+
+
 def test_an_unlinked_file_stays_while_it_is_written(cluster: Cluster) -> None:
     inode = cluster.ask(m.Create(1, b"f", handle=5))
     cluster.ask(m.Open(1, b"f", handle=6), client=2)

@@ -9,7 +9,7 @@ from typing import SupportsIndex, TypeVar
 
 import msgspec
 
-from fireflyer.errors import FileError, FireflyerError
+from fireflyer.errors import FileError, FireflyerError, NoSpace
 from fireflyer.fs3.client.settings import Settings
 from fireflyer.fs3.meta.messages import (
     Done,
@@ -24,6 +24,7 @@ from fireflyer.fs3.meta.messages import (
 from fireflyer.fs3.roles import NO_MANAGER, Role
 from fireflyer.log import get_logger
 from fireflyer.rpc.client import Client as Wire
+from fireflyer.rpc.policy import Policy
 from fireflyer.rpc.proof import Secret
 
 T = TypeVar("T")
@@ -87,7 +88,8 @@ class Metadata:
         self, client: int, addresses: str | Sequence[str], secret: Secret, settings: Settings
     ) -> None:
         self.client = client
-        self._wire = Wire(addresses, secret, Role.CLIENT, strangers=NO_MANAGER)
+        policy = Policy(final=(NoSpace,))  # as of chunks: whoever writes decides what to do then
+        self._wire = Wire(addresses, secret, Role.CLIENT, policy=policy, strangers=NO_MANAGER)
         self._settings = settings
         self._user = User(os.getuid(), os.getgid(), tuple(os.getgroups()))
         self._umask = _umask()
@@ -110,7 +112,8 @@ class Metadata:
         """A call that changes nothing (Open: one without a handle).
 
         Raises:
-            FileError: as POSIX says. WireError: no service answers. ValueError: in a forked child.
+            FileError: as POSIX says. WireError: no service answers. NoSpace: the store's disk is full.
+            ValueError: in a forked child.
         """
         request = Request(self._user, self.client, call)
         return self._wire.call(METHOD, request, kind, deadline_s=self._settings.deadline_s)
@@ -133,15 +136,19 @@ class Metadata:
                 self._under_way.remove(number)
 
     def close(self) -> None:
-        """Ends this client's session; in a forked child, where it is the parent's, only the child's part."""
+        """Ends this client's session, if it has changed anything; in a forked child, where it is the
+        parent's, only the child's part."""
         if self._wire.here:
             self._end_session()
         self._wire.close()
 
     def _end_session(self) -> None:
+        with self._lock:
+            changed = self._last > 0
         try:
-            request = Request(self._user, self.client, EndClient())
-            self._wire.call(METHOD, request, Done, deadline_s=self._settings.attempt_s)
+            if changed:
+                request = Request(self._user, self.client, EndClient())
+                self._wire.call(METHOD, request, Done, deadline_s=self._settings.attempt_s)
         except FireflyerError as error:  # it ends by itself when nothing is heard of it
             get_logger("fs3").debug("the client's session could not be ended: %s", error)
 

@@ -13,6 +13,8 @@ from fireflyer.fs3.kv.history import Changes
 
 PAGE_BYTES = 4096
 FORMAT = 1
+FULL_BYTES = 64 << 10
+"""With less than that a disk is full: a change takes some pages of the log."""
 APPLICATION = 0x46463353  # "FF3S"
 WRITER_CACHE_KIB = 32 << 10
 READER_CACHE_KIB = 4 << 10
@@ -34,6 +36,34 @@ def typed(error: sqlite3.Error, path: Path) -> FireflyerError:
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
         return StorageError(f"{path}: cannot be written: {error}; check its owner and its mode")
     return StorageError(f"{path}: {error}")
+
+
+def trouble_of_disk(folder: Path) -> str:
+    """What is wrong with the disk of a store in that folder; "" if nothing is."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError as error:
+        return f"the metadata store in {folder} cannot be looked at: {error.strerror}"
+    free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+    if free * disk.f_frsize >= FULL_BYTES:
+        return ""
+    return (
+        f"the disk of the metadata store is full: {folder}: names cannot be changed, and no node can be "
+        "started or replaced, until something else there is removed"
+    )
+
+
+@contextlib.contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """As `translated`; on a full disk SQLite cannot make the files that it needs: an error of any kind."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if trouble_of_disk(path.parent):
+            raise NoSpace(
+                f"{path}: no space to open the metadata: {error}; free some and start again"
+            ) from error
+        raise typed(error, path) from error
 
 
 @contextlib.contextmanager
@@ -74,7 +104,11 @@ def connect(path: Path, cache_kib: int) -> sqlite3.Connection:
     link = sqlite3.connect(
         path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=64
     )
-    link.execute(f"PRAGMA cache_size = -{cache_kib}")
+    try:
+        link.execute(f"PRAGMA cache_size = -{cache_kib}")
+    except BaseException:
+        link.close()
+        raise
     return link
 
 
@@ -82,9 +116,9 @@ def open_writer(path: Path) -> sqlite3.Connection:
     """Opens the file, makes it if it is not there, and checks that it is ours.
 
     Raises:
-        StorageError: it cannot be opened; Corrupted: it is something else.
+        StorageError: it cannot be opened; Corrupted: it is something else. NoSpace.
     """
-    with translated(path):
+    with _opening(path):
         link = connect(path, WRITER_CACHE_KIB)
         try:
             link.execute(f"PRAGMA page_size = {PAGE_BYTES}")

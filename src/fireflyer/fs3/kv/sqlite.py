@@ -94,6 +94,12 @@ class SqliteEngine:
             "commit_ns": self._commit_ns,
         }
 
+    @property
+    def trouble(self) -> str:
+        """Why commits are refused until it is opened again; "": they are not. Any thread."""
+        broken = self._broken
+        return f"{broken}; no change is taken until this process starts anew" if broken else ""
+
     # Snapshots.
 
     def begin(self) -> Transaction:

@@ -8,6 +8,9 @@ import msgspec
 from fireflyer.errors import ConfigError
 from fireflyer.fs3.manager.routing import CLUSTER_KEY
 
+REFUSED_KEPT = 64
+"""Nodes of which it is remembered that they were refused."""
+
 
 class Registration(msgspec.Struct, array_like=True):
     """A process of a node starts.
@@ -44,8 +47,48 @@ def cluster_of(rows: Rows) -> str:
     return known.decode()
 
 
-def check(body: Registration, cluster: str, *, known: bool) -> None:
+class Refused:
+    """The nodes that were not taken because they hold another file system's chunks, and why.
+
+    Kept for people, until a process of that name is taken; a few of them, the newest.
     """
+
+    def __init__(self) -> None:
+        self._why: dict[str, str] = {}
+
+    def note(self, name: str, why: str) -> None:
+        self.taken(name)
+        self._why[name] = why
+        for oldest in list(self._why)[:-REFUSED_KEPT]:
+            del self._why[oldest]
+
+    def taken(self, name: str) -> None:
+        self._why.pop(name, None)
+
+    def lines(self) -> list[str]:
+        return [f"node {name} is refused: {why}" for name, why in self._why.items()]
+
+
+def stays(number: int, cluster: str, own: str) -> None:
+    """A heartbeat came: whether its node may stay.
+
+    Args:
+        number: of the node, in its file system.
+        cluster: the number of that file system; "": not said.
+        own: that of the manager's.
+
+    Raises:
+        ConfigError: this is another file system's manager by now: the number is another node's here, or none.
+    """
+    if cluster not in ("", own):
+        raise ConfigError(
+            f"node number {number} is of file system {cluster[:8]}, and this manager serves {own[:8]}"
+        )
+
+
+def check(body: Registration, cluster: str, *, known: bool) -> None:
+    """A process registers: whether it may.
+
     Args:
         known: a node of that name is in the records.
 

@@ -73,6 +73,7 @@ class Beat(msgspec.Struct, array_like=True):
         locals: what each of its targets says of itself.
         routing: the version that it knows.
         vitals: now and then.
+        cluster: the number of the file system that gave the session; "": not said.
     """
 
     node: int
@@ -81,6 +82,7 @@ class Beat(msgspec.Struct, array_like=True):
     locals: dict[int, Local]
     routing: int = 0
     vitals: Vitals | None = None
+    cluster: str = ""
 
 
 class Registered(msgspec.Struct, array_like=True):
@@ -135,6 +137,7 @@ class Core:
         self._wanted: dict[
             bytes, Entry
         ] = {}  # asked for by operators and nodes, not yet in a change
+        self._asked: dict[bytes, Entry] = {}  # of these, what the change under way has
         self._saving: Change | None = None
         self._alive: list[int] = []
         self.news = True
@@ -237,7 +240,7 @@ class Core:
         if self._saving:
             return None
         entries = dict(self._wanted)
-        self._wanted.clear()
+        self._asked, self._wanted = self._wanted, {}
         if now >= self._blind_until:
             for after in self._evaluate(now):
                 entries.setdefault(key_of(after), after)
@@ -254,6 +257,16 @@ class Core:
         change, self._saving = self._saving, None
         self.news = True
         return self.records.apply(change.entries, change.version)
+
+    def put_off(self) -> None:
+        """The change under way is not in the store and never will be.
+
+        What was asked for is wanted still. What was found is not: nodes that were silent may serve again.
+        """
+        assert self._saving
+        self._saving = None
+        self._wanted = self._asked | self._wanted
+        self.news = True
 
     @property
     def settled(self) -> bool:

@@ -3,6 +3,9 @@
 The store's clock is not asked. A primary renews its row; who has seen the row unchanged for a whole
 `dead_s` of its own clock may take it, with the next epoch. A primary that could not renew for `lease_s`
 stops acting, earlier than anybody else can have taken over.
+
+Where the store admits one process at a time, that process keeps its row as it is: to find it there is enough,
+so that a store without space does not end its term.
 """
 
 import msgspec
@@ -40,13 +43,17 @@ class Election:
         """Of the term held or held last."""
 
     def decide(self, now: float, row: Primary | None) -> Primary | None:
-        """The row to write in place of `row`, if any; may be asked again in a repeated transaction.
+        """The row that makes it primary, to write unless it is `row`; None: it is not primary.
+
+        May be asked again in a repeated transaction.
 
         `now` must be taken after `row` was read: what rests is counted from when it was surely there.
         """
         if row is None:
             return Primary(1, self._holder, self._address, 1)
         if row.holder == self._holder and row.epoch == self.epoch and self.holds(now):
+            if self._alone:
+                return row
             return msgspec.structs.replace(row, beat=row.beat + 1)
         if row != self._seen:
             self._seen, self._since = row, now
@@ -56,7 +63,7 @@ class Election:
         return None
 
     def written(self, row: Primary, begun: float) -> None:
-        """`row` is in the store; the transaction began at `begun`, from which the lease counts."""
+        """`row` is in the store; the transaction that saw to it began at `begun`, whence the lease counts."""
         self.epoch, self._seen = row.epoch, row
         self._ends = begun + self._times.lease_s
 

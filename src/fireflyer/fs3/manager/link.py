@@ -87,10 +87,12 @@ class ManagerLink:
         Tried for no longer than the lease, which counts from `now` however often it was sent.
 
         Raises:
-            Stale: this process must stop. Others: the manager did not answer.
+            Stale: this process must stop. ConfigError: the manager is another file system's by now.
+            Others: it did not answer.
         """
         number = lease.send(now)
-        beat = Beat(me.node, me.session, number, dict(locals_), self.version, vitals)
+        known = self.version
+        beat = Beat(me.node, me.session, number, dict(locals_), known, vitals, me.cluster)
         part = self._client.call("heartbeat", beat, Routing, deadline_s=me.lease_s)
         lease.answered(number)
         self._take(part)

@@ -13,8 +13,9 @@ import msgspec
 
 from fireflyer import __version__
 from fireflyer.clock import Clock, SystemClock
-from fireflyer.errors import ConfigError, Corrupted, FireflyerError, NotPrimary
-from fireflyer.fs3.manager.admission import Registration, check, cluster_of
+from fireflyer.errors import ConfigError, Corrupted, FireflyerError, NoSpace, NotPrimary
+from fireflyer.fs3.lasting import Lasting
+from fireflyer.fs3.manager.admission import Refused, Registration, check, cluster_of, stays
 from fireflyer.fs3.manager.chains import Chain, Local, Public
 from fireflyer.fs3.manager.core import Beat, Change, Core, Registered, Vitals
 from fireflyer.fs3.manager.election import Election, Primary
@@ -76,6 +77,7 @@ class Status(msgspec.Struct, array_like=True):
         software: version of the primary.
         metrics: URL of its process's.
         heard: by node; those that this primary has not heard are missing.
+        troubles: what is wrong that no node and no chain shows.
     """
 
     primary: str
@@ -89,6 +91,7 @@ class Status(msgspec.Struct, array_like=True):
     software: str = ""
     metrics: str = ""
     heard: dict[int, NodeStatus] = msgspec.field(default_factory=dict)
+    troubles: list[str] = msgspec.field(default_factory=list)
 
 
 class Manager:
@@ -102,22 +105,28 @@ class Manager:
         times: Times,
         *,
         alone: bool = False,
+        ill: Callable[[], str] = str,
         clock: Clock | None = None,
     ) -> None:
         """
         Args:
             address: under which others reach this process.
             alone: the metadata store admits one process at a time.
+            ill: what is wrong with the metadata store, "" if nothing is; called by any thread.
         """
         self.metrics = Metrics()
         self.url = ""
         """Of the metrics of this process, for people."""
         self._server, self._transact, self._times = server, transact, times
-        self._address = address
+        self._address, self._ill = address, ill
+        self._store = Lasting(log, "the metadata store is well again")
+        self._elected = Lasting(log, "the election is held again")
+        self._saved = Lasting(log, "the routing is saved again")
         self._clock = clock or SystemClock()
         self._election = Election(secrets.randbits(63), address, times, alone=alone)
         self._core: Core | None = None
         self._cluster = ""  # known while there is a core
+        self._refused = Refused()
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._subscribers: set[Connection] = set()
@@ -143,10 +152,12 @@ class Manager:
 
     async def _elect(self) -> None:
         while True:
+            self._store.look(await asyncio.to_thread(self._ill))
             try:
                 await self._campaign()
+                self._elected.look("")
             except FireflyerError as error:
-                log.warning("the election could not be held: %s", error)
+                self._elected.look(f"the election could not be held: {error}")
             await asyncio.sleep(self._times.heartbeat_s)
 
     async def _campaign(self) -> None:
@@ -160,7 +171,7 @@ class Manager:
         if new:
             self._end_term()
         self._election.written(decided, begun)
-        if new:
+        if self._core is None:
             self._cluster = await asyncio.to_thread(self._transact, cluster_of)
             rows = await asyncio.to_thread(self._transact, entries)
             records, now = Records.load(rows), self._clock.monotonic()
@@ -172,10 +183,7 @@ class Manager:
 
     def _end_term(self) -> None:
         self._core = None
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_exception(self._not_primary())
+        self._answer(self._not_primary())
 
     def _term(self) -> Core:
         """The core, while this process is primary."""
@@ -186,14 +194,16 @@ class Manager:
     def _not_primary(self) -> NotPrimary:
         primary = self._election.primary
         other = "" if primary == self._address else primary
-        return NotPrimary(f"{self._address} is not the primary manager", other)
+        why = f": {self._elected.why}" if self._elected.why else ""
+        return NotPrimary(f"{self._address} is not the primary manager{why}", other)
 
     # Changes
 
     async def _act(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._times.tick_s)
+            with contextlib.suppress(TimeoutError):  # `wait_for` would lose a cancellation at times
+                async with asyncio.timeout(self._times.tick_s):
+                    await self._wake.wait()
             self._wake.clear()
             now = self._clock.monotonic()
             core = self._core if self._election.holds(now) else None
@@ -201,25 +211,41 @@ class Manager:
             if core is None:
                 continue
             change = core.tick(now)
-            if change:
-                await self._save(core, change)
+            if change and not await self._save(core, change):
+                await asyncio.sleep(self._times.heartbeat_s / 2)  # less than "held up" is
+            elif core.settled and not core.news:
+                self._saved.look("")
 
-    async def _save(self, core: Core, change: Change) -> None:
+    async def _save(self, core: Core, change: Change) -> bool:
+        """Whether it is saved. What finds no space is not in the store and can wait; else the term ends."""
         epoch = self._election.epoch
         try:
             await asyncio.to_thread(self._transact, self._written(change, epoch))
         except FireflyerError as error:
-            log.warning("version %d of the routing could not be saved: %s", change.version, error)
-            if self._core is core:
+            self._saved.look(f"the routing could not be saved: {error}")
+            if self._core is core and isinstance(error, NoSpace):
+                core.put_off()
+                self._answer(error)
+            elif self._core is core:
                 self._election.lost()
                 self._end_term()
-            return
+            return False
+        self._saved.look("")
         self._publish(core.saved())
         if core.settled and self._core is core:
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+            self._answer(None)
+        return True
+
+    def _answer(self, error: FireflyerError | None) -> None:
+        """To all who wait until what they asked for is saved."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if future.done():
+                continue
+            if error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
     def _written(self, change: Change, epoch: int) -> Callable[[Transaction], None]:
         return lambda transaction: save(transaction, change, epoch)
@@ -245,15 +271,23 @@ class Manager:
     async def _register(self, call: Call, body: Registration) -> Registered:
         known = any(node.name == body.name for node in self._term().records.nodes.values())
         try:
-            check(body, self._cluster, known=known)
+            self._check(body, known)
             await self._without_rival(body)
         except ConfigError as error:
             log.error("a process is refused: %s", error)
             raise
+        self._refused.taken(body.name)
         core = self._term()
         registered = core.register(body.name, body.address, body.slots, body.local, body.identity)
         await self._settled(core)
         return msgspec.structs.replace(registered, cluster=self._cluster)
+
+    def _check(self, body: Registration, known: bool) -> None:
+        try:
+            check(body, self._cluster, known=known)
+        except ConfigError as error:
+            self._refused.note(body.name, str(error))
+            raise
 
     async def _without_rival(self, body: Registration) -> None:
         """Returns when no process with another folder is that node: its lease has ended, if there was one.
@@ -278,6 +312,7 @@ class Manager:
 
     def _heartbeat(self, call: Call, body: Beat) -> Routing:
         core = self._term()
+        stays(body.node, body.cluster, self._cluster)
         answer = core.heartbeat(body, self._clock.monotonic())
         self._subscribers.add(call.connection)
         self.metrics.heartbeats.inc()
@@ -326,13 +361,18 @@ class Manager:
                 for node in records.nodes
                 if (heard := core.heard(node))
             },
+            self._troubles(),
         )
+
+    def _troubles(self) -> list[str]:
+        return [its.why for its in (self._store, self._saved) if its.why] + self._refused.lines()
 
     def trouble(self) -> str:
         """What is wrong with it; "" if nothing is. Any thread."""
         primary = self._election.primary
         elsewhere = primary not in ("", self._address)
-        return "" if self._core is not None or elsewhere else "no manager is primary"
+        none = "" if self._core is not None or elsewhere else "no manager is primary"
+        return self._elected.why or self._store.why or none
 
 
 # Transactions
@@ -341,10 +381,10 @@ class Manager:
 def vote(
     transaction: Transaction, election: Election, clock: Callable[[], float]
 ) -> Primary | None:
-    """Takes or renews the row of the primary, where `election` says so; returns what is written."""
+    """Takes, renews or finds the row of the primary, as `election` says; returns that row."""
     seen = _primary(transaction)
     row = election.decide(clock(), seen)
-    if row is not None:
+    if row is not None and row != seen:
         transaction.set(PRIMARY_KEY, msgspec.msgpack.encode(row))
     return row
 

@@ -110,6 +110,13 @@ def is_reading(request: Request) -> bool:
     return type(request.call) in _READS
 
 
+def _stays(request: Request) -> bool:
+    """Whether something of the client is kept, an answer or an open file; only then it is noted as seen."""
+    if request.client == 0 or isinstance(request.call, messages.EndClient):
+        return False
+    return request.number > 0 or getattr(request.call, "handle", 0) > 0
+
+
 REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
 
 
@@ -295,9 +302,7 @@ class MetaService:
         ends = isinstance(call, messages.EndClient)
         kept = number > 0 and not ends
         refresh = (
-            client != 0
-            and not ends
-            and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
+            _stays(request) and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns
         )
         clear_to = request.acknowledged
         if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
@@ -342,7 +347,7 @@ class MetaService:
         if isinstance(call, messages.Expire):
             limit = now - call.timeout_ns
             self._forget([known for known, seen in list(self._seen.items()) if seen <= limit])
-        if now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns:
+        if _stays(request) and now - self._seen.get(client, -self._refresh_ns) >= self._refresh_ns:
             self._seen[client] = now
         return result
 

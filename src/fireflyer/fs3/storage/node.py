@@ -19,6 +19,7 @@ from fireflyer.fs3.manager.link import ManagerLink
 from fireflyer.fs3.manager.routing import SLOTS, Routing
 from fireflyer.fs3.roles import Role
 from fireflyer.fs3.storage import identity
+from fireflyer.fs3.storage.lost import Files, no_folder, other_store
 from fireflyer.fs3.storage.scrub import BEGIN, STEP_CHUNKS, ScrubLog, pause_before
 from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
@@ -81,7 +82,8 @@ class StorageNode:
     Attributes:
         address: of its data service.
         number: given by the manager.
-        ended: set when the node stopped by itself: another process has taken its place.
+        ended: set when the node stopped by itself.
+        why_ended: why it did: another process has taken its place, or the manager is another file system's.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class StorageNode:
         """
         self.settings = settings
         self.ended = ended or threading.Event()
+        self.why_ended: FireflyerError | None = None
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
         self._full = False
@@ -116,6 +119,7 @@ class StorageNode:
         self._faulty: dict[int, str] = {}  # of open ones
         self._places: dict[int, Place] = {}  # of targets that were opened
         self._looked = 0.0  # when the folders were looked at
+        self._files: dict[int, Files] = {}  # of open targets, the one longest not looked at first
         self._door = Door(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._door.address)
         self._local = self._open_local()
@@ -139,15 +143,20 @@ class StorageNode:
         """The folder is this file system's from then on; it is so before a target is made in it."""
         folder = self.settings.directory
         mine = identity.of_folder(folder)
-        me = self._link.register(
-            *(self.settings.name, self.address, self.settings.targets, advertised(self._socket)),
-            identity=mine.node,
-            cluster=mine.cluster,
-            holds=identity.holds_targets(folder),
-        )
+        self._identity = mine.node
+        me = self._register_as(mine, holds=identity.holds_targets(folder))
         if me.cluster != mine.cluster:
             identity.keep(folder, identity.Identity(mine.node, me.cluster))
         return me
+
+    def _register_as(self, mine: identity.Identity, *, holds: bool) -> Registered:
+        its = self.settings
+        return self._link.register(
+            *(its.name, self.address, its.targets, advertised(self._socket)),
+            identity=mine.node,
+            cluster=mine.cluster,
+            holds=holds,
+        )
 
     def close(self) -> None:
         """Ends it; the manager sees that by its silence."""
@@ -202,8 +211,8 @@ class StorageNode:
 
     def trouble(self) -> str:
         """What is wrong with it; "" if nothing is."""
-        if self.ended.is_set():
-            return "another process has taken its place"
+        if self.why_ended:
+            return str(self.why_ended)
         if not self._lease.runs(time.monotonic()):
             return "its lease is over: it does not reach the manager"
         return "; ".join(f"target {target}: {why}" for target, why in self.faults.items())
@@ -256,14 +265,27 @@ class StorageNode:
             try:
                 now = time.monotonic()
                 self._link.heartbeat(self._me, self._lease, now, self._locals(), self._vitals(now))
-            except Stale as error:
-                self._log.error("node %s stops: %s", self.settings.name, error)
-                self.ended.set()
+            except (Stale, ConfigError) as error:
+                self._stop(self._told_why(error) if isinstance(error, ConfigError) else error)
                 return
             except FireflyerError as error:
                 self._log.debug("a heartbeat was not answered: %s", error)
                 continue
             self._service.lease(self._lease.ends - time.monotonic(), self._versions())
+
+    def _told_why(self, error: ConfigError) -> FireflyerError:
+        """What a start of this node would be told; the manager's side says it, too, and names the node."""
+        assert self._me is not None
+        try:
+            self._register_as(identity.Identity(self._identity, self._me.cluster), holds=True)
+        except FireflyerError as told:
+            return told
+        return error
+
+    def _stop(self, why: FireflyerError) -> None:
+        self._log.error("node %s stops: %s", self.settings.name, why)
+        self.why_ended = why
+        self.ended.set()
 
     def _versions(self) -> list[tuple[int, int]]:
         """Of the chains of the open targets, as of the heartbeat's answer or later."""
@@ -348,12 +370,12 @@ class StorageNode:
         """Opens those that got a chain, and anew those whose store failed; whether there was one."""
         assert self._me is not None
         self._look_at_folders()
-        for target, _, local, _, _, _, _, failed in self._service.reports():
+        for target, _, local, _, store, _, _, failed in self._service.reports():
             if failed and target in self._chains:
                 self._log.warning("target %d: its store failed and is opened anew", target)
                 self._shut(target)
             else:
-                self._look_at_local(target, LocalState(local))
+                self._look_at_local(target, LocalState(local), store)
         opened = False
         for slot in range(self.settings.targets):
             target = self.number * SLOTS + slot
@@ -367,18 +389,24 @@ class StorageNode:
     def _shut(self, target: int) -> None:
         """To be opened anew after a while."""
         self._service.close(target)
-        del self._chains[target]
+        del self._chains[target], self._files[target]
         self._faulty.pop(target, None)
         self._again[target] = time.monotonic() + PAUSE_S
 
-    def _look_at_local(self, target: int, local: LocalState) -> None:
-        """A line of the log when a target turns faulty."""
-        if local is not LocalState.FAULTY:
-            if self._faulty.pop(target, None):
-                self._log.info("target %d is not faulty any more", target)
-        elif target not in self._faulty:
-            self._faulty[target] = FAULTY
-            self._log.error("target %d is %s", target, FAULTY)
+    def _look_at_local(self, target: int, local: LocalState, store: int) -> None:
+        """A line of the log when a target turns faulty, or turns out to have another store than before."""
+        why = FAULTY if local is LocalState.FAULTY else ""
+        chain = self._link.chain(self._chains.get(target, 0))
+        if chain and (other := other_store(chain, target, store, self._folder(target))):
+            why = f"faulty: {other}"
+        if why == self._faulty.get(target, ""):
+            return
+        if why:
+            self._faulty[target] = why
+            self._log.error("target %d is %s", target, why)
+        else:
+            del self._faulty[target]
+            self._log.info("target %d is not faulty any more", target)
 
     def _look_at_folders(self) -> None:
         """Shuts targets whose files were removed: what they hold would be gone with this process.
@@ -396,6 +424,16 @@ class StorageNode:
                 )
                 self._shut(target)
                 self._fault(target, why)
+        self._look_at_files()
+
+    def _look_at_files(self) -> None:
+        """Of one target each time, as there may be thousands. It goes on serving what it still can."""
+        if not self._files:
+            return
+        target, files = next(iter(self._files.items()))
+        self._files[target] = self._files.pop(target)
+        if target not in self._faults and (why := files.missing()):
+            self._fault(target, why)
 
     def _fault(self, target: int, why: str) -> None:
         if self._faults.get(target) != why:
@@ -408,8 +446,13 @@ class StorageNode:
     def _open(self, target: int, chain: int) -> bool:
         assert self._me is not None
         path = self._folder(target)
-        if target in self._places and not path.exists():
-            return False
+        if not path.exists():
+            known = self._link.chain(chain)
+            why = no_folder(known, target, path) if known else ""
+            if why and target not in self._places:
+                self._fault(target, why)
+            if why or target in self._places:
+                return False
         try:
             fresh = target not in self._again
             incarnation = self._me.session if fresh else self._link.incarnation()
@@ -421,6 +464,7 @@ class StorageNode:
         self._places[target] = _place(path)
         self._faults.pop(target, None)
         self._chains[target] = chain
+        self._files[target] = Files(path)
         self._tell(target, chain)
         return True
 
