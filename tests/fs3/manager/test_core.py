@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fireflyer.errors import ConfigError, NotPrimary, Stale
+from fireflyer.errors import ConfigError, NotPrimary, Stale, Unavailable
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState, Public
 from fireflyer.fs3.manager.core import Beat, Core
 from fireflyer.fs3.manager.leases import NodeLease, Times
@@ -48,11 +48,14 @@ class Node:
                     done = Local(local.incarnation, up, chain.version, local.store)
                     self.saying[member.target] = done
         number = self.lease.send(now)
-        beat = Beat(self.id, self.session, number, self.saying, self.view.version)
-        part = self.cluster.core.heartbeat(beat, now)
+        part = self.cluster.core.heartbeat(self.message(number), now)
         self.lease.answered(number)
         self.view.take(part)
         assert self.view.version == part.version
+
+    def message(self, number: int) -> Beat:
+        known = (self.view.version, None, "", self.view.question)
+        return Beat(self.id, self.session, number, self.saying, *known)
 
 
 class Cluster:
@@ -64,6 +67,7 @@ class Cluster:
         self.core = Core(Records(), 1, times, self.now)
         self.nodes: list[Node] = []
         self.published: list[Routing] = []
+        self.asked = 0
 
     def settle(self) -> None:
         """Saves and publishes all that is due now."""
@@ -71,6 +75,12 @@ class Cluster:
             self.rows |= change.rows
             part = self.core.saved()
             self.published.append(part)
+        if self.core.question != self.asked:
+            self.asked, version = self.core.question, self.core.records.version
+            for node in self.nodes:
+                if node.up:
+                    node.view.take(Routing(version, version, question=self.asked))
+                    node.beat()
 
     def add(self, name: str, slots: int = 1) -> Node:
         self.nodes.append(Node(self, name, slots))
@@ -157,6 +167,48 @@ def test_a_node_that_restarts_is_taken_back_at_its_first_heartbeat() -> None:
     made.run(3)
     assert made.states() == [(1, "SERVING"), (2, "SERVING")]
     assert made.core.records.chains[1].members[1].incarnation == made.nodes[1].session
+
+
+def test_what_was_long_on_its_way_is_no_word() -> None:
+    made = cluster(2)
+    late = [made.nodes[1].message(made.nodes[1].lease.send(made.now)) for _ in range(3)]
+    for node in made.nodes:
+        node.up = False
+    made.now += 0.1
+    made.nodes[0].start()  # missed as the process that it was
+    made.nodes[0].beat()
+    made.settle()
+    for beat in late:
+        made.core.heartbeat(beat, made.now)
+        made.now += made.times.tick_s
+        made.settle()
+    assert made.states() == [(1, "SERVING"), (2, "SERVING")]
+    for node in made.nodes:
+        node.up = True
+    made.run(2)
+    assert made.nodes[1].view.question == made.core.question > 0
+    assert made.states() == [(2, "SERVING"), (1, "SERVING")]  # it was taken out, and back
+
+
+def test_no_lease_is_given_that_would_outlive_a_place() -> None:
+    made = cluster(2)
+    made.nodes[0].up = False
+    made.run(made.times.dead_s - 2 * made.times.heartbeat_s)
+    while (change := made.core.tick(made.now)) is None:
+        made.now += made.times.tick_s
+        made.nodes[1].view.take(Routing(0, 0, question=made.core.question))
+        made.nodes[1].beat()
+    (after,) = change.entries
+    assert isinstance(after, Chain)
+    assert after.targets(Public.SERVING) == (2 * 256,)
+    ends = made.nodes[0].lease.ends
+    with pytest.raises(Unavailable, match="once more"):
+        made.nodes[0].beat()
+    assert made.nodes[0].lease.ends == ends
+    made.nodes[1].beat()  # the other one stays
+    made.core.saved()
+    made.nodes[0].beat()
+    assert made.nodes[0].view.chains[1].targets(Public.SERVING) == (2 * 256,)
 
 
 def test_all_lose_power_and_return_one_by_one() -> None:

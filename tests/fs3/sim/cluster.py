@@ -47,6 +47,8 @@ class Machine:
     store_number: int = 0
     cut_at: int = 0
     down: float = 0.0
+    fails: bool = False
+    """Calls of its disk fail, or are about to."""
     scrubbed: float = -1.0
     """When the last whole scrub began that found nothing, or mended what it found."""
 
@@ -87,7 +89,13 @@ class Machine:
         self.power_cut()
         self.cluster.world.after(self.down, self.start)
 
+    def fail_disk(self, calls: int, kind: int, times: int) -> None:
+        """After so many calls of the disk so many fail."""
+        self.fails = True
+        self.disk.fail(calls, kind, times)
+
     def mend_disk(self) -> None:
+        self.fails = False
         if not self.cut_at:
             self.disk.fail(0, NO_FAULT)
 
@@ -194,11 +202,11 @@ class Cluster:
         return next((name for name, manager in self.running.items() if manager.term()), "")
 
     def calm(self) -> bool:
-        """Everything runs, all serve and the network is whole."""
+        """Everything runs, all serve, disks work and the network is whole."""
         return (
             not self.network.cut
             and self.primary() != ""
-            and not any(machine.cut_at for machine in self.machines)
+            and not any(machine.cut_at or machine.fails for machine in self.machines)
             and self.all_serve()
         )
 

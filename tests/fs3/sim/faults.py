@@ -173,13 +173,13 @@ class Nemesis:
     def full(self) -> None:
         machine = self.any()
         self.note(f"the disk of {machine.name} is full")
-        machine.disk.fail(self.world.rng.randrange(5), NO_SPACE)
+        machine.fail_disk(self.world.rng.randrange(5), NO_SPACE, 1 << 62)
         self.world.after(self.while_down(), machine.mend_disk)
 
     def io_error(self) -> None:
         machine = self.any()
         self.note(f"the disk of {machine.name} fails")
-        machine.disk.fail(self.world.rng.randrange(20), EIO, self.world.rng.choice((1, 3, 1000)))
+        machine.fail_disk(self.world.rng.randrange(20), EIO, self.world.rng.choice((1, 3, 1000)))
         self.world.after(self.while_down(), machine.mend_disk)
 
     def lie(self) -> None:

@@ -51,6 +51,7 @@ class Manager(Process):
         self.election = Election(world.rng.getrandbits(63), name, times, alone=alone)
         self.core: Core | None = None
         self.saving = False
+        self.asked = 0
         self.subscribers: dict[str, None] = {}
         self.waiting: list[tuple[Answering, Registered]] = []
         self.campaign()
@@ -134,6 +135,10 @@ class Manager(Process):
         if core is None or self.saving:
             return
         change = core.tick(self.clock())
+        if core.question != self.asked:
+            self.asked, version = core.question, core.records.version
+            for name in self.subscribers:
+                self.tell(name, Routing(version, version, question=core.question))
         if change is not None:
             self.saving = True
             self.transact(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from tests.fs3.sim.calling import Caller
 from tests.fs3.sim.world import Network, World
 
-from fireflyer.errors import Stale
+from fireflyer.errors import Stale, Unavailable
 from fireflyer.fs3.manager.chains import Chain, Local
 from fireflyer.fs3.manager.core import Beat, Registered
 from fireflyer.fs3.manager.leases import NodeLease
@@ -50,9 +50,12 @@ class Node(Caller):
         raise AssertionError
 
     def learn(self, part: Routing) -> None:
+        asked = part.question > self.view.question
         for taken in self.view.take(part):
             for chain in taken.chains:
                 self.route(chain)
+        if asked and self.alive and self.me is not None:
+            self.beat()
 
     def register(self, then: Callable[[], None]) -> None:
         """Gets this process its session, however often that needs asking."""
@@ -73,10 +76,10 @@ class Node(Caller):
         assert self.me is not None
         number = self.lease.send(self.clock())
 
-        def told(answer: Routing | Stale | None) -> None:
+        def told(answer: Routing | Stale | Unavailable | None) -> None:
             if isinstance(answer, Stale):
                 self.restart()
-            elif answer is not None:
+            elif isinstance(answer, Routing):
                 self.learn(answer)
                 if self.alive:
                     self.lease.answered(number)
@@ -84,7 +87,10 @@ class Node(Caller):
                     self.lease_version = max((chain.version for chain in chains), default=0)
                     self.watch_lease()
 
-        beat = Beat(self.me.node, self.me.session, number, self.locals_(), self.view.version)
+        beat = Beat(
+            *(self.me.node, self.me.session, number, self.locals_(), self.view.version),
+            question=self.view.question,
+        )
         self.ask_manager(beat, told)
 
     def beat_always(self) -> None:

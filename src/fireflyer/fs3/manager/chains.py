@@ -126,8 +126,15 @@ def next_chain(chain: Chain, locals_: Mapping[int, Local], proceed: bool = False
     return Chain(chain.id, chain.version + 1, ordered)
 
 
+def dismissed(before: Chain, after: Chain) -> set[int]:
+    """The targets whose process has an active state before, and not after."""
+    stay = {(m.target, m.incarnation) for m in after.members if m.state in ACTIVE}
+    active = [m for m in before.members if m.state in ACTIVE]
+    return {m.target for m in active if (m.target, m.incarnation) not in stay}
+
+
 def needs_word_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]:
-    """The serving targets of which one must be heard again before `next_chain` is published.
+    """The serving targets of which one must answer a question before `next_chain` is published.
 
     Where some serving members leave and others seem to stay, those may be just as dead, and only not
     missed yet. Published too early, the change would leave one of them as the only LASTSRV.

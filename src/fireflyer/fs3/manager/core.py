@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fireflyer.errors import ConfigError, NotPrimary, Stale
+from fireflyer.errors import ConfigError, NotPrimary, Stale, Unavailable
 from fireflyer.fs3.manager.chains import (
     Chain,
     Local,
     Public,
+    dismissed,
     needs_word_of,
     next_chain,
     restart_from,
@@ -74,6 +75,7 @@ class Beat(msgspec.Struct, array_like=True):
         routing: the version that it knows.
         vitals: now and then.
         cluster: the number of the file system that gave the session; "": not said.
+        question: the newest one that it has heard.
     """
 
     node: int
@@ -83,6 +85,7 @@ class Beat(msgspec.Struct, array_like=True):
     routing: int = 0
     vitals: Vitals | None = None
     cluster: str = ""
+    question: int = 0
 
 
 class Registered(msgspec.Struct, array_like=True):
@@ -116,6 +119,7 @@ class _Process:
     number: int
     heard: float
     locals: dict[int, Local]
+    question: int
 
 
 class Core:
@@ -132,7 +136,12 @@ class Core:
         self._started = now
         self._ticked = now
         self._blind_until = now
-        self._missed: dict[int, float] = {}  # chain: since when members are missed
+        self._missed: dict[
+            int, int
+        ] = {}  # chain: the question asked when members were first missed
+        self.question = 0
+        """The newest one; 0: none was asked in this term. It is to be told at once."""
+        self._asked_at = float("-inf")
         self._idle: dict[int, float] = {}  # chain: since when nobody serves
         self._wanted: dict[
             bytes, Entry
@@ -195,6 +204,8 @@ class Core:
         Raises:
             Stale: if a later process of the node has registered: this one must stop.
             NotPrimary: if the session was given by a later primary, or by none.
+            Unavailable: while a change is being saved by which it loses what it needs a lease for: a lease
+                given now would outlive that.
         """
         if beat.session > (self._epoch << 32 | self._begun):
             raise NotPrimary(
@@ -212,9 +223,20 @@ class Core:
             locals_ = {t: local for t, local in beat.locals.items() if t in node.targets()}
             if beat.vitals is not None:
                 self.vitals[beat.node] = beat.vitals
-            self._processes[beat.node] = _Process(beat.session, beat.number, now, locals_)
+            said = (beat.session, beat.number, now, locals_, beat.question)
+            self._processes[beat.node] = _Process(*said)
             self.news |= known is None or known.locals != locals_ or bool(self._missed)
-        return self.records.after(beat.routing)
+        if self._is_leaving(node):
+            raise Unavailable(f"node {node.name} is about to lose its place in a chain: once more")
+        return msgspec.structs.replace(self.records.after(beat.routing), question=self.question)
+
+    def _is_leaving(self, node: Node) -> bool:
+        """Whether the change that is being saved takes an active state from one of its targets."""
+        if self._saving is None:
+            return False
+        chains = self.records.chains
+        pairs = [(chains.get(c.id), c) for c in self._saving.entries if isinstance(c, Chain)]
+        return any(dismissed(old, new) & {*node.targets()} for old, new in pairs if old)
 
     def heard(self, node: int) -> tuple[float, dict[int, Local]] | None:
         """When its newest heartbeat came, and what its targets said in it; None: in this term none came."""
@@ -299,13 +321,19 @@ class Core:
         return next_chain(chain, locals_, waited >= self.times.recovery_wait_s)
 
     def _has_word(self, chain: Chain, locals_: dict[int, Local], now: float) -> bool:
-        """Whether one that seems to stay was heard after others were first missed."""
+        """Whether one that seems to stay has answered the question that was asked when others were first
+        missed. What merely arrives after that may have been long on its way, from one that is dead."""
         staying = needs_word_of(chain, locals_)
         if not staying:
             self._missed.pop(chain.id, None)
             return True
-        since = self._missed.setdefault(chain.id, now)
-        return any(self._processes[target // SLOTS].heard > since for target in staying)
+        if chain.id not in self._missed:
+            if self._asked_at != now:  # one for all chains that are looked at now
+                self._asked_at = now
+                self.question = max(self.question, self._epoch << 32) + 1
+            self._missed[chain.id] = self.question
+        asked = self._missed[chain.id]
+        return any(self._processes[target // SLOTS].question >= asked for target in staying)
 
     def _unheard(self, chain: Chain) -> bool:
         return any(target // SLOTS not in self._processes for target in chain.targets())

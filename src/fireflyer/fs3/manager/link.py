@@ -91,8 +91,10 @@ class ManagerLink:
             Others: it did not answer.
         """
         number = lease.send(now)
-        known = self.version
-        beat = Beat(me.node, me.session, number, dict(locals_), known, vitals, me.cluster)
+        with self._lock:
+            known, question = self._view.version, self._view.question
+        said = (number, dict(locals_), known, vitals, me.cluster, question)
+        beat = Beat(me.node, me.session, *said)
         part = self._client.call("heartbeat", beat, Routing, deadline_s=me.lease_s)
         lease.answered(number)
         self._take(part)
@@ -137,6 +139,12 @@ class ManagerLink:
         """Of the routing that is known here."""
         with self._lock:
             return self._view.version
+
+    @property
+    def question(self) -> int:
+        """The newest one of the manager; the next heartbeat answers it."""
+        with self._lock:
+            return self._view.question
 
     def chain(self, number: int) -> Chain | None:
         with self._lock:

@@ -58,13 +58,18 @@ Entry = Node | Chain | Table
 
 
 class Routing(msgspec.Struct, frozen=True, array_like=True):
-    """The whole (`since` 0), or what changed after version `since`."""
+    """The whole (`since` 0), or what changed after version `since`.
+
+    Attributes:
+        question: nodes name it in their next heartbeat, which was sent after this then; it grows.
+    """
 
     since: int
     version: int
     nodes: tuple[Node, ...] = ()
     chains: tuple[Chain, ...] = ()
     tables: tuple[Table, ...] = ()
+    question: int = 0
 
 
 class Records:
@@ -158,6 +163,7 @@ class View:
     def __init__(self) -> None:
         self._ahead: list[Routing] = []
         self.version = 0
+        self.question = 0
         self.nodes: dict[int, Node] = {}
         self.chains: dict[int, Chain] = {}
         self.tables: dict[tuple[int, int], Table] = {}
@@ -168,6 +174,7 @@ class View:
         None: it says nothing new, or something before this one is missing. Then it is kept for when that
         comes; ask for it if it does not.
         """
+        self.question = max(self.question, part.question)
         if part.version <= self.version:
             return []
         if part.since > self.version:

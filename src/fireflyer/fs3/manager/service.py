@@ -129,6 +129,7 @@ class Manager:
         self._refused = Refused()
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
+        self._asked = 0  # the newest question that was told
         self._subscribers: set[Connection] = set()
         server.on_close = self._subscribers.discard
         server.on("register", Registration, self._register)
@@ -211,10 +212,17 @@ class Manager:
             if core is None:
                 continue
             change = core.tick(now)
+            self._ask(core)
             if change and not await self._save(core, change):
                 await asyncio.sleep(self._times.heartbeat_s / 2)  # less than "held up" is
             elif core.settled and not core.news:
                 self._saved.look("")
+
+    def _ask(self, core: Core) -> None:
+        """Tells nodes a new question; those who miss it hear it with their next heartbeat."""
+        if core.question != self._asked:
+            self._asked, version = core.question, core.records.version
+            self._push(Routing(version, version, question=core.question))
 
     async def _save(self, core: Core, change: Change) -> bool:
         """Whether it is saved. What finds no space is not in the store and can wait; else the term ends."""
@@ -255,6 +263,9 @@ class Manager:
         for chain in part.chains:
             members = ", ".join(f"{m.target} {m.state.name}" for m in chain.members)
             log.info("chain %d version %d: %s", chain.id, chain.version, members)
+        self._push(part)
+
+    def _push(self, part: Routing) -> None:
         for connection in self._subscribers:
             connection.push("routing", part)
 

@@ -254,13 +254,15 @@ class StorageNode:
 
     def _keep(self) -> None:
         assert self._me is not None
-        due = 0.0
+        due, answered = 0.0, 0
         while not self._stopping.is_set():
             now = time.monotonic()
             told = self._service.wait(max(0.001, min(due - now, 0.05)))
             opened = self._open_targets()
-            if not (told or opened or time.monotonic() >= due):
+            asked = self._link.question > answered
+            if not (told or opened or asked or time.monotonic() >= due):
                 continue
+            answered = self._link.question
             due = time.monotonic() + self._me.lease_s / 6
             try:
                 now = time.monotonic()
