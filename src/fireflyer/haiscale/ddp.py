@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from fireflyer import allocator, hfreduce
-from fireflyer.errors import ConfigError
+from fireflyer.errors import ConfigError, ShardsLost
 from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first, described
 from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
@@ -233,8 +233,16 @@ class Replica:
         self._model, self._optimizer = model, optimizer
         self._buffers: list[torch.Tensor] = []
 
+    lost: ShardsLost | None = None  # every rank has everything
+
     def described(self) -> list[str]:
         return described(self._model.module)
+
+    def drop(self) -> None:
+        """All that is under way is in the group that is formed anew."""
+
+    def restored(self) -> None:
+        """Nothing is ever lost."""
 
     def keep(self) -> None:
         self._drop_gradients()
@@ -246,6 +254,8 @@ class Replica:
 
     def align(self, progress: Sequence[int], leader: int) -> Callable[[], None]:
         module, group = self._model.module, self._model._group
+        if min(progress) == progress[leader]:
+            return lambda: None
         own = {"model": _tensors(module), "optimizer": self._optimizer.state_dict()}
         behind = progress[group.rank()] < progress[leader]
         state = share(own, leader, group, takes=behind)

@@ -19,7 +19,14 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from fireflyer.errors import CollectiveError, ConfigError, RankFailed, Stale, WireError
+from fireflyer.errors import (
+    CollectiveError,
+    ConfigError,
+    RankFailed,
+    ShardsLost,
+    Stale,
+    WireError,
+)
 from fireflyer.haiscale.agreement import description_of, difference, digest_of
 from fireflyer.haiscale.states import describe, share
 from fireflyer.haiscale.weighing import Weighing
@@ -59,9 +66,19 @@ class Wrapper(Protocol):
         """The step did not happen: all but parameters and optimizer is as it was kept. Local; what is under
         way, over a group that has failed, counts no more."""
 
+    lost: ShardsLost | None
+    """Why parameters have no values, where members died with them: a checkpoint is needed."""
+
+    def drop(self) -> None:
+        """The group is about to be formed anew: ends what is under way on all ranks. Waits for nobody."""
+
     def align(self, progress: Sequence[int], leader: int) -> Callable[[], None]:
-        """Brings the states (parameters, buffers, optimizer) of rank `leader` to the ranks whose progress is
-        less. Collective. Changes nothing yet: what it returns, which cannot fail, puts them in place."""
+        """Behind each forming. Brings the states (parameters, buffers, optimizer) of rank `leader`, or of all
+        with its progress, to the ranks whose progress is less. Collective. Where it fails, everybody has a
+        whole state still: what it returns, which cannot fail, puts the new one in place."""
+
+    def restored(self) -> None:
+        """Parameters have values again."""
 
     def reformed(self) -> None:
         """The group has other members: what was made for the old ones is made anew. Local."""
@@ -84,6 +101,9 @@ class Elastic:
         patience_s: how long a rank that is not known to be dead may be busy before it learns that the others
             form anew; without it they go on.
         forming_s: how long the others are looked for until there is a quorum.
+        restore: loads the newest checkpoint into the model, the optimizer and what is carried, and returns
+            its steps; called on all ranks where lost ranks had shards that nobody else has. None: then
+            `step` raises ShardsLost.
     """
 
     def __init__(
@@ -101,6 +121,7 @@ class Elastic:
         self.fenced: list[Callable[[int], None]] = []
         self.patience_s = 30.0
         self.forming_s = 120.0
+        self.restore: Callable[[], int] | None = None
         self._wrapper, self._optimizer, self._group = wrapper, optimizer, group
         self._redivide, self._doors = redivide, doors
         self._carried: list[Stateful] = []
@@ -108,6 +129,7 @@ class Elastic:
         self._progress = _NEWCOMER if group.joined else 0
         self._steps = 0
         self._inside = False
+        self._runs = False  # the body of a step
         optimizer.register_step_pre_hook(self._before_update)
         optimizer.register_step_post_hook(self._after_update)
         if not group.joined:
@@ -147,6 +169,7 @@ class Elastic:
                 what `with` gives has it as an attribute.
 
         Raises:
+            ShardsLost: lost ranks had what no other has, and there is no `restore`.
             RankFailed, DeadlineExceeded: this rank is not among those who go on, or there is no quorum.
             Stale: another part of the job has been permitted to go on.
             ConfigError: this process joined with another model; or wrong use.
@@ -157,10 +180,11 @@ class Elastic:
         self.weighing.weight = 1 if weight is None else weight
         self._wrapper.keep()
         self._kept = [copy.deepcopy(thing.state_dict()) for thing in self._carried]
-        self._inside = True
+        self._inside = self._runs = True
         try:
             yield self.weighing
         except Exception as error:
+            self._runs = False
             if not self._is_loss(error):
                 self._progress += self._progress % 2
                 raise
@@ -171,15 +195,24 @@ class Elastic:
         else:
             self._progress += 2 - self._progress % 2
         finally:
-            self._inside = False
+            self._inside = self._runs = False
 
     def _before_update(self, *_: object) -> None:
-        if not self._inside or self._progress % 2:
+        if self._only_makes_state():
+            return
+        if not self._runs or self._progress % 2:
             raise ConfigError(
                 "with elastic=True, optimizer.step() comes once in each elastic.step()"
             )
 
+    def _only_makes_state(self) -> bool:
+        """Torch's `get_state_dict` steps an optimizer without state, with rates of 0."""
+        rates = [group.get("lr") for group in self._optimizer.param_groups]
+        return not self._runs and not any(rates)
+
     def _after_update(self, *_: object) -> None:
+        if self._only_makes_state():
+            return
         self._progress += 1
         self._steps += 1
 
@@ -214,7 +247,19 @@ class Elastic:
             self._form()
 
     def _form(self, reform: bool = True) -> None:
-        """Until those who are there are alike. `reform`: False where this process has just joined."""
+        """Until those who are there are alike and have a state. `reform`: False where this process has just
+        joined."""
+        while True:
+            self._come_together(reform)
+            reform = True
+            try:
+                self._begin_generation()
+                return
+            except Exception as error:
+                if not self._is_loss(error):
+                    raise
+
+    def _come_together(self, reform: bool) -> None:
         quorum = None
         while True:
             minority = self._reform(quorum) if reform else False
@@ -227,8 +272,10 @@ class Elastic:
                 quorum = None
                 continue
             if not refused:
-                break
+                return
             quorum = (self._group.size() - refused) // 2 + 1  # who is refused has no vote
+
+    def _begin_generation(self) -> None:
         self.weighing.reset(lambda: self._group.newcomers_wait)
         self._wrapper.reformed()
         rank, world = self._group.rank(), self._group.size()
@@ -237,6 +284,11 @@ class Elastic:
         )
         for fence in self.fenced:
             fence(self.generation)
+        if self._wrapper.lost is not None:
+            if self.restore is None:
+                raise self._wrapper.lost
+            self._steps = self.restore()
+            self._wrapper.restored()
         if self._redivide is not None:
             self._redivide(rank, world)
         self._show_doors()
@@ -244,6 +296,7 @@ class Elastic:
     def _reform(self, quorum: int | None) -> bool:
         """Agrees on the members; whether they are too few to go on without a permit."""
         world = self._group.size()
+        self._wrapper.drop()
         before = self._group.reform(
             timedelta(seconds=self.forming_s),
             quorum=quorum if self.permit is None else 1,
@@ -284,8 +337,7 @@ class Elastic:
         if refused:
             self._refuse(refused, leader, lines)
             return len(refused)
-        if min(progress) < highest:
-            self._follow(progress, leader, int(rows[leader][1]))
+        self._follow(progress, leader, int(rows[leader][1]))
         if highest % 2:
             _log.warning(
                 "what comes behind optimizer.step() in step %d did not run to its end", self._steps
@@ -327,10 +379,13 @@ class Elastic:
         behind = progress[self._group.rank()] < progress[leader]
         leads = self._group.rank() == leader
         put = self._wrapper.align(progress, leader)
+        if min(progress) == progress[leader]:
+            put()
+            return
         states = [thing.state_dict() for thing in self._carried] if leads else None
         carried = share(states, leader, self._group, takes=behind)
+        put()
         if behind:
-            put()
             for thing, state in zip(self._carried, carried, strict=True):
                 thing.load_state_dict(state)
             self._steps = steps

@@ -6,6 +6,7 @@ al., VLDB 2023). Design: docs/haiscale-fsdp.md.
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,6 +22,8 @@ from torch.optim import Optimizer
 from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale import whole
 from fireflyer.haiscale.agreement import check_alike, copy_from_first
+from fireflyer.haiscale.elastic import Elastic
+from fireflyer.haiscale.elastic_shards import Shards
 from fireflyer.haiscale.facts import Facts
 from fireflyer.haiscale.gathering import Gatherer
 from fireflyer.haiscale.mesh import (
@@ -98,7 +101,8 @@ class FullyShardedDataParallel(nn.Module):
             (`torch.distributed.fsdp.wrap`); the rest is one unit. None: one unit for all.
         reshard_after_forward: True: parameters are gathered again for backward (ZeRO-3), but for those of the
             outermost unit. False: they are kept until then (ZeRO-2). A number: kept in so many parts.
-        mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`.
+        mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`. Or a function
+            that makes it (`mesh=hybrid_mesh`), which a rank that joins does not call.
         backward_prefetch: gather the next unit of backward before (BACKWARD_PRE) or after (BACKWARD_POST) the
             gradients of the present one are computed, or in its turn (None).
         forward_prefetch: how many units are gathered ahead of their turn in forward.
@@ -114,6 +118,9 @@ class FullyShardedDataParallel(nn.Module):
         backlog: at most so many units' unsharded gradients wait for the network.
         joins: this rank comes new to others that train already: without communication and without memory
             for values, until all call `reshard`.
+        elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
+            then steps as without it. The mesh must be of all ranks of the default group (`process_group`).
+        redivide, doors: see `elastic.Elastic`.
 
     Attributes:
         module: the sharded module.
@@ -135,7 +142,7 @@ class FullyShardedDataParallel(nn.Module):
         optimizer: MakeOptimizer | None = None,
         auto_wrap_policy: AutoWrapPolicy | None = None,
         reshard_after_forward: bool | int = True,
-        mesh: DeviceMesh | None = None,
+        mesh: DeviceMesh | Callable[[], DeviceMesh] | None = None,
         backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
         forward_prefetch: int = 1,
         mixed_precision: MixedPrecisionPolicy | None = None,
@@ -147,8 +154,17 @@ class FullyShardedDataParallel(nn.Module):
         check_gradients: bool = True,
         backlog: int = 4,
         joins: bool = False,
+        elastic: bool = False,
+        redivide: Callable[[int, int], object] | None = None,
+        doors: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        whole_group = checked(process_group or dist.group.WORLD) if elastic else None
+        if whole_group is not None and optimizer is None:
+            raise ConfigError("elastic=True needs the optimizer: optimizer=...")
+        joins = joins or (whole_group is not None and whole_group.joined)
+        if elastic and joins:
+            mesh = process_group = None  # those who are there say how everything lies
         if backlog < 1 or forward_prefetch < 0:
             raise ConfigError(
                 f"backlog={backlog} must be >= 1, forward_prefetch={forward_prefetch} >= 0"
@@ -178,7 +194,7 @@ class FullyShardedDataParallel(nn.Module):
             self._wanted = None
             put_on_blank(parts, self._layout, settings, ())
         else:
-            self._layout = lay_out(mesh, process_group)
+            self._layout = lay_out(mesh() if callable(mesh) else mesh, process_group)
             self._wanted = self._layout.shards if self._layout.replicate is not None else None
             with everyone_of(self._layout) as everyone:
                 self._ranks = _place_in(everyone)
@@ -194,8 +210,29 @@ class FullyShardedDataParallel(nn.Module):
         if joins:
             self._gatherer.closed = "this rank joins: reshard() comes first"
         self.optimizer = None if optimizer is None else _made(optimizer, [*module.parameters()])
-        if self.optimizer is not None:
+        self._elastic: Elastic | None = None
+        if whole_group is not None:
+            assert self.optimizer is not None
+            shards = Shards(self, self.optimizer, whole_group)
+            self._elastic = Elastic(
+                shards, self.optimizer, whole_group, redivide=redivide, doors=doors
+            )
+            self._sharding.weighing = self._elastic.weighing
+        elif redivide is not None or doors is not None:
+            raise ConfigError("redivide= and doors= are for elastic=True")
+        elif self.optimizer is not None:
             self._sharding.cross(self.optimizer)
+
+    @property
+    def elastic(self) -> Elastic:
+        """The steps, where `elastic=True`.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self._elastic is None:
+            raise ConfigError("this model was wrapped without elastic=True")
+        return self._elastic
 
     def _connect(self) -> None:
         for unit in self._units:
@@ -248,7 +285,7 @@ class FullyShardedDataParallel(nn.Module):
             rank=rank,
             world=world,
             hosts=hosts,
-            crosses=self.optimizer is not None,
+            crosses=self.optimizer is not None and self._elastic is None,
             sharded=True,
             parameter_bytes=costs.parameters,
             gradient_bytes=costs.gradients,

@@ -16,7 +16,7 @@ when `fully_shard` itself would. Single-threaded, as `reducer` is.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.tensor import DTensor
 
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError, WireError
@@ -32,6 +33,7 @@ from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reducer import FIRST, Times, UnderWay
 from fireflyer.haiscale.sharded_comm import Channels, Gather, Replication, Scatter
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
+from fireflyer.haiscale.weighing import Weighing
 from fireflyer.log import get_logger
 
 assert pending_shard.PendingShard in pending.CLASSES.values()
@@ -41,9 +43,13 @@ _log = get_logger("haiscale")
 class Mask:
     """Which parameters the backward of any rank reached, under way."""
 
-    def __init__(self, used: bytearray, channels: Channels, priority: int) -> None:
-        self._mask = hfreduce.empty(len(used), dtype=torch.uint8)
-        self._mask.copy_(torch.frombuffer(used, dtype=torch.uint8))
+    def __init__(
+        self, used: bytearray, channels: Channels, priority: int, weighing: Weighing | None
+    ) -> None:
+        told = used + (weighing.write() if weighing is not None else b"")
+        self._parameters, self._weighing = len(used), weighing
+        self._mask = hfreduce.empty(len(told), dtype=torch.uint8)
+        self._mask.copy_(torch.frombuffer(told, dtype=torch.uint8))
         self._work: dist.Work | None = channels.most(self._mask, priority)
         self._reached: list[int] = []
 
@@ -52,7 +58,10 @@ class Mask:
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self._reached = self._mask.tolist()
+            told = self._mask.numpy().tobytes()
+            self._reached = list(told[: self._parameters])
+            if self._weighing is not None:
+                self._weighing.read(told[self._parameters :])
         return self._reached
 
 
@@ -146,6 +155,8 @@ class Sharding:
         self._check_gradients, self._limit = check_gradients, backlog
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
+        self.weighing: Weighing | None = None
+        """Of elastic training: gradients are means over samples."""
         self.take(units, channels)
 
     def cross(self, optimizer: torch.optim.Optimizer) -> None:
@@ -215,12 +226,16 @@ class Sharding:
         self.settle()
         self._issued = 0
         self._backlog.clear()
+        if self.weighing is not None:
+            self.weighing.open()
         self.in_backward = True
         Variable._execution_engine.queue_callback(self._finish)
 
     def scatter(self, unit: Unit, output: torch.Tensor, source: torch.Tensor) -> None:
         """The unit's gradients are there; `fully_shard` goes on with `output` when this returns."""
         self._begin(unit)
+        if self.weighing is not None:
+            self.weighing.scale(source)
         if self._check_gradients:
             self._check(unit, source)
         group = unit.group
@@ -247,6 +262,8 @@ class Sharding:
     def _replicate(self, unit: Unit, shard: torch.Tensor) -> None:
         if unit.group._reduce_scatter_process_group.size() == 1:
             self._begin(unit)
+            if self.weighing is not None:
+                self.weighing.scale(shard)
             work = self._channels.replicate(None, shard, self._priority())
             flight = self._take_off(unit, work)
         else:
@@ -322,7 +339,7 @@ class Sharding:
         if self._failed is not None:
             raise self._failed
         crossing = self._split is not None
-        mask = Mask(self._used, self._channels, FIRST if crossing else 0)
+        mask = Mask(self._used, self._channels, FIRST if crossing else 0, self.weighing)
         self._used[:] = bytes(len(self._used))
         self.in_backward = False
         self.times.steps += 1
@@ -366,6 +383,8 @@ class Sharding:
         for (number, parameter), fresh in zip(trained, flight.fresh, strict=True):
             if fresh and not reached[number]:
                 parameter.grad = None
+            if self.weighing is not None and parameter.grad is not None:
+                self.weighing.correct(cast(DTensor, parameter.grad).to_local())
         if flight.stepping:
             self._step([parameter for _, parameter in trained])
 
