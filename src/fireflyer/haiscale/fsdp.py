@@ -165,15 +165,7 @@ class FullyShardedDataParallel(nn.Module):
         joins = joins or (whole_group is not None and whole_group.joined)
         if elastic and joins:
             mesh = process_group = None  # those who are there say how everything lies
-        if backlog < 1 or forward_prefetch < 0:
-            raise ConfigError(
-                f"backlog={backlog} must be >= 1, forward_prefetch={forward_prefetch} >= 0"
-            )
-        if gather_dtype not in (None, *WIRES):
-            raise ConfigError(
-                f"gather_dtype={gather_dtype}: use one of {', '.join(map(str, WIRES))}"
-            )
-        Wire(wire or "fp32")  # is there such a codec?
+        _check_settings(backlog, forward_prefetch, gather_dtype, wire)
         parts = units_of(module, auto_wrap_policy)
         check_units(module, parts)
         trained = next(p for p in module.parameters() if p.requires_grad)
@@ -210,18 +202,26 @@ class FullyShardedDataParallel(nn.Module):
         if joins:
             self._gatherer.closed = "this rank joins: reshard() comes first"
         self.optimizer = None if optimizer is None else _made(optimizer, [*module.parameters()])
-        self._elastic: Elastic | None = None
-        if whole_group is not None:
-            assert self.optimizer is not None
-            shards = Shards(self, self.optimizer, whole_group)
-            self._elastic = Elastic(
-                shards, self.optimizer, whole_group, redivide=redivide, doors=doors
-            )
+        self._elastic = self._made_elastic(whole_group, redivide, doors)
+        if self._elastic is not None:
             self._sharding.weighing = self._elastic.weighing
-        elif redivide is not None or doors is not None:
-            raise ConfigError("redivide= and doors= are for elastic=True")
         elif self.optimizer is not None:
             self._sharding.cross(self.optimizer)
+
+    def _made_elastic(
+        self,
+        group: ProcessGroupHFReduce | None,
+        redivide: Callable[[int, int], object] | None,
+        doors: str | os.PathLike[str] | None,
+    ) -> Elastic | None:
+        """`group`: None: the model is not elastic."""
+        if group is None:
+            if redivide is not None or doors is not None:
+                raise ConfigError("redivide= and doors= are for elastic=True")
+            return None
+        assert self.optimizer is not None
+        shards = Shards(self, self.optimizer, group)
+        return Elastic(shards, self.optimizer, group, redivide=redivide, doors=doors)
 
     @property
     def elastic(self) -> Elastic:
@@ -458,6 +458,16 @@ class FullyShardedDataParallel(nn.Module):
                 yield
         finally:
             self._gatherer.closed = ""
+
+
+def _check_settings(
+    backlog: int, ahead: int, gather_dtype: torch.dtype | None, wire: str | None
+) -> None:
+    if backlog < 1 or ahead < 0:
+        raise ConfigError(f"backlog={backlog} must be >= 1, forward_prefetch={ahead} >= 0")
+    if gather_dtype not in (None, *WIRES):
+        raise ConfigError(f"gather_dtype={gather_dtype}: use one of {', '.join(map(str, WIRES))}")
+    Wire(wire or "fp32")  # is there such a codec?
 
 
 def _place_in(
