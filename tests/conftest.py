@@ -19,6 +19,10 @@ import pytest
 # Forked children hang in torch's thread pool if the parent ever used one.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# A shell's background jobs ignore it, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 DEADLINE_S = 90.0
 
 

@@ -224,3 +224,16 @@ def test_what_was_acknowledged_survives_the_loss_of_nodes_but_not_of_buddies(chu
             losses += cluster.lose_nodes()
     assert deaths == 900
     assert losses > 200
+
+
+def test_data_that_comes_after_its_save_was_given_up_is_refused() -> None:
+    shelf = _shelf()
+    shelf.reserve(Stamp(1, 1, 10), 0, 10)
+    shelf.abort(Stamp(1, 1, 10))
+    with pytest.raises(CheckpointError, match="gave it up"):
+        shelf.hold(Stamp(1, 1, 10), 2, 0)
+    with pytest.raises(CheckpointError, match="gave it up"):
+        shelf.reserve(Stamp(1, 1, 10), 1, 10)
+    assert (shelf.used_bytes, shelf.decided(Stamp(1, 1, 10))) == (0, False)
+    _keep(shelf, Stamp(1, 2, 20), 0)
+    assert shelf.decided(Stamp(1, 2, 20)) is None

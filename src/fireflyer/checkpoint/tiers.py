@@ -77,6 +77,10 @@ def newest_complete(inventories: Sequence[Inventory]) -> Complete | None:
     return None
 
 
+_GIVEN_UP = 64
+"""Saves of which a shelf remembers that: the newest ones, and one more."""
+
+
 class _Save:
     def __init__(self, world: int) -> None:
         self.world = world
@@ -98,6 +102,8 @@ class Shelf:
         """Epochs below it are those of runs that have been replaced."""
         self._saves: dict[Stamp, _Save] = {}
         self._reserved: dict[tuple[Stamp, int], int] = {}
+        self._given_up: set[Stamp] = set()
+        """Aborted, perhaps before all their data came: what comes late is refused."""
 
     @property
     def used_bytes(self) -> int:
@@ -124,10 +130,12 @@ class Shelf:
         their mark have failed; they go where their space is needed, if nobody has said so before.
 
         Raises:
-            CheckpointError: if the save is not newer than what is committed, or its run was replaced.
+            CheckpointError: if the save is not newer than what is committed or was given up, or its run was
+                replaced.
             NoSpace: if it would not fit beside the newest committed save.
         """
         self._check(stamp.epoch)
+        self._refuse_given_up(stamp)
         if (newest := self.newest()) is not None and newest >= stamp:
             raise CheckpointError(f"a save as new as step {stamp.step} is committed already")
         if (old := self._saves.get(stamp)) is not None:
@@ -160,6 +168,7 @@ class Shelf:
         size = self._reserved.pop((stamp, rank), None)
         if size is None:
             raise CheckpointError(f"rank {rank} was promised no space for step {stamp.step}")
+        self._refuse_given_up(stamp)
         self._save(stamp, world).sizes[rank] = size
 
     def place(self, stamp: Stamp, world: int, rank: int, error: str) -> None:
@@ -204,6 +213,7 @@ class Shelf:
 
     def abort(self, stamp: Stamp) -> list[Stamp]:
         """The save has failed, or was found damaged."""
+        self._given_up = {*sorted(self._given_up)[-_GIVEN_UP:], stamp}
         dropped = [stamp] if stamp in self._saves else []
         self._drop(dropped)
         return dropped
@@ -220,6 +230,10 @@ class Shelf:
                 for stamp, save in sorted(self._saves.items())
             )
         )
+
+    def _refuse_given_up(self, stamp: Stamp) -> None:
+        if stamp in self._given_up:
+            raise CheckpointError("rank 0 gave it up, and says why")
 
     def _save(self, stamp: Stamp, world: int) -> _Save:
         return self._saves.setdefault(stamp, _Save(world))
