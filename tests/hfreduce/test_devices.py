@@ -187,9 +187,10 @@ def test_an_input_that_never_comes_names_its_rank_everywhere(play: Play, shape: 
     assert play(body, shape, leave=False) == [1, 1]
 
 
-def test_an_abort_frees_the_streams(play: Play) -> None:
+def test_an_abort_frees_the_streams(play: Play, store_path: str) -> None:
     def body(rank: int, world: int) -> None:
         group: Any = dist.group.WORLD
+        signals = dist.FileStore(store_path, world)
         memory = FakeMemory()
         tensor, seen = memory.hold(torch.ones(1000)), torch.zeros(1000)
         if rank == 0:
@@ -197,7 +198,10 @@ def test_an_abort_frees_the_streams(play: Play) -> None:
         work: Any = dist.all_reduce(tensor, async_op=True)
         work.wait()
         memory.compute(seen, tensor)
-        if rank == 0:
+        if rank == 1:
+            signals.set("on the stream", "")
+        else:
+            signals.get("on the stream")  # an abort before rank 1 waited would be raised there
             group.abort()
             with pytest.raises(CollectiveError):
                 work.wait(LONG)
