@@ -1,7 +1,7 @@
 """The seam between the platform and whatever runs processes: a gang, its events, and the `Engine` calls.
 
 The server decides; an engine executes and reports. `local` runs gangs as supervised processes
-of this machine.
+of this machine, `slurm` has Slurm start the supervisors on the nodes of a partition.
 """
 
 from collections.abc import AsyncIterator
@@ -16,6 +16,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """Unique in the engine; given to the ranks as FIREFLYER_NODE."""
+    state: Literal["up", "drained", "down"] = "up"
+    """drained: what runs there goes on, and nothing new is to be placed there; down: nothing runs there."""
+    reason: str = ""
+    """Why it is not up, for people."""
+    gpus: int = 0
+    cpus: int = 0
+    """0: not known."""
+    memory_mib: int = 0
+    """0: not known."""
+    leaf: str = ""
+    """The switch that it hangs on; empty: not known."""
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +96,10 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
 EngineEvent = RankStarted | RankExited | GangEnded
 
 
+class NodesChanged(msgspec.Struct, frozen=True, kw_only=True, tag="nodes_changed"):
+    """`nodes()` answers otherwise than before."""
+
+
 class Engine(Protocol):
     """What the platform needs of an engine. Every call may be repeated to no further effect."""
 
@@ -113,12 +128,28 @@ class Engine(Protocol):
         Repeated, the earlier deadline counts."""
         ...
 
+    async def drain(self, node: str, reason: str) -> None:
+        """Marks the node: nothing new is to be placed there until `undrain`. What runs there goes on.
+
+        Raises:
+            TaskError: no such node, or it may not be drained.
+        """
+        ...
+
+    async def undrain(self, node: str) -> None:
+        """Takes the mark off.
+
+        Raises:
+            TaskError: no such node, or it may not be changed.
+        """
+        ...
+
     async def release(self, task: str) -> None:
         """Gives back what the engine kept warm for the task's next attempt (supervisors, fork servers);
         an attempt that still runs is ended as `stopped`. Returns when no process is left."""
         ...
 
-    def events(self) -> AsyncIterator[EngineEvent]:
+    def events(self) -> AsyncIterator[EngineEvent | NodesChanged]:
         """What happened, in order for each task; ends when the engine is closed. One reader."""
         ...
 

@@ -53,7 +53,7 @@ class Attempt:
             if not self.port:
                 self._reservation = socket.socket()
                 self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                self._reservation.bind(("127.0.0.1", 0))
+                self._reservation.bind((part.master, 0))
                 self.port = self._reservation.getsockname()[1]
         except OSError as error:
             self.fail(f"{part.node} cannot prepare the attempt: {error}")
@@ -100,7 +100,7 @@ class Attempt:
             "WORLD_SIZE": str(part.world_size),
             "LOCAL_RANK": str(local),
             "LOCAL_WORLD_SIZE": str(part.ranks),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": part.master,
             "MASTER_PORT": str(self.port),
             "FIREFLYER_NODE": part.node,
             "FIREFLYER_TASK": part.task,

@@ -42,6 +42,7 @@ class GangState:
         """An open part is to be aborted; so is one that opens later."""
         self.ended: GangEnded | None = None
         self._sealed = False
+        self._withdrawn: tuple[Outcome, str] | None = None
         self._refused = ""
         self._lost: dict[str, str] = {}
         self._last: Now | None = None
@@ -57,6 +58,10 @@ class GangState:
         """The rest of the gang cannot be started."""
         self._refused = reason
         self.aborting = True
+
+    def withdraw(self, outcome: Outcome, reason: str) -> None:
+        """REQUIRES: no part was opened, nor will be. So it ends, once it is sealed."""
+        self._withdrawn = (outcome, reason)
 
     def sealed(self, now: Now) -> None:
         """No further part will be opened."""
@@ -110,6 +115,8 @@ class GangState:
         self._events.append(self.ended)
 
     def _outcome(self) -> tuple[Outcome, str]:
+        if self._withdrawn is not None:
+            return self._withdrawn
         parts = list(self.parts.values())
         failures = sorted((p for p in parts if p.failed_ns), key=lambda p: p.failed_ns)
         reason = failures[0].reason if failures else "; ".join(p.reason for p in parts if p.reason)

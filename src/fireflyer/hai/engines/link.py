@@ -157,7 +157,7 @@ class Link:
         stream: socket.socket | None = first
         while stream is not None:
             try:
-                reader, writer = await asyncio.open_unix_connection(sock=stream)
+                reader, writer = await asyncio.open_connection(sock=stream)
             except BaseException:
                 stream.close()
                 raise
@@ -172,12 +172,16 @@ class Link:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
-            stream = connect(self.directory, self.node)
+            stream = await self._again()
             if stream is not None and self.attempt:
                 self.send(Attach(attempt=self.attempt))
         self.gone.set()
         self._answer_waiting_with_none()
         self._on_gone()
+
+    async def _again(self) -> socket.socket | None:
+        """A new connection after one that ended; None: nothing is left on the node."""
+        return connect(self.directory, self.node)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

@@ -10,8 +10,12 @@ import os
 import time
 from collections.abc import AsyncIterator
 
-from fireflyer.errors import Corrupted
-from fireflyer.hai.engines import EngineEvent, Gang, Node
+from typing import Literal
+
+from msgspec.structs import replace
+
+from fireflyer.errors import Corrupted, TaskError
+from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged
 from fireflyer.hai.engines.gang import GangState, Now, decide
 from fireflyer.hai.engines.journal import journal_path, read_journal
 from fireflyer.hai.engines.link import Link, connect, spawn
@@ -61,13 +65,29 @@ class LocalEngine:
         self._preload = preload
         self._links: dict[tuple[str, str], Link] = {}
         self._runs: dict[tuple[str, int], _Run] = {}
-        self._events: asyncio.Queue[EngineEvent | None] = asyncio.Queue()
+        self._events: asyncio.Queue[EngineEvent | NodesChanged | None] = asyncio.Queue()
         self._guards: set[int] = set()  # pidfds of our own children
 
     def nodes(self) -> list[Node]:
         return list(self._nodes)
 
-    async def events(self) -> AsyncIterator[EngineEvent]:
+    async def drain(self, node: str, reason: str) -> None:
+        self._mark(node, "drained", reason)
+
+    async def undrain(self, node: str) -> None:
+        self._mark(node, "up", "")
+
+    def _mark(self, name: str, state: Literal["up", "drained"], reason: str) -> None:
+        changed = [
+            replace(n, state=state, reason=reason) if n.name == name else n for n in self._nodes
+        ]
+        if name not in {node.name for node in changed}:
+            raise TaskError(f"there is no node {name!r}; `fireflyer nodes` lists them")
+        if changed != self._nodes:
+            self._nodes = changed
+            self._events.put_nowait(NodesChanged())
+
+    async def events(self) -> AsyncIterator[EngineEvent | NodesChanged]:
         while (event := await self._events.get()) is not None:
             yield event
 
@@ -263,14 +283,17 @@ class LocalEngine:
     def _on_record(self, task: str, node: str, record: Record) -> None:
         run = self._runs.get((task, record.attempt))
         if run is not None:
-            run.state.record(record, node)
+            self._record(run, node, record)
             self._follow(run)
+
+    def _record(self, run: _Run, node: str, record: Record) -> None:
+        run.state.record(record, node)
 
     def _settle(self, run: _Run, node: str, why: str) -> None:
         """Nothing is left on the node: its journal says how the part ended, or it was lost."""
         try:
             for record in read_journal(journal_path(run.gang.directory, node)):
-                run.state.record(record, node)
+                self._record(run, node, record)
         except (Corrupted, OSError) as error:
             why = f"{why}; {error}"
         run.state.lost(node, why, _now())

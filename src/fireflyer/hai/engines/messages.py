@@ -35,12 +35,24 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Rendezvous port of the attempt; 0 asks this supervisor to reserve one."""
     preload: tuple[str, ...]
     """Modules that a fork server imports before its first fork."""
+    master: str = "127.0.0.1"
+    """Where the gang's first node is reached: the ranks' MASTER_ADDR."""
+    address: str = "127.0.0.1"
+    """Where this node is reached."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     """Starts an attempt; ends an older one first. Answered by Launched."""
 
     part: Part
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """As Launch, of the part that lies in the attempt's folder, for whoever reads the wire is to learn
+    nothing from it and can have nothing executed."""
+
+    attempt: int
+    port: int
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
@@ -75,7 +87,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     """Ends everything of the task on this node, then the supervisor itself."""
 
 
-Request = Launch | Attach | Freeze | Decide | End | Leave
+Request = Launch | Start | Attach | Freeze | Decide | End | Leave
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
