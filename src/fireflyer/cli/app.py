@@ -70,7 +70,22 @@ def main(
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Virtual nodes.")] = 2,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes", "-n", min=1, help="Virtual nodes of the local engine. [default: 2]"
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="local|slurm",
+            help="What runs the tasks: this machine, or a Slurm cluster. Remembered by the home.",
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of Slurm; else the cluster's default.")
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
     ] = 0,
@@ -84,9 +99,9 @@ def up(
     Ctrl-C stops its tasks with their grace and then ends it; Ctrl-C again gives them no more time.
     `run` starts a server in the background by itself when none answers.
     """
-    from fireflyer.cli.serving import serve
+    from fireflyer.cli.serving import choose, serve
 
-    serve(home, nodes, port, keep)
+    serve(home, choose(home, engine, partition), nodes, port, keep)
 
 
 @app.command()

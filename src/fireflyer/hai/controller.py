@@ -22,7 +22,7 @@ import msgspec
 from fireflyer.errors import FireflyerError, TaskError
 from fireflyer.hai import scheduler
 from fireflyer.hai.admission import RESERVED, check
-from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded
+from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded, NodesChanged
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch
 from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
@@ -67,7 +67,9 @@ class Controller:
         self._home = home
         self._store = store
         self._engine = engine
-        self._nodes = tuple(node.name for node in engine.nodes())
+        self._nodes: tuple[str, ...] = ()
+        self._usable: tuple[str, ...] = ()
+        self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
@@ -268,6 +270,10 @@ class Controller:
                     async with asyncio.timeout(left):
                         await grown.wait()
 
+    def wake_log_readers(self) -> None:
+        """They look again: other machines write to logs without a word to this one's kernel."""
+        self._watch.wake_all()
+
     def _writing(self, name: str, attempt: int) -> bool:
         """Whether processes of this attempt may still write to its logs."""
         task = self._tasks.get(name)
@@ -302,7 +308,7 @@ class Controller:
     def _schedule(self) -> None:
         if self._draining:
             return
-        state = State(tasks=self._tasks, nodes=self._nodes)
+        state = State(tasks=self._tasks, nodes=self._usable)
         for action in scheduler.plan(state, time.monotonic()):
             self._commit(scheduler.decide(self._tasks[action.task], action), now())
 
@@ -316,7 +322,17 @@ class Controller:
 
     async def _read_engine(self) -> None:
         async for event in self._engine.events():
-            self._observe(event)
+            if isinstance(event, NodesChanged):
+                self._look_at_nodes()
+                self._schedule()
+                self._tell()
+            else:
+                self._observe(event)
+
+    def _look_at_nodes(self) -> None:
+        nodes = self._engine.nodes()
+        self._nodes = tuple(node.name for node in nodes)
+        self._usable = tuple(node.name for node in nodes if node.state == "up")
 
     def _observe(self, event: EngineEvent) -> None:
         task = self._tasks.get(event.task)
@@ -410,7 +426,7 @@ class Controller:
         reason = row.reason
         task = self._tasks.get(row.task)
         if task is not None and task.state == "queued" and not reason:
-            reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._nodes), task)
+            reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._usable), task)
         lease = self._store.lease(row.task, row.attempt)
         return TaskView(
             id=row.task,

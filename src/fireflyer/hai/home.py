@@ -5,6 +5,7 @@
     ├── server.lock             locked by the server for as long as it lives; holds its pid
     ├── start.lock              locked by whoever is starting a server, until it answers
     ├── server.json             pid, port and token file of the server
+    ├── engine.json             what runs the tasks, once it was said: also the next server has it
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a server in the background
     └── tasks/<id>/             output/ and <attempt>/<rank>.log
@@ -20,6 +21,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -37,6 +39,14 @@ class ServerFile(msgspec.Struct, frozen=True, kw_only=True):
     token_file: str
 
 
+class EngineFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of engine.json: what runs the tasks of a home."""
+
+    engine: Literal["local", "slurm"] = "local"
+    partition: str = ""
+    """Of Slurm; empty: the cluster's default."""
+
+
 class Home:
     """Paths below the platform's folder."""
 
@@ -46,6 +56,7 @@ class Home:
         self.lock = path / "server.lock"
         self.start_lock = path / "start.lock"
         self.server = path / "server.json"
+        self.engine = path / "engine.json"
         self.token = path / "token"
         self.log = path / "server.log"
         self.tasks = path / "tasks"
@@ -133,6 +144,25 @@ class Home:
     def write_server(self, content: ServerFile) -> None:
         """Replaces server.json in one step."""
         write_private(self.server, msgspec.json.encode(content) + b"\n")
+
+    def read_engine(self) -> EngineFile:
+        """What runs the tasks: the local engine where nothing else was said.
+
+        Raises:
+            Corrupted: the file is damaged.
+        """
+        try:
+            return msgspec.json.decode(self.engine.read_bytes(), type=EngineFile)
+        except FileNotFoundError:
+            return EngineFile()
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Corrupted(
+                f"cannot read {self.engine} ({error}); `fireflyer up --engine ...` writes it anew"
+            ) from None
+
+    def write_engine(self, content: EngineFile) -> None:
+        """Replaces engine.json in one step."""
+        write_private(self.engine, msgspec.json.encode(content) + b"\n")
 
     def read_token(self, path: Path) -> str:
         """The bearer token.

@@ -22,14 +22,17 @@ import msgspec
 import uvicorn
 
 from fireflyer import log
-from fireflyer.errors import ConfigError, FireflyerError
+from fireflyer.errors import ConfigError, Corrupted, FireflyerError
 from fireflyer.hai import api
 from fireflyer.hai.controller import Controller
 from fireflyer.hai.engines import Engine
-from fireflyer.hai.home import Home, ServerFile, locate, write_private
+from fireflyer.hai.home import EngineFile, Home, ServerFile, locate, write_private
 from fireflyer.hai.store import Store
 
 DEFAULT_NODES = 2
+
+LOG_POLL_S = 1.0
+"""How often those who follow logs written on other machines look."""
 
 _log = log.get_logger("hai")
 
@@ -38,16 +41,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to serve."""
 
     home: Home
+    engine: EngineFile = EngineFile()
+    """What runs the tasks."""
     nodes: int = DEFAULT_NODES
-    """Number of virtual nodes."""
+    """Number of virtual nodes of the local engine."""
     port: int = 0
     """0: any free port."""
     keep: bool = False
     """Leave tasks running when a signal ends the server."""
 
 
-def local_engine(options: Options) -> Engine:
-    """The engine that runs tasks on this machine."""
+def chosen_engine(options: Options) -> Engine:
+    """The engine that the options name.
+
+    Raises:
+        ConfigError: Slurm cannot be used, or has no such partition.
+    """
+    if options.engine.engine == "slurm":
+        from fireflyer.hai.engines.slurm import SlurmEngine
+
+        return SlurmEngine(options.home.path, options.engine.partition)
     from fireflyer.hai.engines.local import LocalEngine
 
     return LocalEngine(options.nodes)
@@ -56,7 +69,7 @@ def local_engine(options: Options) -> Engine:
 def serve(
     options: Options,
     ready: Callable[[ServerFile], None],
-    make_engine: Callable[[Options], Engine] = local_engine,
+    make_engine: Callable[[Options], Engine] = chosen_engine,
 ) -> None:
     """Serves until told to end.
 
@@ -80,9 +93,28 @@ def serve(
         )
     try:
         with _listen(options.port) as listener, contextlib.closing(Store(home.database)) as store:
+            _settle_engine(options, store)
             asyncio.run(_serve(options, listener, store, make_engine, ready))
     finally:
         os.close(lock)
+
+
+def _settle_engine(options: Options, store: Store) -> None:
+    """Remembers the engine. No other one knows what has become of attempts of the old one."""
+    home, wanted = options.home, options.engine
+    try:
+        known = home.read_engine()
+    except Corrupted:
+        known = None
+    if known == wanted:
+        return
+    if running := [task.id for task in store.load() if task.placement]:
+        name = "unknown" if known is None else known.engine
+        raise ConfigError(
+            f"{running[0]} was started on the engine {name!r} and may run on: end it there first, "
+            "with a server on that engine (`fireflyer up --engine ...`)"
+        )
+    home.write_engine(wanted)
 
 
 @contextlib.contextmanager
@@ -137,6 +169,7 @@ async def _serve(
     answering = asyncio.create_task(web.serve(sockets=[listener]))
     running = asyncio.create_task(controller.run(started))
     ending = asyncio.create_task(end.wait())
+    waking = asyncio.create_task(_wake_log_readers(controller, options))
     try:
         await asyncio.wait({running, ending, answering}, return_when=asyncio.FIRST_COMPLETED)
         for task in (running, answering):
@@ -147,9 +180,16 @@ async def _serve(
         await controller.close()
         web.should_exit = True
         await answering
-        for task in (running, ending):
+        for task in (running, ending, waking):
             task.cancel()
-        await asyncio.wait({running, ending})
+        await asyncio.wait({running, ending, waking})
+
+
+async def _wake_log_readers(controller: Controller, options: Options) -> None:
+    """Logs that other machines write grow without an event here."""
+    while options.engine.engine != "local":
+        await asyncio.sleep(LOG_POLL_S)
+        controller.wake_log_readers()
 
 
 class _Web(uvicorn.Server):
@@ -217,7 +257,8 @@ def main(arguments: list[str] | None = None) -> int:
                 ready.close()
 
     try:
-        serve(Options(home=locate(options.home), nodes=options.nodes), tell)
+        home = locate(options.home)
+        serve(Options(home=home, engine=home.read_engine(), nodes=options.nodes), tell)
     except FireflyerError as error:
         _log.error("%s", error)
         tell({"error": type(error).__name__, "message": str(error)})

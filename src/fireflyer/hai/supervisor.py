@@ -1,8 +1,9 @@
 """The supervisor of one task on one node, and its guard.
 
-    python -P -m fireflyer.hai.supervisor TASK NODE
+    python -P -m fireflyer.hai.supervisor TASK NODE [ATTEMPT_FOLDER]
 
-Descriptor 3 is the listening socket; the names are for people who read `ps`.
+Descriptor 3 is the listening socket; the names are for people who read `ps`. With a folder the engine is on
+another machine: it has to prove the secret of the part that lies there.
 
     guard ── supervisor ─┬─ fork server
                          ├─ rank ── whatever it starts
@@ -15,6 +16,7 @@ refused or cut off without an answer knows that nothing of the task is left on t
 """
 
 import os
+import sys
 
 from fireflyer._native.hai import set_child_subreaper
 from fireflyer.hai.processes import kill_descendants
@@ -32,7 +34,7 @@ def main() -> None:
         set_child_subreaper()
         from fireflyer.hai.engines.supervise import Supervisor
 
-        Supervisor(listener=3, guard=guard).run()
+        Supervisor(3, guard, *sys.argv[2:4]).run()
     else:
         os.waitid(os.P_PID, supervisor, os.WEXITED)
         kill_descendants()

@@ -110,6 +110,12 @@ class FakeEngine:
             self._exit_all(gang, 143)
             self._end(gang, "stopped", "as asked for")
 
+    async def drain(self, node: str, reason: str) -> None:
+        raise AssertionError(f"nobody drains {node} here: {reason}")
+
+    async def undrain(self, node: str) -> None:
+        raise AssertionError(f"nobody drains {node} here")
+
     async def release(self, task: str) -> None:
         with (self._files / "released").open("a") as file:
             file.write(f"{task}\n")

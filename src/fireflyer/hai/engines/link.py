@@ -124,6 +124,10 @@ class Link:
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply | Attached)
         self._reader = asyncio.create_task(self._serve(stream))
 
+    @property
+    def connected(self) -> bool:
+        return self._writer is not None
+
     def send(self, request: Request) -> None:
         """Without an answer; nothing where the supervisor is gone."""
         data = frame(msgspec.msgpack.encode(request))

@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
-
 from typing import Literal
 
 from msgspec.structs import replace
@@ -36,6 +35,12 @@ from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 
 def _now() -> Now:
     return Now(time.monotonic_ns(), time.time())
+
+
+def make_folders(gang: Gang) -> None:
+    """The task's, the attempt's, and the one for output."""
+    for folder in (gang.directory.parent, gang.directory, gang.directory.parent / "output"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 class _Run:
@@ -123,9 +128,7 @@ class LocalEngine:
 
     async def _open_parts(self, run: _Run) -> None:
         gang = run.gang
-        gang.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        gang.directory.parent.joinpath("output").mkdir(mode=0o700, exist_ok=True)
+        make_folders(gang)
         links = await asyncio.gather(*(self._link(gang, node) for node in gang.nodes))
         port = 0
         for index, (node, link) in enumerate(zip(gang.nodes, links, strict=True)):

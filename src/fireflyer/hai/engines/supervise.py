@@ -13,7 +13,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -35,7 +36,9 @@ from fireflyer.hai.engines.messages import (
     Refused,
     Reply,
     Request,
+    Start,
 )
+from fireflyer.hai.engines.parts import read_part, server_handshake
 from fireflyer.hai.engines.rankstart import exec_rank
 from fireflyer.hai.processes import (
     children,
@@ -45,8 +48,14 @@ from fireflyer.hai.processes import (
 )
 from fireflyer.rpc import FrameBuffer, frame
 
+if TYPE_CHECKING:
+    from fireflyer.rpc.handshake import Handshake
+
 IDLE_S = 60.0
 """How long a supervisor without an attempt waits for an engine to connect before it leaves."""
+
+STRANGERS = 64
+"""Connections that have not proved the secret; when one more comes, all of these are dropped."""
 
 BACKLOG_BYTES = 4 << 20
 """Unsent bytes at which a connection is dropped; its engine reads all records again when it returns."""
@@ -61,9 +70,11 @@ def leave(status: int) -> NoReturn:
 class Connection:
     """An engine's connection; never blocks."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream: socket.socket, handshake: "Handshake | None") -> None:
         stream.setblocking(False)
         self.socket = stream
+        self.handshake = handshake
+        """That the other side has still to complete."""
         self.attached: int | None = None
         """Attempt whose records it gets."""
         self.buffer = FrameBuffer()
@@ -75,9 +86,25 @@ class Connection:
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
 
+    def proven(self, data: bytes) -> bytes:
+        """What of the received bytes comes from a side that has proved itself.
+
+        Raises:
+            ProtocolMismatch: it cannot.
+        """
+        if self.handshake is None:
+            return data
+        self.unsent += self.handshake.feed(data)
+        self.flush()
+        if not self.handshake.done:
+            return b""
+        rest, self.handshake = self.handshake.rest, None
+        return rest
+
 
 class Supervisor:
-    def __init__(self, listener: int, guard: int) -> None:
+    def __init__(self, listener: int, guard: int, node: str = "", attempt: str = "") -> None:
+        """`attempt`: folder of the attempt whose secret connections have to prove; none: a Unix socket."""
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
@@ -90,6 +117,9 @@ class Supervisor:
         self._idle_since: float | None = time.monotonic()
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+        self._node = node
+        self._task = Path(attempt).parent
+        self._secret = read_part(Path(attempt), node).secret if attempt else ""
         pidfd = os.pidfd_open(guard)
         if os.getppid() != guard:
             sys.exit("supervisor: the guard died at the start")
@@ -152,7 +182,7 @@ class Supervisor:
                     if forks.give_up_at is not None and now >= forks.give_up_at:
                         forks.kill()
                 self._sweep(attempt)
-        if self._busy() or self._connections:
+        if self._busy() or any(c.handshake is None for c in self._connections):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
@@ -267,7 +297,11 @@ class Supervisor:
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            connection = Connection(self._listener.accept()[0])
+            handshake = server_handshake(self._secret) if self._secret else None
+            strangers = [c for c in self._connections if c.handshake is not None]
+            for stranger in strangers if len(strangers) >= STRANGERS else ():
+                self._drop(stranger)
+            connection = Connection(self._listener.accept()[0], handshake)
             self._connections.add(connection)
             self._selector.register(
                 connection.socket, selectors.EVENT_READ, lambda: self._serve(connection)
@@ -286,7 +320,7 @@ class Supervisor:
             connection.flush()
             self._await_writable(connection)
             data = connection.socket.recv(1 << 16)
-            for payload in connection.buffer.feed(data):
+            for payload in connection.buffer.feed(connection.proven(data)):
                 self._handle(connection, self._decoder.decode(payload))
         except BlockingIOError:
             return
@@ -328,6 +362,9 @@ class Supervisor:
             if self._attempt is not None and not self._attempt.ended:
                 self._attempt.stop(0.0)
             return
+        if isinstance(request, Start):
+            part = read_part(self._task / str(request.attempt), self._node)
+            request = Launch(part=msgspec.structs.replace(part, port=request.port))
         if isinstance(request, Launch):
             self._launch(connection, request)
             return

@@ -1,0 +1,26 @@
+"""Times of another machine on this one's monotonic clock. Pure.
+
+CLOCK_MONOTONIC counts from each machine's own boot, so only wall clocks, taken as set alike, compare.
+"""
+
+from msgspec.structs import replace
+
+from fireflyer.hai.engines.gang import Now
+from fireflyer.hai.engines.messages import PartEnded, Record
+
+SAME_NS = 100_000_000
+"""Clocks that agree up to this are taken as one; wall clocks agree no better."""
+
+
+def translated(record: Record, now: Now) -> Record:
+    """The record with its times on our clock, which shows `now`."""
+    event = record.event
+    ours = now.monotonic_ns - round((now.wall - event.wall) * 1e9)
+    shift = ours - event.monotonic_ns
+    if abs(shift) < SAME_NS:
+        return record
+    if isinstance(event, PartEnded):
+        failed = event.failed_ns + shift if event.failed_ns else 0
+        changed = replace(event, monotonic_ns=ours, failed_ns=failed)
+        return replace(record, event=changed)
+    return replace(record, event=replace(event, monotonic_ns=ours))

@@ -1,0 +1,137 @@
+"""The Slurm jobs of an engine's tasks, one a task: found by their names, submitted, watched, ended.
+
+What Slurm does not answer is not known: no state changes then. Used on one asyncio loop; the commands run
+in threads.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fireflyer.errors import PeerLost, TaskError
+from fireflyer.hai.engines.slurmcli import JobLine, Slurm, final
+from fireflyer.log import get_logger
+
+GONE = "GONE"
+"""State of a job that Slurm has forgotten."""
+
+_log = get_logger("hai")
+
+
+class Job:
+    """A job as last seen."""
+
+    def __init__(self, id: int, nodes: frozenset[str], state: str) -> None:
+        self.id = id
+        self.nodes = nodes
+        self.state = state
+        self.left = set(nodes)
+        """Nodes on which a supervisor of it may live."""
+
+    @property
+    def alive(self) -> bool:
+        """It waits or runs, and no supervisor is known to be dead."""
+        ending = self.state in ("COMPLETING", GONE) or final(self.state)
+        return not ending and self.left == self.nodes
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it is left anywhere."""
+        if self.state == "COMPLETING":  # on a dead node for as long as Slurm waits for it
+            return not self.left
+        return self.state == GONE or final(self.state)
+
+    def __str__(self) -> str:
+        return f"Slurm job {self.id} ({self.state})"
+
+
+class Jobs:
+    def __init__(self, slurm: Slurm, prefix: str) -> None:
+        """`prefix` begins the names of all jobs of this engine, and of no other's."""
+        self._slurm = slurm
+        self._prefix = prefix
+        self._jobs: dict[str, Job] = {}
+        self._silent = False
+
+    def of(self, task: str) -> Job | None:
+        """The task's job, if this engine knows of one."""
+        return self._jobs.get(task)
+
+    def any(self) -> bool:
+        return bool(self._jobs)
+
+    def forget(self, task: str) -> None:
+        """REQUIRES: its job is over."""
+        self._jobs.pop(task, None)
+
+    async def find(self, task: str) -> Job | None:
+        """The task's job, also one that an earlier engine submitted; none when it is over.
+
+        Raises:
+            PeerLost: slurmctld does not answer.
+            TaskError: it refuses.
+        """
+        known = self._jobs.get(task)
+        if known is not None:
+            return known
+        lines = await self._list()
+        found = [line for line in lines if line.name == self._prefix + task and not line.over]
+        if not found:
+            return None
+        newest = max(found, key=lambda line: line.id)
+        self._jobs[task] = Job(newest.id, newest.nodes, newest.state)
+        return self._jobs[task]
+
+    async def submit(self, task: str, nodes: tuple[str, ...], gpus: int, attempt: Path) -> Job:
+        """A new job. REQUIRES: the task has none.
+
+        Raises:
+            PeerLost: slurmctld does not answer; `find` says whether it took the job.
+            TaskError: it refuses.
+        """
+        name = self._prefix + task
+        number = await asyncio.to_thread(self._slurm.submit, name, nodes, gpus, attempt)
+        job = self._jobs[task] = Job(number, frozenset(nodes), "PENDING")
+        return job
+
+    async def refresh(self) -> None:
+        """Looks at all jobs."""
+        known = list(self._jobs.values())  # a job submitted from here on may not be listed
+        try:
+            lines = await self._list()
+        except (PeerLost, TaskError) as error:
+            if not self._silent:
+                _log.warning("nothing is known of jobs: %s", error)
+            self._silent = True
+            return
+        self._silent = False
+        states = {line.id: line.state for line in lines}
+        for job in known:
+            job.state = states.get(job.id, GONE)
+
+    async def until(self, ready: Callable[[], bool], limit_s: float | None = None) -> bool:
+        """Looks until `ready`, more and more seldom; false when the limit is over first."""
+        end = None if limit_s is None else time.monotonic() + limit_s
+        pause = 0.02
+        while True:
+            await self.refresh()
+            if ready():
+                return True
+            if end is not None and time.monotonic() >= end:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, 1.0)
+
+    async def end(self, job: Job) -> None:
+        """Has Slurm end it, and returns once nothing is left of it."""
+        while True:
+            try:
+                await asyncio.to_thread(self._slurm.cancel, job.id)
+            except (PeerLost, TaskError) as error:
+                _log.warning("cannot cancel job %d yet: %s", job.id, error)
+            if await self.until(lambda: job.over, 30.0):
+                return
+
+    async def _list(self) -> list[JobLine]:
+        return await asyncio.to_thread(self._slurm.jobs, self._prefix)
