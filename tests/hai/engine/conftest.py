@@ -16,13 +16,21 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, RankExited, RankStarted
+from fireflyer.hai.engines import (
+    EngineEvent,
+    Gang,
+    GangEnded,
+    NodesChanged,
+    RankExited,
+    RankStarted,
+)
 from fireflyer.hai.engines.link import connect
 from fireflyer.hai.engines.local import LocalEngine
 from fireflyer.hai.engines.messages import Request
 from fireflyer.rpc import FrameBuffer, frame
 
 DEADLINE_S = 20.0
+SECRET = "5ec7e7" * 8
 T = TypeVar("T")
 
 PRELUDE = """\
@@ -53,8 +61,12 @@ def _read(path: str) -> bytes:
 class Stage:
     """One task, called `self.task`, and whatever engines play it."""
 
+    names = tuple(f"n{i}" for i in range(10))
+    """Of nodes; a gang gets the first ones."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.deadline_s = DEADLINE_S
         self.task = f"t{uuid4().hex[:12]}"
         reports = folder / "reports"
         os.mkfifo(reports)
@@ -72,7 +84,7 @@ class Stage:
 
         async def whole() -> None:
             try:
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(self.deadline_s):
                     await scene(self)
             finally:
                 for engine in self._engines:
@@ -103,6 +115,7 @@ class Stage:
         script: str | Path,
         *,
         nodes: int = 2,
+        on: tuple[str, ...] = (),
         ranks: int = 1,
         attempt: int = 1,
         start: Literal["fork", "exec"] = "fork",
@@ -118,10 +131,10 @@ class Stage:
             args=args,
             cwd=cwd or str(self.folder),
             env={**self.env, **(env or {})},
-            nodes=tuple(f"n{i}" for i in range(nodes)),
+            nodes=on or self.names[:nodes],
             ranks_per_node=ranks,
             start=start,
-            secret="5ec7e7",
+            secret=SECRET,
             directory=self.folder / self.task / str(attempt),
         )
 
@@ -132,6 +145,8 @@ class Stage:
         """The next events, up to the first that is `last`."""
         seen: list[EngineEvent] = []
         async for event in engine.events():
+            if isinstance(event, NodesChanged):
+                continue
             seen.append(event)
             if last(event):
                 return seen
@@ -196,18 +211,18 @@ class Stage:
         return self._stat(pid)[1]
 
     def guard(self, node: str) -> int:
-        ours = f"fireflyer.hai.supervisor {self.task} {node}"
-        pids = {pid for pid, command in self.processes().items() if command.endswith(ours)}
+        ours = f"fireflyer.hai.supervisor {self.task} {node} "
+        pids = {pid for pid, command in self.processes().items() if ours in f"{command} "}
         (guard,) = (pid for pid in pids if self.parent(pid) not in pids)
         return guard
 
     def supervisor(self, node: str) -> int:
-        ours = f"fireflyer.hai.supervisor {self.task} {node}"
+        ours = f"fireflyer.hai.supervisor {self.task} {node} "
         guard = self.guard(node)
         (pid,) = (
             pid
             for pid, command in self.processes().items()
-            if command.endswith(ours) and self.parent(pid) == guard
+            if ours in f"{command} " and self.parent(pid) == guard
         )
         return pid
 

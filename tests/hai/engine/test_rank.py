@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tests.hai.engine.conftest import SECRET
 
 from fireflyer import allocator
 
@@ -60,7 +61,7 @@ def test_environment_and_arguments(stage: Stage, start: Start) -> None:
                 "FIREFLYER_NODE": f"n{rank // 2}",
                 "FIREFLYER_TASK": s.task,
                 "FIREFLYER_ATTEMPT": "3",
-                "FIREFLYER_SECRET": "5ec7e7",
+                "FIREFLYER_SECRET": SECRET,
                 "FIREFLYER_TASK_DIR": str(s.folder / s.task),
                 "FIREFLYER_KEEPER": str(s.folder / s.task / f"n{rank // 2}.keeper.sock"),
                 **allocator.KEEP,

@@ -102,6 +102,9 @@ class SlurmEngine(LocalEngine):
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
         self._watching = False
+        self._nodes_at = 0.0
+        """time.monotonic() of the next look at the nodes."""
+        self._looking = asyncio.Lock()
 
     @property
     def partition(self) -> str:
@@ -384,6 +387,7 @@ class SlurmEngine(LocalEngine):
             raise TaskError(f"there is no node {node!r}; `fireflyer nodes` lists them")
         await asyncio.to_thread(self._slurm.mark, node, state, reason)
         await self._look_at_nodes()
+        self._nodes_at = 0.0  # a node that was taken back has yet to answer
 
     async def _end(self, task: str, job: Job) -> None:
         """Ends a task's job; returns once nothing of it is left."""
@@ -408,14 +412,13 @@ class SlurmEngine(LocalEngine):
 
     async def _look(self) -> None:
         """Learns from Slurm what connections do not tell."""
-        nodes_at = 0.0
         while True:
             if self._jobs.any():
                 await self._jobs.refresh()
             broken = [k for k, link in self._links.items() if not link.connected]
-            if broken or time.monotonic() >= nodes_at:
+            if broken or time.monotonic() >= self._nodes_at:
+                self._nodes_at = time.monotonic() + NODES_S
                 await self._look_at_nodes()
-                nodes_at = time.monotonic() + NODES_S
             down = {node.name for node in self._nodes if node.state == "down"}
             for (task, node), link in list(self._links.items()):
                 job = self._jobs.of(task)
@@ -425,14 +428,15 @@ class SlurmEngine(LocalEngine):
             await asyncio.sleep(JOBS_S)
 
     async def _look_at_nodes(self) -> None:
-        try:
-            places = await asyncio.to_thread(self._slurm.places)
-        except (PeerLost, TaskError) as error:
-            _log.debug("nothing is known of nodes: %s", error)
-            return
-        if [place.node for place in places] != self._nodes:
-            self._places(places)
-            self._events.put_nowait(NodesChanged())
+        async with self._looking:  # an older answer must not replace a newer one
+            try:
+                places = await asyncio.to_thread(self._slurm.places)
+            except (PeerLost, TaskError) as error:
+                _log.debug("nothing is known of nodes: %s", error)
+                return
+            if [place.node for place in places] != self._nodes:
+                self._places(places)
+                self._events.put_nowait(NodesChanged())
 
     def _places(self, places: list[Place]) -> None:
         self._nodes = [place.node for place in places]

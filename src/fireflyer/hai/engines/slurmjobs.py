@@ -53,6 +53,7 @@ class Jobs:
         self._prefix = prefix
         self._jobs: dict[str, Job] = {}
         self._silent = False
+        self._looking = asyncio.Lock()
 
     def of(self, task: str) -> Job | None:
         """The task's job, if this engine knows of one."""
@@ -97,18 +98,19 @@ class Jobs:
 
     async def refresh(self) -> None:
         """Looks at all jobs."""
-        known = list(self._jobs.values())  # a job submitted from here on may not be listed
-        try:
-            lines = await self._list()
-        except (PeerLost, TaskError) as error:
-            if not self._silent:
-                _log.warning("nothing is known of jobs: %s", error)
-            self._silent = True
-            return
-        self._silent = False
-        states = {line.id: line.state for line in lines}
-        for job in known:
-            job.state = states.get(job.id, GONE)
+        async with self._looking:  # an older answer must not replace a newer one
+            known = list(self._jobs.values())  # a job submitted from here on may not be listed
+            try:
+                lines = await self._list()
+            except (PeerLost, TaskError) as error:
+                if not self._silent:
+                    _log.warning("nothing is known of jobs: %s", error)
+                self._silent = True
+                return
+            self._silent = False
+            states = {line.id: line.state for line in lines}
+            for job in known:
+                job.state = states.get(job.id, GONE)
 
     async def until(self, ready: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Looks until `ready`, more and more seldom; false when the limit is over first."""

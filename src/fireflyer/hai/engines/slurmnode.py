@@ -6,6 +6,7 @@ All it needs is in the attempt's folder, in a file that only its user can read; 
 hold no secret.
 """
 
+import fcntl
 import os
 import socket
 import sys
@@ -30,8 +31,10 @@ def main(arguments: list[str]) -> None:
     job = int(os.environ["SLURM_JOB_ID"])
     announce(directory.parent, node, Announcement(job=job, host=part.address, port=port))
     null = os.open("/dev/null", os.O_RDONLY)
-    for source, target in ((null, 0), (output, 1), (output, 2), (listener.fileno(), 3)):
+    bound = fcntl.fcntl(listener, fcntl.F_DUPFD, 10)  # out of the way of what is overwritten
+    for source, target in ((null, 0), (output, 1), (output, 2), (bound, 3)):
         os.dup2(source, target)
+    os.close(bound)
     module = ["-P", "-m", "fireflyer.hai.supervisor", part.task, node, str(directory)]
     environment = {**os.environ, "FIREFLYER_TASK": part.task}
     os.execve(sys.executable, [sys.executable, *module], environment)

@@ -1,0 +1,89 @@
+"""What Slurm's text says, and times of other machines."""
+
+import pytest
+
+from fireflyer.hai.engines import Node, RankStarted
+from fireflyer.hai.engines.clocks import translated
+from fireflyer.hai.engines.gang import Now
+from fireflyer.hai.engines.messages import PartEnded, Record
+from fireflyer.hai.engines.slurmcli import Place, expand_hosts, parse_leaves, parse_node
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("(null)", []),
+        ("login", ["login"]),
+        ("fn[1-3]", ["fn1", "fn2", "fn3"]),
+        ("gpu[008-010,7]-ib,login", ["gpu008-ib", "gpu009-ib", "gpu010-ib", "gpu7-ib", "login"]),
+        ("r[1-2]n[1,3]", ["r1n1", "r1n3", "r2n1", "r2n3"]),
+    ],
+)
+def test_host_lists(text: str, names: list[str]) -> None:
+    assert expand_hosts(text) == names
+
+
+@pytest.mark.parametrize(
+    ("line", "node"),
+    [
+        (
+            "fn1|10.0.0.1|idle|gpu:8|16000|96|none",
+            Node(name="fn1", gpus=8, cpus=96, memory_mib=16000, leaf="leaf1"),
+        ),
+        (
+            "fn2|fn2|mixed|gpu:a100:4(S:0,2),gpu:t4:2,nvme:1|8|2|none",
+            Node(name="fn2", gpus=6, cpus=2, memory_mib=8),
+        ),
+        (
+            "fn3|fn3|draining|(null)|8|2|gemm | twice",
+            Node(
+                name="fn3", state="drained", reason="draining: gemm | twice", cpus=2, memory_mib=8
+            ),
+        ),
+        (
+            "fn4|fn4|allocated*|(null)|8|2|none",
+            Node(name="fn4", state="drained", reason="allocated*", cpus=2, memory_mib=8),
+        ),
+        (
+            "fn5|fn5|down*|(null)|8|2|Not responding",
+            Node(name="fn5", state="down", reason="down*: Not responding", cpus=2, memory_mib=8),
+        ),
+        (
+            "fn6|fn6|never heard of|(null)|8|2|none",
+            Node(name="fn6", state="down", reason="never heard of", cpus=2, memory_mib=8),
+        ),
+    ],
+)
+def test_lines_of_sinfo(line: str, node: Node) -> None:
+    assert parse_node(line, {"fn1": "leaf1"}) == Place(node, line.split("|")[1])
+
+
+def test_leaves_are_the_lowest_switches() -> None:
+    text = """\
+SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=fn[1-2]
+SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=fn3
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=fn[1-3] Switches=leaf[1-2]
+"""
+    assert parse_leaves(text) == {"fn1": "leaf1", "fn2": "leaf1", "fn3": "leaf2"}
+    assert parse_leaves("") == {}
+
+
+def test_times_of_a_machine_that_booted_at_another_time() -> None:
+    event = RankStarted(task="t1", attempt=1, rank=0, node="a", pid=1, monotonic_ns=7, wall=100.0)
+    now = Now(monotonic_ns=50_000_000_000, wall=102.5)
+    (moved,) = [translated(Record(attempt=1, seq=1, event=event), now).event]
+    assert moved.monotonic_ns == 47_500_000_000
+    part = PartEnded(
+        node="a", cause="failed", reason="", told=False, highest=0, failed_ns=5,
+        monotonic_ns=7, wall=100.0,
+    )  # fmt: skip
+    ended = translated(Record(attempt=1, seq=2, event=part), now).event
+    assert isinstance(ended, PartEnded)
+    assert (ended.monotonic_ns, ended.failed_ns) == (47_500_000_000, 47_499_999_998)
+
+
+def test_times_of_this_machine_stay_as_they_are() -> None:
+    event = RankStarted(task="t1", attempt=1, rank=0, node="a", pid=1, monotonic_ns=7, wall=100.0)
+    record = Record(attempt=1, seq=1, event=event)
+    assert translated(record, Now(monotonic_ns=2_000_000_007, wall=102.01)) is record
