@@ -51,6 +51,7 @@ if [[ ${1:-} = --*-packages ]]; then
   fi
   command -v ip >/dev/null && command -v tc >/dev/null || stage "Debian packages" apt_install iproute2
   [[ $(ldconfig -p) = *libucp.so.0* ]] || stage "UCX" try_apt_install libucx0
+  [ -x /usr/sbin/slurmctld ] || stage "Slurm" try_apt_install slurmctld slurmd slurm-client munge
   exit 0
 fi
 

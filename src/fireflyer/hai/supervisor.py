@@ -16,6 +16,7 @@ refused or cut off without an answer knows that nothing of the task is left on t
 """
 
 import os
+import signal
 import sys
 
 from fireflyer._native.hai import set_child_subreaper
@@ -36,6 +37,9 @@ def main() -> None:
 
         Supervisor(3, guard, *sys.argv[2:4]).run()
     else:
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # who signals both leaves one to see to the rest
         os.waitid(os.P_PID, supervisor, os.WEXITED)
         kill_descendants()
         os._exit(0)  # at once: our end of the listening socket says that something is left

@@ -12,7 +12,7 @@ import pytest
 from tests.hai.engine.conftest import Stage
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.engines import Gang, NodesChanged, RankExited
+from fireflyer.hai.engines import Gang, NodesChanged, RankExited, RankStarted
 from fireflyer.hai.engines.messages import Freeze
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ def test_an_engine_that_let_go_and_another_that_takes_up(stage: Stage) -> None:
         second = s.engine()
         await second.recover(gang)
         await second.recover(gang)
-        events = await s.until(second, lambda e: not isinstance(e, RankExited) and e.rank == 3)
+        events = await s.until(second, lambda e: isinstance(e, RankStarted) and e.rank == 3)
         os.kill(pids[3], signal.SIGKILL)
         more, end = await s.ended(second)
         assert s.pids(events + more) == pids

@@ -7,6 +7,7 @@ CPUs and, where device files can be made, 8 GPUs.
 import contextlib
 import os
 import pwd
+import random
 import secrets
 import shutil
 import signal
@@ -83,11 +84,15 @@ def missing() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Below the range that the kernel takes ports of outgoing connections from: nobody gets one of them while
+    its owner is away."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
 class Cluster:
@@ -128,7 +133,9 @@ class Cluster:
         self._run("slurmctld", "slurmctld", "-f", str(self.conf), "-D")
 
     def kill_controller(self) -> None:
-        self._processes.pop("slurmctld").kill()
+        process = self._processes.pop("slurmctld")
+        process.kill()
+        process.wait()
 
     def start_node(self, name: str) -> None:
         self._run(name, "slurmd", "-D", "-N", name, "-f", str(self.conf))
@@ -136,15 +143,15 @@ class Cluster:
     def signal_node(self, name: str, number: int) -> None:
         """To slurmd and, as far as it is known, everything that it runs."""
         pids = [self._processes[name].pid]
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 ours = f"SLURM_CONF={self.conf}".encode()
                 if f"SLURMD_NODENAME={name}".encode() in environment and ours in environment:
-                    pids.append(int(pid))
+                    pids.append(pid)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), number)
+                os.kill(pid, number)
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -168,6 +175,11 @@ class Cluster:
         """Name -> state, of jobs that are not over."""
         text = self.command("squeue", "-h", "-o", "%j %T")
         return dict(line.split() for line in text.splitlines())
+
+    def saved(self, text: str) -> bool:
+        """Whether a text of a job is in the controller's saved state."""
+        state = self.root / "state" / "job_state"
+        return state.exists() and text.encode() in state.read_bytes()
 
     # -- inside ------------------------------------------------------------------------------------
 

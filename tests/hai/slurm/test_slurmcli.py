@@ -56,7 +56,8 @@ def test_host_lists(text: str, names: list[str]) -> None:
     ],
 )
 def test_lines_of_sinfo(line: str, node: Node) -> None:
-    assert parse_node(line, {"fn1": "leaf1"}) == Place(node, line.split("|")[1])
+    silent = node.reason == "allocated*"
+    assert parse_node(line, {"fn1": "leaf1"}) == Place(node, line.split("|")[1], silent)
 
 
 def test_leaves_are_the_lowest_switches() -> None:

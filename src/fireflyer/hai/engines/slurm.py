@@ -268,7 +268,7 @@ class SlurmEngine(LocalEngine):
                 text = f"{job} ended before its supervisors answered"
                 raise _Ended(start.asked or kind, text)
             if job.state == "PENDING":
-                unfit = [n for n in self._nodes if n.name in gang.nodes and n.state != "up"]
+                unfit = [n for n in self._unfit if n.name in gang.nodes]
                 if start.asked is not None or unfit:
                     await self._end(gang.task, job)
                     text = "; ".join(f"{node.name} is {node.reason}" for node in unfit)
@@ -441,6 +441,8 @@ class SlurmEngine(LocalEngine):
     def _places(self, places: list[Place]) -> None:
         self._nodes = [place.node for place in places]
         self._addresses = {place.node.name: place.address for place in places}
+        self._unfit = [p.node for p in places if p.node.state != "up" and not p.silent]
+        """No pending job will get these."""
 
     async def _lose(self, task: str, job: Job, node: str) -> None:
         """The node's supervisor is gone; Slurm may know why."""

@@ -59,6 +59,8 @@ class Place(msgspec.Struct, frozen=True):
 
     node: Node
     address: str
+    silent: bool = False
+    """Slurm hears nothing of it as yet: it may come back, or go down."""
 
 
 class Slurm:
@@ -189,18 +191,19 @@ def parse_node(line: str, leaves: dict[str, str]) -> Place:
     """A line of `sinfo -o "%N|%o|%T|%G|%m|%c|%E"`."""
     name, address, state, gres, memory, cpus, reason = line.split("|", 6)
     plain = state.rstrip("*~#!%$@^-+")
-    usable: Literal["up", "drained", "down"]
-    if plain in _UP:
-        usable = "drained" if "*" in state else "up"
-    else:
-        usable = "drained" if plain in _DRAINED else "down"
+    silent = plain in _UP and "*" in state
+    usable: Literal["up", "drained", "down"] = "down"
+    if plain in _UP and not silent:
+        usable = "up"
+    elif plain in _UP | _DRAINED:
+        usable = "drained"
     why = "" if usable == "up" else f"{state}: {reason}" if reason != "none" else state
     counts = re.findall(r"(?:^|,)gpu(?::[^,:]+)?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
     node = Node(
         name=name, state=usable, reason=why, gpus=sum(map(int, counts)), cpus=int(cpus),
         memory_mib=int(memory), leaf=leaves.get(name, ""),
     )  # fmt: skip
-    return Place(node, address)
+    return Place(node, address, silent)
 
 
 def parse_leaves(text: str) -> dict[str, str]:

@@ -1,0 +1,122 @@
+"""The whole way: `up --engine slurm`, `run`, suspend, SIGKILL of the server, resume on other nodes."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Running, Shell, end_at_once
+from tests.hai.slurm.cluster import NODES, Cluster
+
+from fireflyer.hai.model import TaskView
+
+GPT = Path(__file__).parents[3] / "examples" / "gpt.py"
+SMALL = ["--steps", "300", "--batch", "16", "--context", "64", "--shape", "64", "2", "4"]
+HOLD = "import signal\nprint('holds', flush=True)\nwhile True:\n    signal.pause()\n"
+
+Keep = Callable[[Running], Running]
+
+
+@pytest.fixture
+def shell(cluster: Cluster, tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+def keep() -> Iterator[Keep]:
+    """Servers given to it are ended with the test."""
+    servers: list[Running] = []
+
+    def add(server: Running) -> Running:
+        servers.append(server)
+        server.until("stderr", "serving")
+        return server
+
+    yield add
+    for server in servers:
+        if server.process.poll() is None:
+            end_at_once(server.process.pid)
+        server.process.communicate(timeout=60)
+
+
+def nodes_of(view: TaskView) -> tuple[str, ...]:
+    return tuple(rank.node for rank in view.ranks)
+
+
+def read_until(shell: Shell, task: str, attempt: int, text: str) -> str:
+    """Rank 0's output up to this text."""
+    offset, seen = 0, ""
+    while text not in seen:
+        chunk = shell.client.read_log_chunk(task, 0, offset, attempt, wait_s=20)
+        offset, seen = chunk.next_offset, seen + chunk.data.decode()
+        assert not chunk.end, seen
+    return seen
+
+
+def test_a_task_moves_through_the_cluster_and_outlives_the_server(
+    shell: Shell, keep: Keep, cluster: Cluster
+) -> None:
+    keep(shell.start("up", "--engine", "slurm", "--partition", "low"))
+    client = shell.client
+    assert [node.name for node in client.nodes()] == list(NODES)
+    shell.run("run", "-d", str(GPT), *SMALL, "--", "-n", "2")
+    read_until(shell, "t1", 1, "step 10 of")
+    assert nodes_of(client.task("t1")) == ("fn1", "fn2")
+    shell.run("suspend", "t1")
+    assert client.wait("t1", {"suspended", "finished"}, 60).state == "suspended"
+    shell.script(HOLD, "hold.py")
+    shell.run("run", "-d", "-n", "2", "--start", "exec", "hold.py")
+    read_until(shell, "t2", 1, "holds")
+    assert nodes_of(client.task("t2")) == ("fn1", "fn2")
+
+    os.kill(client.server().pid, signal.SIGKILL)
+    while client.home.served():
+        assert client.home.holder()
+    keep(shell.start("up"))  # the home remembers what its engine is
+    assert [node.name for node in client.nodes()] == list(NODES)
+    assert (client.task("t1").state, client.task("t2").state) == ("suspended", "running")
+    shell.run("resume", "t1")
+    assert client.wait("t1", {"running"}, 60).attempt == 2
+    done = client.wait("t1", {"finished", "failed"}, 90)
+    assert (done.state, done.reason, done.restarts) == ("finished", "every rank returned 0", 0)
+    assert nodes_of(done) == ("fn3", "fn4")
+    steps = {}
+    for attempt in (1, 2):
+        output = client.read_log("t1", 0, attempt=attempt)[0].decode()
+        steps[attempt] = [int(n) for n in re.findall(r"^step (\d+) of", output, re.MULTILINE)]
+    assert steps[1] + steps[2] == list(range(10, 301, 10))  # each once: it went on where it was
+    assert client.task("t2").attempt == 1
+    client.stop("t2")
+    assert client.wait("t2", {"stopped"}, 60).state == "stopped"
+    shell.run("down")
+    assert not any(name.endswith(("-t1", "-t2")) for name in cluster.jobs())
+
+
+def test_options_that_do_not_go_together(shell: Shell, cluster: Cluster) -> None:
+    for words, text in (
+        (["--engine", "slurm", "--nodes", "3"], "--nodes is for --engine local"),
+        (["--partition", "low"], "--partition is for --engine slurm"),
+        (["--engine", "ray"], "--engine must be local or slurm"),
+        (["--engine", "slurm", "--partition", "nowhere"], "cannot use Slurm"),
+    ):
+        assert text in shell.run("up", *words, code=1).stderr
+
+
+def test_the_engine_is_not_changed_under_a_task_that_runs(
+    shell: Shell, keep: Keep, cluster: Cluster
+) -> None:
+    keep(shell.start("up", "--engine", "slurm"))
+    shell.script(HOLD, "hold.py")
+    shell.run("run", "-d", "--start", "exec", "hold.py")
+    read_until(shell, "t1", 1, "holds")
+    shell.run("down", "--keep")
+    refused = shell.run("up", "--engine", "local", code=1)
+    assert "t1 was started on the engine 'slurm' and may run on" in refused.stderr
+    keep(shell.start("up"))
+    shell.client.stop("t1")
+    assert shell.client.wait("t1", {"stopped"}, 60).attempt == 1
+    shell.run("down")
+    keep(shell.start("up", "--engine", "local"))
+    assert [node.name for node in shell.client.nodes()] == ["n0", "n1"]
