@@ -128,6 +128,9 @@ class Cluster:
             self.command("scancel", "--state=PENDING", "-u", pwd.getpwuid(os.getuid()).pw_name)
         for name in (*NODES, "slurmctld", "munged"):
             self._end(name)
+        for pid in self._owned():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def start_controller(self) -> None:
         self._run("slurmctld", "slurmctld", "-f", str(self.conf), "-D")
@@ -142,14 +145,7 @@ class Cluster:
 
     def signal_node(self, name: str, number: int) -> None:
         """To slurmd and, as far as it is known, everything that it runs."""
-        pids = [self._processes[name].pid]
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            with contextlib.suppress(OSError):
-                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                ours = f"SLURM_CONF={self.conf}".encode()
-                if f"SLURMD_NODENAME={name}".encode() in environment and ours in environment:
-                    pids.append(pid)
-        for pid in pids:
+        for pid in [self._processes[name].pid, *self._owned(f"SLURMD_NODENAME={name}")]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -182,6 +178,16 @@ class Cluster:
         return state.exists() and text.encode() in state.read_bytes()
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _owned(self, *variables: str) -> list[int]:
+        """Processes with the cluster's configuration and these variables in their environment."""
+        wanted = {text.encode() for text in (f"SLURM_CONF={self.conf}", *variables)}
+        found = []
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+                    found.append(pid)
+        return [pid for pid in found if pid != os.getpid()]
 
     def _make_devices(self) -> bool:
         try:

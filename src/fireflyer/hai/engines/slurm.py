@@ -2,20 +2,20 @@
 
 Slurm starts the supervisors, one a node, in one job a task; from there on they are asked over TCP what the
 local engine asks over Unix sockets, and the same states follow. What Slurm has to do takes its time, so
-`launch` and `recover` go on in the background; a stop or suspend that comes meanwhile is kept in a `_Start`.
+`launch` and `recover` go on in the background; a stop or suspend that comes meanwhile is kept in a `Pending`.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from msgspec.structs import replace
 
-from fireflyer.errors import PeerLost, ProtocolMismatch, TaskError
+from fireflyer.errors import ProtocolMismatch, TaskError
 from fireflyer.hai.engines import EngineEvent, Gang, NodesChanged
 from fireflyer.hai.engines.clocks import translated
 from fireflyer.hai.engines.gang import Outcome
@@ -24,8 +24,9 @@ from fireflyer.hai.engines.local import LocalEngine, _now, _Run, make_folders
 from fireflyer.hai.engines.messages import Attach, Attached, Launched, Leave, Record, Start
 from fireflyer.hai.engines.parts import part_path, read_announcement, write_part
 from fireflyer.hai.engines.remote import RemoteLink, reach
-from fireflyer.hai.engines.slurmcli import Place, Slurm
-from fireflyer.hai.engines.slurmjobs import Job, Jobs
+from fireflyer.hai.engines.slurmcli import Slurm
+from fireflyer.hai.engines.slurmjobs import Job, Jobs, Places
+from fireflyer.hai.engines.slurmstart import Background, Ended, Pending, patiently
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 from fireflyer.log import get_logger
 
@@ -39,42 +40,6 @@ LEAVE_S = 5.0
 """What supervisors have to leave before their job is cancelled."""
 
 _log = get_logger("hai")
-
-T = TypeVar("T")
-
-
-class _Ended(Exception):
-    """The attempt ends before its parts were started."""
-
-    def __init__(self, outcome: Outcome, reason: str) -> None:
-        super().__init__(reason)
-        self.outcome = outcome
-        self.reason = reason
-
-
-class _Start:
-    """A launch or recovery under way, and what was asked of the attempt meanwhile."""
-
-    def __init__(self) -> None:
-        self.asked: Literal["stopped", "suspended"] | None = None
-        self.grace_s = 0.0
-        self.done = asyncio.Event()
-        self._news = asyncio.Event()
-
-    def ask(self, what: Literal["stopped", "suspended"], grace_s: float) -> None:
-        if self.asked != "stopped":
-            self.asked = what
-            self.grace_s = grace_s
-        else:
-            self.grace_s = min(self.grace_s, grace_s)
-        self._news.set()
-
-    async def pause(self, seconds: float) -> None:
-        """Until something is asked, or for so long."""
-        self._news.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
 
 
 class SlurmEngine(LocalEngine):
@@ -93,18 +58,16 @@ class SlurmEngine(LocalEngine):
             ConfigError: Slurm cannot be used, or has no such partition.
         """
         self._slurm = Slurm(partition)
-        places = self._slurm.places()
-        super().__init__(len(places), preload=preload)
-        self._places(places)
+        self._places = Places(self._slurm)
+        super().__init__(len(self._places.nodes), preload=preload)
+        self._nodes = self._places.nodes
         mark = hashlib.sha256(str(home).encode()).hexdigest()[:8]
         self._jobs = Jobs(self._slurm, f"fireflyer-{mark}-")
-        self._starts: dict[tuple[str, int], _Start] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._error: BaseException | None = None
+        self._starts: dict[tuple[str, int], Pending] = {}
+        self._work = Background(lambda: self._events.put_nowait(None))
         self._watching = False
         self._nodes_at = 0.0
         """time.monotonic() of the next look at the nodes."""
-        self._looking = asyncio.Lock()
 
     @property
     def partition(self) -> str:
@@ -115,26 +78,13 @@ class SlurmEngine(LocalEngine):
         self._watch()
         async for event in super().events():
             yield event
-        if self._error is not None:
-            raise self._error
+        if self._work.error is not None:
+            raise self._work.error
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._work.cancel()  # they make links
         await super().close()
-
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs it; an error that it does not expect ends `events`."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._error = error
-            self._events.put_nowait(None)
+        await self._work.cancel()  # links that ended meanwhile made these
 
     # -- launch and recovery -----------------------------------------------------------------------
 
@@ -144,12 +94,12 @@ class SlurmEngine(LocalEngine):
     async def recover(self, gang: Gang) -> None:
         self._begin(gang, self._recover)
 
-    def _begin(self, gang: Gang, work: Callable[[Gang, _Start], Awaitable[None]]) -> None:
+    def _begin(self, gang: Gang, work: Callable[[Gang, Pending], Awaitable[None]]) -> None:
         key = (gang.task, gang.attempt)
         if key in self._runs or key in self._starts:
             return
         self._watch()
-        start = self._starts[key] = _Start()
+        start = self._starts[key] = Pending()
 
         async def whole() -> None:
             await work(gang, start)
@@ -160,9 +110,9 @@ class SlurmEngine(LocalEngine):
             elif start.asked == "suspended":
                 await self.suspend(*key, start.grace_s)
 
-        self._background(whole())
+        self._work.start(whole())
 
-    async def _launch(self, gang: Gang, start: _Start) -> None:
+    async def _launch(self, gang: Gang, start: Pending) -> None:
         for (task, attempt), older in list(self._starts.items()):
             if task == gang.task and attempt < gang.attempt:
                 older.ask("stopped", 0.0)
@@ -177,31 +127,31 @@ class SlurmEngine(LocalEngine):
         try:
             job = await self._job(gang, start)
             links = await self._reach(gang, job, start)
-        except _Ended as ended:
+        except Ended as ended:
             run.state.withdraw(ended.outcome, ended.reason)
         else:
             await self._start_parts(run, job, links)
 
-    async def _recover(self, gang: Gang, start: _Start) -> None:
+    async def _recover(self, gang: Gang, start: Pending) -> None:
         run = self._runs[gang.task, gang.attempt] = _Run(gang)
         grace: float | None = None
         async with run.lock:
             try:
-                job = await self._patiently(lambda: self._jobs.find(gang.task), start)
+                job = await patiently(lambda: self._jobs.find(gang.task), start)
                 if job is None or job.nodes != set(gang.nodes):
                     text = "; ".join(f"{node} holds nothing of the attempt" for node in gang.nodes)
-                    raise _Ended("lost", text)
+                    raise Ended("lost", text)
                 self._write_parts(gang)
                 links = await self._reach(gang, job, start)
                 grace = await self._start_parts(run, job, links)
-            except _Ended as ended:
+            except Ended as ended:
                 self._settle_all(run, ended)
             run.state.sealed(_now())
             self._follow(run)
         if grace is not None:  # its second phase may have died with the server that began it
             await self.suspend(gang.task, gang.attempt, grace)
 
-    def _settle_all(self, run: _Run, ended: _Ended) -> None:
+    def _settle_all(self, run: _Run, ended: Ended) -> None:
         """No supervisor is left: the journals say how the parts ended, unless none was started."""
         gang = run.gang
         if not any(journal_path(gang.directory, node).exists() for node in gang.nodes):
@@ -213,13 +163,13 @@ class SlurmEngine(LocalEngine):
             self._settle(run, node, f"{node} holds nothing of the attempt")
 
     def _write_parts(self, gang: Gang) -> None:
-        master = self._addresses.get(gang.nodes[0], gang.nodes[0])
+        master = self._places.address(gang.nodes[0])
         for index, node in enumerate(gang.nodes):
             part = self._part(gang, index, 0)
-            address = self._addresses.get(node, node)
-            write_part(gang.directory, replace(part, master=master, address=address))
+            part = replace(part, master=master, address=self._places.address(node))
+            write_part(gang.directory, part)
 
-    async def _job(self, gang: Gang, start: _Start) -> Job:
+    async def _job(self, gang: Gang, start: Pending) -> Job:
         """The task's job on these nodes; an older one elsewhere is ended first."""
 
         async def get() -> Job:
@@ -228,25 +178,13 @@ class SlurmEngine(LocalEngine):
                 return job
             if job is not None:
                 await self._end(gang.task, job)
-            gpus = min(node.gpus for node in self._nodes if node.name in gang.nodes)
+            own = [node.gpus for node in self._nodes if node.name in gang.nodes]
+            gpus = min(own, default=0)
             return await self._jobs.submit(gang.task, gang.nodes, gpus, gang.directory)
 
-        return await self._patiently(get, start)
+        return await patiently(get, start)
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]], start: _Start) -> T:
-        """The call's answer, for which it waits as long as Slurm is silent."""
-        while True:
-            try:
-                return await call()
-            except PeerLost as error:
-                _log.warning("waits for Slurm: %s", error)
-            except TaskError as error:
-                raise _Ended("failed", f"cannot start: {error}") from error
-            if start.asked is not None:
-                raise _Ended(start.asked, "Slurm did not answer")
-            await start.pause(1.0)
-
-    async def _reach(self, gang: Gang, job: Job, start: _Start) -> dict[str, RemoteLink | None]:
+    async def _reach(self, gang: Gang, job: Job, start: Pending) -> dict[str, RemoteLink | None]:
         """Connections to all supervisors of the job, None for one that is dead."""
         links: dict[str, RemoteLink | None] = {}
         deadline: float | None = None
@@ -266,19 +204,19 @@ class SlurmEngine(LocalEngine):
                 self._jobs.forget(gang.task)
                 kind: Outcome = "failed" if job.state == "FAILED" else "lost"
                 text = f"{job} ended before its supervisors answered"
-                raise _Ended(start.asked or kind, text)
+                raise Ended(start.asked or kind, text)
             if job.state == "PENDING":
-                unfit = [n for n in self._unfit if n.name in gang.nodes]
+                unfit = [n for n in self._places.unfit if n.name in gang.nodes]
                 if start.asked is not None or unfit:
                     await self._end(gang.task, job)
                     text = "; ".join(f"{node.name} is {node.reason}" for node in unfit)
-                    raise _Ended(start.asked or "lost", text or "before Slurm had started it")
+                    raise Ended(start.asked or "lost", text or "before Slurm had started it")
             else:
                 deadline = deadline or looked + ANSWER_S
                 if looked > deadline:
                     await self._end(gang.task, job)
                     text = f"no supervisor answered on {', '.join(missing)} for {ANSWER_S:.0f} s"
-                    raise _Ended(start.asked or "lost", text)
+                    raise Ended(start.asked or "lost", text)
 
     async def _connect_to(
         self, gang: Gang, job: Job, node: str, links: dict[str, RemoteLink | None]
@@ -304,7 +242,7 @@ class SlurmEngine(LocalEngine):
         def on_gone() -> None:
             del self._links[task, node]
             job.left.discard(node)
-            self._background(self._lose(task, job, node))
+            self._work.start(self._lose(task, job, node))
 
         links[node] = self._links[task, node] = RemoteLink(
             stream, directory, node, where, gang.secret,
@@ -368,8 +306,8 @@ class SlurmEngine(LocalEngine):
             if name == task:
                 start.ask("stopped", 0.0)
                 await start.done.wait()
-        with contextlib.suppress(_Ended):  # Slurm refuses: there is no job of ours
-            job = await self._patiently(lambda: self._jobs.find(task), _Start())
+        with contextlib.suppress(Ended):  # Slurm refuses: there is no job of ours
+            job = await patiently(lambda: self._jobs.find(task), Pending())
             if job is not None:
                 await self._end(task, job)
         for key in [key for key in self._runs if key[0] == task]:
@@ -383,7 +321,7 @@ class SlurmEngine(LocalEngine):
         await self._scontrol(node, "resume", "")
 
     async def _scontrol(self, node: str, state: Literal["drain", "resume"], reason: str) -> None:
-        if node not in self._addresses:
+        if node not in {known.name for known in self._nodes}:
             raise TaskError(f"there is no node {node!r}; `fireflyer nodes` lists them")
         await asyncio.to_thread(self._slurm.mark, node, state, reason)
         await self._look_at_nodes()
@@ -408,7 +346,7 @@ class SlurmEngine(LocalEngine):
     def _watch(self) -> None:
         if not self._watching:
             self._watching = True
-            self._background(self._look())
+            self._work.start(self._look())
 
     async def _look(self) -> None:
         """Learns from Slurm what connections do not tell."""
@@ -428,21 +366,9 @@ class SlurmEngine(LocalEngine):
             await asyncio.sleep(JOBS_S)
 
     async def _look_at_nodes(self) -> None:
-        async with self._looking:  # an older answer must not replace a newer one
-            try:
-                places = await asyncio.to_thread(self._slurm.places)
-            except (PeerLost, TaskError) as error:
-                _log.debug("nothing is known of nodes: %s", error)
-                return
-            if [place.node for place in places] != self._nodes:
-                self._places(places)
-                self._events.put_nowait(NodesChanged())
-
-    def _places(self, places: list[Place]) -> None:
-        self._nodes = [place.node for place in places]
-        self._addresses = {place.node.name: place.address for place in places}
-        self._unfit = [p.node for p in places if p.node.state != "up" and not p.silent]
-        """No pending job will get these."""
+        if await self._places.look():
+            self._nodes = self._places.nodes
+            self._events.put_nowait(NodesChanged())
 
     async def _lose(self, task: str, job: Job, node: str) -> None:
         """The node's supervisor is gone; Slurm may know why."""

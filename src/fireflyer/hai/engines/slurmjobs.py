@@ -1,4 +1,4 @@
-"""The Slurm jobs of an engine's tasks, one a task: found by their names, submitted, watched, ended.
+"""The Slurm jobs of an engine's tasks, one a task: found by name, submitted, watched, ended. Its nodes.
 
 What Slurm does not answer is not known: no state changes then. Used on one asyncio loop; the commands run
 in threads.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fireflyer.errors import PeerLost, TaskError
-from fireflyer.hai.engines.slurmcli import JobLine, Slurm, final
+from fireflyer.hai.engines.slurmcli import JobLine, Place, Slurm, final
 from fireflyer.log import get_logger
 
 GONE = "GONE"
@@ -44,6 +44,42 @@ class Job:
 
     def __str__(self) -> str:
         return f"Slurm job {self.id} ({self.state})"
+
+
+class Places:
+    """The nodes as last seen."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        """
+        Raises:
+            PeerLost: slurmctld does not answer.
+            TaskError: it refuses.
+        """
+        self._slurm = slurm
+        self._looking = asyncio.Lock()
+        self._take(slurm.places())
+
+    def _take(self, places: list[Place]) -> None:
+        self.nodes = [place.node for place in places]
+        self.unfit = [p.node for p in places if p.node.state != "up" and not p.silent]
+        """No pending job will get these."""
+        self._addresses = {place.node.name: place.address for place in places}
+
+    def address(self, node: str) -> str:
+        """Where it is reached; its name where it is none of the partition."""
+        return self._addresses.get(node, node)
+
+    async def look(self) -> bool:
+        """Whether anything has changed; nothing has where Slurm is silent."""
+        async with self._looking:  # an older answer must not replace a newer one
+            try:
+                places = await asyncio.to_thread(self._slurm.places)
+            except (PeerLost, TaskError) as error:
+                _log.debug("nothing is known of nodes: %s", error)
+                return False
+            before = self.nodes
+            self._take(places)
+            return self.nodes != before
 
 
 class Jobs:
