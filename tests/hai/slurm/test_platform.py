@@ -105,6 +105,23 @@ def test_options_that_do_not_go_together(shell: Shell, cluster: Cluster) -> None
         assert text in shell.run("up", *words, code=1).stderr
 
 
+def test_a_node_that_the_operators_drain_gets_no_task(
+    shell: Shell, keep: Keep, cluster: Cluster
+) -> None:
+    cluster.command("scontrol", "update", "nodename=fn1", "state=drain", "reason=fan")
+    try:
+        keep(shell.start("up", "--engine", "slurm"))
+        shell.script("print('here', flush=True)")
+        shell.run("run", "--start", "exec", "script.py")
+        assert nodes_of(shell.client.task("t1")) == ("fn2",)
+        shell.run("run", "-d", "--start", "exec", "-n", "4", "script.py")
+        assert shell.client.task("t2").state == "queued"
+    finally:
+        cluster.command("scontrol", "update", "nodename=fn1", "state=resume")
+    done = shell.client.wait("t2", {"finished", "failed"}, 60)
+    assert (done.state, nodes_of(done)) == ("finished", NODES)
+
+
 def test_the_engine_is_not_changed_under_a_task_that_runs(
     shell: Shell, keep: Keep, cluster: Cluster
 ) -> None:
@@ -115,9 +132,14 @@ def test_the_engine_is_not_changed_under_a_task_that_runs(
     shell.run("down", "--keep")
     refused = shell.run("up", "--engine", "local", code=1)
     assert "t1 was started on the engine 'slurm' and may run on" in refused.stderr
-    keep(shell.start("up"))
-    shell.client.stop("t1")
-    assert shell.client.wait("t1", {"stopped"}, 60).attempt == 1
+    shell.run(
+        "run", "-d", "--start", "exec", "hold.py"
+    )  # starts a server: on what the home remembers
+    assert [node.name for node in shell.client.nodes()] == list(NODES)
+    read_until(shell, "t2", 1, "holds")
+    for task in ("t1", "t2"):
+        shell.client.stop(task)
+        assert shell.client.wait(task, {"stopped"}, 60).attempt == 1
     shell.run("down")
     keep(shell.start("up", "--engine", "local"))
     assert [node.name for node in shell.client.nodes()] == ["n0", "n1"]
