@@ -55,18 +55,23 @@ class SlurmStage(Stage):
         return found
 
     def ask(self, node: str, request: Request) -> bytes:
-        text = (self.folder / self.task / f"{node}.address").read_bytes()
-        where = msgspec.json.decode(text, type=Announcement)
-        handshake = Handshake("client", Secret(SECRET.encode()), ROLE)
-        with socket.create_connection((where.host, where.port), DEADLINE_S) as stream:
-            stream.sendall(handshake.opening)
-            while not handshake.done:
-                stream.sendall(handshake.feed(stream.recv(4096)))
+        with self.connect(node) as stream:
             stream.sendall(frame(msgspec.msgpack.encode(request)))
             buffer = FrameBuffer()
             while True:
                 for answer in buffer.feed(stream.recv(65536)):
                     return answer
+
+    def connect(self, node: str) -> socket.socket:
+        """To the node's supervisor, both sides having proved the secret."""
+        text = (self.folder / self.task / f"{node}.address").read_bytes()
+        where = msgspec.json.decode(text, type=Announcement)
+        handshake = Handshake("client", Secret(SECRET.encode()), ROLE)
+        stream = socket.create_connection((where.host, where.port), DEADLINE_S)
+        stream.sendall(handshake.opening)
+        while not handshake.done:
+            stream.sendall(handshake.feed(stream.recv(4096)))
+        return stream
 
 
 def make_engine(kind: str, folder: Path) -> Engine:

@@ -16,8 +16,10 @@ from tests.hai.slurm.cluster import NODES, Cluster
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.engines import GangEnded, NodesChanged, RankExited, RankStarted
-from fireflyer.hai.engines.parts import ROLE, Announcement
+from fireflyer.hai.engines.messages import Launch
+from fireflyer.hai.engines.parts import ROLE, Announcement, read_part
 from fireflyer.hai.engines.slurm import SlurmEngine
+from fireflyer.rpc import frame
 from fireflyer.rpc.handshake import Handshake
 from fireflyer.rpc.proof import Secret
 
@@ -219,6 +221,25 @@ def test_who_does_not_know_the_secret_is_not_heard(stage: SlurmStage) -> None:
         assert end.outcome == "finished"
         for stranger in strangers:
             stranger.close()
+
+    stage.play(scene)
+
+
+def test_nothing_that_comes_over_the_network_is_executed(stage: SlurmStage) -> None:
+    async def scene(s: Any) -> None:
+        engine = s.engine()
+        gang = s.gang("report('up')\nawait_gate()", nodes=1)
+        await engine.launch(gang)
+        await s.reports(1)
+        part = read_part(gang.directory, "fn1")
+        for attempt in (1, 2):
+            launch = Launch(part=msgspec.structs.replace(part, attempt=attempt, script="/bin/evil"))
+            with s.connect("fn1") as stream:
+                stream.sendall(frame(msgspec.msgpack.encode(launch)))
+                assert stream.recv(4096) == b""
+        s.open_gate(1)
+        _, end = await s.ended(engine)
+        assert (end.attempt, end.outcome) == (1, "finished")
 
     stage.play(scene)
 

@@ -365,6 +365,8 @@ class Supervisor:
         if isinstance(request, Start):
             part = read_part(self._task / str(request.attempt), self._node)
             request = Launch(part=msgspec.structs.replace(part, port=request.port))
+        elif isinstance(request, Launch) and self._secret:
+            raise ProtocolMismatch("over a network only a part in the task's folder is started")
         if isinstance(request, Launch):
             self._launch(connection, request)
             return
