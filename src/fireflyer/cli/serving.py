@@ -16,7 +16,7 @@ def choose(home: Path | None, engine: str | None, partition: str | None) -> Engi
     """What was asked for, else what the home remembers.
 
     Raises:
-        ConfigError: the options do not go together.
+        ConfigError: the options do not go together, or the home cannot be used.
         Corrupted: what the home remembers cannot be read.
     """
     match engine:
@@ -27,7 +27,9 @@ def choose(home: Path | None, engine: str | None, partition: str | None) -> Engi
         case "local":
             return EngineFile()
         case None:
-            return locate(home).read_engine()
+            found = locate(home)
+            found.create()
+            return found.read_engine()
     raise ConfigError(f"--engine must be local or slurm, not {engine!r}")
 
 
