@@ -22,7 +22,8 @@ def train(
     ),
     rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
     shape: Annotated[
-        str, typer.Option(help="of the stub's layers: even ones, or those of a GPT of as many parameters")
+        str,
+        typer.Option(help="of the stub's layers: even, or those of a GPT of as many parameters"),
     ] = "even",
     rounds: Rounds = 5,
     steps: Annotated[int, typer.Option(min=1, help="timed steps of a candidate's turn")] = 3,
