@@ -7,14 +7,15 @@ asks for a later generation; the server lets each generation be followed once, b
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from fireflyer.errors import TaskError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Lease, LeaseRequest
-from fireflyer.hai.rank import task
+from fireflyer.hai.rank import begun, joined, task
 
 GRACE_S = 2.0
 """How long a part that is too small for a quorum lets a larger one ask first."""
@@ -39,8 +40,32 @@ def in_task() -> bool:
 
 
 def hold(generation: int) -> None:
-    """Every member tells so once a generation is formed: its next `lease` follows this one."""
+    """Every member tells so once a generation is formed: its next `lease` follows this one. Makes a newcomer
+    known as a member."""
     _me().held = generation
+    joined()
+
+
+class Steps(Protocol):
+    """What runs the steps of an elastic job: `model.elastic` of HaiScale."""
+
+    permit: Callable[[int, tuple[str, ...], bool], bool] | None
+    """(generation, members, minority) -> whether these may go on."""
+    fenced: list[Callable[[int], None]]
+    """Called with a new generation once it is formed."""
+    begun: list[Callable[[int, int], None]]
+    """Called at the begin of each step with the generation and the number of steps begun in it."""
+
+
+def elastic(steps: Steps) -> None:
+    """Runs an elastic job as a task: one part of it goes on, by the lease; the platform knows who is a member;
+    `suspend_requested()` answers alike on all members, by step. Call it on every rank before the first
+    step. Does nothing outside a task, where a quorum decides who goes on.
+    """
+    if in_task():
+        steps.permit = lease
+        steps.fenced.insert(0, hold)
+        steps.begun.append(begun)
 
 
 def lease(
