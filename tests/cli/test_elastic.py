@@ -107,10 +107,14 @@ def test_gpt_loses_a_rank_and_a_node_and_is_suspended_when_complete(shell: Any) 
     steps, sample, of = map(int, told)
     assert sample == steps * 16 % (of // 16 * 16), "each sample counts once"
     printed = "".join(Path(rank.log).read_text() for rank in shown.ranks)
-    losses = {int(s): float(x) for s, x in re.findall(r"^step (\d+) of .*loss ([\d.]+),", printed, re.M)}
+    losses = {
+        int(s): float(x) for s, x in re.findall(r"^step (\d+) of .*loss ([\d.]+),", printed, re.M)
+    }
     assert losses[max(losses)] < losses[10] - 0.05
     history: list[Event] = client.events(task=task, after=0)
-    lost = [e.detail["rank"] for e in history if e.kind == "rank_exited" and e.detail["code"] is None]
+    lost = [
+        e.detail["rank"] for e in history if e.kind == "rank_exited" and e.detail["code"] is None
+    ]
     assert lost == [0, 2, 3]
     assert [e.kind for e in history][-1] == "suspended"
     assert client.task(task).attempt == 1

@@ -8,7 +8,17 @@ if TYPE_CHECKING:
     from fireflyer.hai.leasing import elastic, hold, in_task, lease
     from fireflyer.hai.rank import Task, suspend_requested, suspended, task
 
-__all__ = ["Client", "Task", "elastic", "hold", "in_task", "lease", "suspend_requested", "suspended", "task"]
+__all__ = [
+    "Client",
+    "Task",
+    "elastic",
+    "hold",
+    "in_task",
+    "lease",
+    "suspend_requested",
+    "suspended",
+    "task",
+]
 
 # Imported when first asked for: every process of the platform imports this package, few need these.
 _HOME = {

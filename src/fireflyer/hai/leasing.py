@@ -15,7 +15,7 @@ import msgspec
 from fireflyer.errors import TaskError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Lease, LeaseRequest
-from fireflyer.hai.rank import begun, joined, task
+from fireflyer.hai.rank import begun, between, joined, task
 
 GRACE_S = 2.0
 """How long a part that is too small for a quorum lets a larger one ask first."""
@@ -64,7 +64,7 @@ def elastic(steps: Steps) -> None:
     """
     if in_task():
         steps.permit = lease
-        steps.fenced.insert(0, hold)
+        steps.fenced[:0] = [hold, lambda _: between()]
         steps.begun.append(begun)
 
 

@@ -96,13 +96,14 @@ class _Slot:
         if page is not None:
             page.acknowledge(self._index)
 
-    def join(self) -> None:
-        """This rank is a member of a new generation; where in its step the others cannot know."""
+    def set_apart(self) -> None:
         page = self.page()
-        if page is None:
-            return
-        page.set_apart(self._index)
-        if page.joined(self._index) or "FIREFLYER_NEWS" not in os.environ:
+        if page is not None:
+            page.set_apart(self._index)
+
+    def join(self) -> None:
+        page = self.page()
+        if page is None or "FIREFLYER_NEWS" not in os.environ or page.joined(self._index):
             return
         page.join(self._index)
         with contextlib.suppress(OSError):  # without a supervisor this process ends, too
@@ -122,13 +123,22 @@ _slot = _Slot()
 
 
 def joined() -> None:
-    """This rank is among the members of a new generation. From now on `suspend_requested()` is False, until
-    `begun` says in which step the rank is.
+    """This rank is a member of its elastic attempt: tells the supervisor of a newcomer.
 
     Raises:
         TaskError: as `suspend_requested`.
     """
     _slot.join()
+
+
+def between() -> None:
+    """Members form anew, each at its own place of a step: from now on `suspend_requested()` is False, until `begun`
+    says in which step the rank is.
+
+    Raises:
+        TaskError: as `suspend_requested`.
+    """
+    _slot.set_apart()
 
 
 _GENERATIONS, _STEPS, _CALLS = 1 << 16, 1 << 28, 1 << 18

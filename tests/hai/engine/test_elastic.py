@@ -15,7 +15,7 @@ Stage = Any
 # What HaiScale and its elastic steps do for a job. A newcomer waits until the test lets it in.
 MEMBER = """
     from fireflyer.hai import hold, suspend_requested, suspended
-    from fireflyer.hai.rank import begun
+    from fireflyer.hai.rank import begun, between
     again = int(os.environ["FIREFLYER_INCARNATION"])
     if again:
         assert os.environ["FIREFLYER_JOIN"] == os.environ["FIREFLYER_DOORS"]
@@ -26,6 +26,8 @@ MEMBER = """
         if again:
             await_gate("DOOR")
         hold(again)
+        between()
+        assert not suspend_requested()
         report("in", again)
 """
 
@@ -150,7 +152,9 @@ def test_two_deaths_at_once_on_two_nodes(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", "exec"])
-def test_a_newcomer_that_dies_at_once_is_started_within_the_budget(stage: Stage, start: Any) -> None:
+def test_a_newcomer_that_dies_at_once_is_started_within_the_budget(
+    stage: Stage, start: Any
+) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
         script = MEMBER + "    if again:\n        sys.exit(9)\n    member()\n    await_gate()\n"
@@ -275,7 +279,10 @@ def test_suspend_while_a_newcomer_waits_at_the_doors(stage: Stage) -> None:
 def test_a_suspend_or_stop_brings_no_newcomers(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
-        script = MEMBER + "    member()\n    signal.signal(signal.SIGTERM, lambda *_: None)\n    forever()\n"
+        script = (
+            MEMBER
+            + "    member()\n    signal.signal(signal.SIGTERM, lambda *_: None)\n    forever()\n"
+        )
         await engine.launch(s.gang(script, ranks=2, elastic=True, rejoins=3))
         pids = await up(s, 4)
         await engine.suspend(s.task, 1, 1000.0)
@@ -339,7 +346,10 @@ def test_an_attempt_that_ends_while_the_server_is_away(stage: Stage) -> None:
         engine = s.engine()
         await engine.recover(gang)
         _, end = await s.ended(engine)
-        assert (end.outcome, end.reason) == ("finished", "the 1 of 2 ranks that were left returned 0")
+        assert (end.outcome, end.reason) == (
+            "finished",
+            "the 1 of 2 ranks that were left returned 0",
+        )
 
     stage.play(scene)
 

@@ -16,7 +16,6 @@ from fireflyer.hai.engines.membership import Membership, Outcome
 from fireflyer.hai.engines.messages import Frozen, Newcomer, PartEnded, Record
 
 
-
 class Now(msgspec.Struct, frozen=True):
     monotonic_ns: int
     wall: float

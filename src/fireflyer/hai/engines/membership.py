@@ -146,7 +146,9 @@ class Membership:
         if late:
             return "failed", f"{_describe(late[0])} when others had returned 0"
         last = losses[-1]
-        return "lost" if _with_its_node(last) else "failed", f"no rank is left: {_describe(last)} last"
+        return "lost" if _with_its_node(
+            last
+        ) else "failed", f"no rank is left: {_describe(last)} last"
 
 
 def _with_its_node(event: RankExited) -> bool:
