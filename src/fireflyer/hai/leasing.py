@@ -58,9 +58,9 @@ class Steps(Protocol):
 
 
 def elastic(steps: Steps) -> None:
-    """Runs an elastic job as a task: one part of it goes on, by the lease; the platform knows who is a member;
-    `suspend_requested()` answers alike on all members, by step. Call it on every rank before the first
-    step. Does nothing outside a task, where a quorum decides who goes on.
+    """Runs an elastic job as a task: one part of it goes on, by the lease; the platform knows who is a
+    member; `suspend_requested()` answers alike on all members, by step. Call it on every rank before the
+    first step. Does nothing outside a task, where a quorum decides who goes on.
     """
     if in_task():
         steps.permit = lease

@@ -132,8 +132,8 @@ def joined() -> None:
 
 
 def between() -> None:
-    """Members form anew, each at its own place of a step: from now on `suspend_requested()` is False, until `begun`
-    says in which step the rank is.
+    """Members form anew, each at its own place of a step: from now on `suspend_requested()` is False, until
+    `begun` says in which step the rank is.
 
     Raises:
         TaskError: as `suspend_requested`.
@@ -145,8 +145,8 @@ _GENERATIONS, _STEPS, _CALLS = 1 << 16, 1 << 28, 1 << 18
 
 
 def begun(generation: int, steps: int) -> None:
-    """A step of an elastic task begins, on all members of the generation: the calls of `suspend_requested()` from
-    here to the next step are numbered by (generation, steps, which call of the step).
+    """A step of an elastic task begins, on all members of the generation: the calls of `suspend_requested()`
+    from here to the next step are numbered by (generation, steps, which call of the step).
 
     Args:
         generation: of the membership, below 2**16.
@@ -162,8 +162,8 @@ def begun(generation: int, steps: int) -> None:
 def suspend_requested() -> bool:
     """Whether to save and leave now; ask once a step, on every rank.
 
-    The n-th call returns the same on every rank of the task, so all may act on it together; in an elastic task
-    (`elastic`), the n-th of a step. While a
+    The n-th call returns the same on every rank of the task, so all may act on it together; in an elastic
+    task (`elastic`), the n-th of a step. While a
     suspend is being agreed on a call waits some milliseconds; otherwise it never blocks. False outside
     a task.
 

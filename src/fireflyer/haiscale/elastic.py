@@ -92,15 +92,15 @@ class Elastic:
             the first `step`, else they are alike on all ranks.
         optimizer: of the wrapper's parameters; steps once in each `step`.
         redivide: is called with the new rank and world behind each forming.
-        doors: a file with the addresses of members, which the first rank keeps up to date; FIREFLYER_DOORS where
-            that is set.
+        doors: a file with the addresses of members, which the first rank keeps up to date; default: what
+            FIREFLYER_DOORS names.
 
     Attributes:
         weighing: has the weight of the step; the wrapper scales gradients by it.
         permit: who of a cut network may go on; None: more than half of the ranks, or half with the lowest.
         fenced: called with the new generation behind each forming, before anything else goes on.
-        begun: called at the begin of each step with the generation and how many steps have begun in it, this one
-            counted: alike on all members.
+        begun: called at the begin of each step with the generation and how many steps have begun in it, this
+            one counted: alike on all members.
         patience_s: how long a rank that is not known to be dead may be busy before it learns that the others
             form anew; without it they go on.
         forming_s: how long the others are looked for until there is a quorum.

@@ -6,9 +6,9 @@ import signal
 from typing import Any
 
 import pytest
+from tests.hai.engine.test_recover import host, sigkill
 
 from fireflyer.hai.engines import GangEnded, RankExited, RankJoined, RankStarted
-from tests.hai.engine.test_recover import host, sigkill
 
 Stage = Any
 

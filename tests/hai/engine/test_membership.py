@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.hai.engine.test_gang import GANG as PLAIN
 
 from fireflyer.hai.engines import (
     EngineEvent,
@@ -17,7 +18,6 @@ from fireflyer.hai.engines import (
 )
 from fireflyer.hai.engines.gang import GangState, Now
 from fireflyer.hai.engines.messages import Cause, Newcomer, PartEnded, Record
-from tests.hai.engine.test_gang import GANG as PLAIN
 
 GANG = msgspec.structs.replace(
     PLAIN, nodes=("n0", "n1"), ranks_per_node=2, elastic=True, rejoins=2, directory=Path("/t1/1")
@@ -89,7 +89,7 @@ class Node:
                 suspended=False,
                 joined=joined,
                 monotonic_ns=ns,
-            )  # fmt: skip
+            )
         )
         self.returned |= {rank} if code == 0 else set()
         if not self.running:
@@ -109,7 +109,7 @@ class Node:
                 failed_ns=0,
                 monotonic_ns=ns,
                 wall=0.0,
-            )  # fmt: skip
+            )
         )
 
     def abort(self) -> None:
@@ -135,7 +135,7 @@ class Node:
                         suspended=False,
                         joined=joined,
                         monotonic_ns=self._clock.tick(),
-                    )  # fmt: skip
+                    )
                 )
         for newcomer in newcomers:
             self.members.discard(newcomer.rank)
@@ -214,8 +214,9 @@ def test_a_lost_rank_is_asked_for_once_and_up_to_the_budget() -> None:
         world.node_of(rank).end(rank, 0)
     world.settle()
     assert (world.end().outcome, world.end().reason) == (
-        "finished", "the 3 of 4 ranks that were left returned 0",
-    )  # fmt: skip
+        "finished",
+        "the 3 of 4 ranks that were left returned 0",
+    )
 
 
 @pytest.mark.parametrize("why", ["leaving", "ending", "aborting"])
@@ -266,8 +267,9 @@ def test_newcomers_without_members_are_given_up() -> None:
     assert world.state.aborting
     world.settle()
     assert (world.end().outcome, world.end().reason) == (
-        "failed", "no rank is left: rank 2 on n1 exited with status 7 last",
-    )  # fmt: skip
+        "failed",
+        "no rank is left: rank 2 on n1 exited with status 7 last",
+    )
 
 
 def outcome_allowed(world: World) -> None:
@@ -322,6 +324,6 @@ def test_any_history_ends_and_is_told_once(seed: int) -> None:
             again.lost(node.name, "gone", Now(world.clock.tick(), 0.0), doors=True)
     again.sealed(Now(world.clock.tick(), 0.0))
     assert again.ended is not None
-    # When a node was lost that nobody launched on again is not written down: then late, to be on the safe side.
+    # When a node was lost that nobody launched on again is not written down: then it counts as late.
     same = again.ended.outcome == world.end().outcome
     assert same or "was lost with" in again.ended.reason

@@ -283,7 +283,7 @@ def test_a_slot_set_apart_is_answered_false_until_it_begins() -> None:
     assert (page.joined(0), page.joined(1)) == (True, False)
     page.acknowledge(0)
     page.renew(0)
-    assert not (page.joined(0) or page.told(0) or page.acknowledged(0))
+    assert (page.joined(0), page.told(0), page.acknowledged(0)) == (False, False, False)
     assert not page.call(0)
     page.begin(0, 2 << 40)
     assert page.call(0)  # frozen still, and decided

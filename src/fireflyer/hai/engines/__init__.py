@@ -96,8 +96,8 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
     task: str
     attempt: int
     outcome: Literal["finished", "failed", "stopped", "suspended", "lost"]
-    """finished: every rank returned 0 (elastic: every member that was left); failed: a rank did not; stopped and
-    suspended: as asked for; lost: a supervisor died and took its ranks with it."""
+    """finished: every rank returned 0 (elastic: every member that was left); failed: a rank did not; stopped
+    and suspended: as asked for; lost: a supervisor died and took its ranks with it."""
     reason: str
     """One line for people, e.g. "rank 1 on n1 was killed by SIGKILL"."""
     monotonic_ns: int

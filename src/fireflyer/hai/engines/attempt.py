@@ -7,9 +7,9 @@
 or every rank has exited. The supervisor kills and reaps, tells the attempt what it reaped, and calls `finish`
 once no process is left.
 
-In an elastic attempt whose ranks have opened their doors a rank that ends is no failure: the others go on, and
-the engine may enlist a newcomer in its place. A part whose ranks are all gone ends as `vacant`; newcomers open
-it `again`, in the same journal.
+In an elastic attempt whose ranks have opened their doors a rank that ends is no failure: the others go on,
+and the engine may enlist a newcomer in its place. A part whose ranks are all gone ends as `vacant`;
+newcomers open it `again`, in the same journal.
 """
 
 import os
@@ -276,7 +276,7 @@ class Attempt:
     # -- the end -----------------------------------------------------------------------------------
 
     def dying(self, pid: int) -> None:
-        """A rank has ended and is not reaped. Where the others go on, what it left in its group goes with it."""
+        """A rank has ended and is not reaped. If the others go on, what it left in its group goes with it."""
         if pid in self._running and self.part.elastic:
             kill_group(pid, signal.SIGKILL)
 

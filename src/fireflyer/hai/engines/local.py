@@ -43,7 +43,7 @@ class _Run:
         self.gang = gang
         self.state = GangState(gang)
         self.lock = asyncio.Lock()
-        """Held by launch, suspend, stop and whoever opens a part again: a stop sees all parts opened, or none."""
+        """Held by launch, suspend, stop and who opens a part again: a stop sees all parts opened, or none."""
         self.aborted: set[str] = set()
         self.done = asyncio.Event()
 

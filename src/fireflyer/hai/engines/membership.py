@@ -6,7 +6,8 @@ A rank of the gang is a place, which one process after the other may take: its i
         ^            └─────────────────── RankExited ───────────────────┘
         └── newcomer: a member runs, none has returned 0, and the place was taken again < `rejoins` times
 
-Incarnation 0 is a member from its start. Without an elastic gang this only tells events seen before from new ones.
+Incarnation 0 is a member from its start. Of a gang that is not elastic this only tells events seen before
+from new ones.
 """
 
 from typing import Literal
@@ -110,7 +111,7 @@ class Membership:
         return left and self.known() and not any(place.member for place in places)
 
     def newcomers(self, closed: set[str]) -> dict[str, tuple[Newcomer, ...]]:
-        """Who is to take the places of lost ranks, by node; from now on they are expected. Not on `closed` nodes."""
+        """Who is to take the places of lost ranks, by node, but for `closed` ones; then they are expected."""
         places = self._places.values()
         if not (self._gang.elastic and any(place.member for place in places)) or self._ending():
             return {}

@@ -54,8 +54,8 @@ class Newcomer(msgspec.Struct, frozen=True):
 class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
     """Starts newcomers of an elastic attempt; opens the part again where it is vacant or not known here.
 
-    No answer but records: each newcomer's RankStarted, or its RankExited alone where it cannot be started. One
-    that was started before changes nothing.
+    No answer but records: each newcomer's RankStarted, or its RankExited alone where it cannot be started.
+    One that was started before changes nothing.
     """
 
     part: Part
@@ -123,8 +123,9 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
 
     node: str
     cause: Cause
-    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node; vacant:
-    an elastic attempt has no rank here any more, and not all returned 0; newcomers may open the part again."""
+    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node;
+    vacant: an elastic attempt has no rank here any more, and not all returned 0; newcomers may open the part
+    again."""
     reason: str
     told: bool
     """A rank of the node was answered true, or acknowledged a suspend."""

@@ -33,7 +33,6 @@ from fireflyer.hai.engines.messages import (
     Launch,
     Launched,
     Leave,
-    Part,
     RankSpec,
     Record,
     Refused,
