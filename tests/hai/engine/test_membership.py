@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -54,43 +55,34 @@ class Node:
         self.journal.append(record)
         self.sent.append(record)
 
+    def _about(self, rank: int, incarnation: int) -> dict[str, Any]:
+        about = {"task": "t1", "attempt": 1, "node": self.name, "wall": 0.0}
+        return about | {
+            "rank": rank,
+            "incarnation": incarnation,
+            "monotonic_ns": self._clock.tick(),
+        }
+
     def start(self, rank: int, incarnation: int = 0) -> None:
         self.open = True
         self.running[rank] = incarnation
         if incarnation == 0:
             self.members.add(rank)
-        about = {"task": "t1", "attempt": 1, "node": self.name, "wall": 0.0}
-        ns = self._clock.tick()
-        self._write(
-            RankStarted(**about, rank=rank, incarnation=incarnation, pid=1, monotonic_ns=ns)
-        )
+        self._write(RankStarted(**self._about(rank, incarnation), pid=1))
 
     def let_in(self, rank: int) -> None:
         if rank in self.running and rank not in self.members:
             self.members.add(rank)
-            about = {"task": "t1", "attempt": 1, "node": self.name, "wall": 0.0}
-            ns = self._clock.tick()
-            self._write(
-                RankJoined(**about, rank=rank, incarnation=self.running[rank], monotonic_ns=ns)
-            )
+            self._write(RankJoined(**self._about(rank, self.running[rank])))
 
-    def end(self, rank: int, code: int | None, *, then: Cause = "vacant") -> None:
-        incarnation = self.running.pop(rank)
-        about = {"task": "t1", "attempt": 1, "node": self.name, "wall": 0.0, "signal": None}
+    def _exited(self, rank: int, code: int | None) -> None:
+        about = self._about(rank, self.running.pop(rank))
         joined = rank in self.members
         self.members.discard(rank)
-        ns = self._clock.tick()
-        self._write(
-            RankExited(
-                **about,
-                rank=rank,
-                incarnation=incarnation,
-                code=code,
-                suspended=False,
-                joined=joined,
-                monotonic_ns=ns,
-            )
-        )
+        self._write(RankExited(**about, code=code, signal=None, suspended=False, joined=joined))
+
+    def end(self, rank: int, code: int | None, *, then: Cause = "vacant") -> None:
+        self._exited(rank, code)
         self.returned |= {rank} if code == 0 else set()
         if not self.running:
             cause: Cause = "finished" if self.returned == set(self.ranks) else then
@@ -122,21 +114,7 @@ class Node:
         if not self.alive:
             self.alive = True
             for rank in list(self.running):
-                incarnation = self.running.pop(rank)
-                about = {"task": "t1", "attempt": 1, "node": self.name, "wall": 0.0}
-                joined = rank in self.members
-                self._write(
-                    RankExited(
-                        **about,
-                        rank=rank,
-                        incarnation=incarnation,
-                        code=None,
-                        signal=None,
-                        suspended=False,
-                        joined=joined,
-                        monotonic_ns=self._clock.tick(),
-                    )
-                )
+                self._exited(rank, None)
         for newcomer in newcomers:
             self.members.discard(newcomer.rank)
             self.start(newcomer.rank, newcomer.incarnation)

@@ -137,15 +137,19 @@ class ModelMember(ModelRank):
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_same_answer_on_every_member_through_losses_and_newcomers(data: st.DataObject) -> None:
-    nodes = [ModelNode(0) for _ in range(2)]
-    for node in nodes:
-        node.ranks = [ModelMember(0), ModelMember(0)]
-    gone: list[ModelRank] = []
+    nodes = [ModelNode(0), ModelNode(0)]
+    members = [ModelMember(0) for _ in range(4)]  # two on each node
+    gone: list[ModelMember] = []
+
+    def settle() -> None:
+        for at, node in enumerate(nodes):
+            node.ranks[:] = members[2 * at : 2 * at + 2]
+
+    settle()
     server = ModelServer(nodes)
     generation = 0
-    places = st.sampled_from([(node, slot) for node in (0, 1) for slot in (0, 1)])
-    actors = st.one_of(st.sampled_from(["server", "crash", "form"]), places, places, places)
-    for actor in data.draw(st.lists(actors, max_size=80)):
+    choices = ["server", "crash", "form", *(f"{rank}" for rank in range(4) for _ in range(3))]
+    for actor in data.draw(st.lists(st.sampled_from(choices), max_size=80)):
         if actor == "server":
             server.steps()
         elif actor == "crash":
@@ -153,34 +157,30 @@ def test_same_answer_on_every_member_through_losses_and_newcomers(data: st.DataO
         elif (
             actor == "form"
         ):  # one is lost; a newcomer in its place is there when the others form anew
-            members = [rank for node in nodes for rank in node.ranks]
-            if any(rank.waiting is not None for rank in members):
+            if any(member.waiting is not None for member in members):
                 continue
             generation += 1
-            at, slot = data.draw(places)
+            place = data.draw(st.integers(0, 3))
             newcomer = ModelMember(generation)
-            newcomer.frozen = nodes[at].ranks[slot].frozen
-            newcomer.count = nodes[at].ranks[slot].count
-            gone.append(nodes[at].ranks[slot])
-            nodes[at].ranks[slot] = newcomer
-            for rank in (rank for node in nodes for rank in node.ranks):
-                assert isinstance(rank, ModelMember)
-                rank.form(generation)
+            newcomer.frozen, newcomer.count = members[place].frozen, members[place].count
+            gone.append(members[place])
+            members[place] = newcomer
+            settle()
+            for member in members:
+                member.form(generation)
         else:
-            node = nodes[actor[0]]
-            node.ranks[actor[1]].step(node.decision)
+            members[int(actor)].step(nodes[int(actor) // 2].decision)
     while not server.steps():
         pass
-    members = [(rank, node) for node in nodes for rank in node.ranks]
-    for rank, node in members:
-        for _ in range(10_000):  # alone: each comes to its true answer
-            if True in rank.answers.values():
-                break
-            rank.step(node.decision)
     (number,) = {node.decision for node in nodes}
-    for rank in gone + [rank for rank, _ in members]:
-        assert rank.answers == {call: call >= number for call in rank.answers}
-    assert all(True in rank.answers.values() for rank, _ in members)
+    for member in members:
+        for _ in range(10_000):  # alone: each comes to its true answer
+            if True in member.answers.values():
+                break
+            member.step(number)
+    for member in gone + members:
+        assert member.answers == {call: call >= number for call in member.answers}
+    assert all(True in member.answers.values() for member in members)
 
 
 def test_decision_is_the_first_call_that_nobody_was_answered() -> None:
