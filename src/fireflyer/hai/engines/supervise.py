@@ -205,10 +205,8 @@ class Supervisor:
                 return
             if result is None:
                 return
-            if self._attempt is not None:
-                self._attempt.dying(
-                    result.si_pid
-                )  # until it is reaped the name of its group is its own
+            if self._attempt is not None:  # until it is reaped the name of its group is its own
+                self._attempt.dying(result.si_pid)
             os.waitid(os.P_PID, result.si_pid, os.WEXITED)
             exited = result.si_code == os.CLD_EXITED
             code = result.si_status if exited else None
