@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import select
 import signal
 from pathlib import Path
 from typing import Any
@@ -120,15 +121,28 @@ def test_gpt_loses_a_rank_and_a_node_and_is_suspended_when_complete(shell: Any) 
     assert client.task(task).attempt == 1
 
 
-@pytest.mark.parametrize("victims", [(2,), (0, 3)])
-def test_each_sample_counts_once_and_all_end_alike(shell: Any, victims: tuple[int, ...]) -> None:
+def kill_server(client: Client) -> None:
+    server = os.pidfd_open(client.server().pid)
+    signal.pidfd_send_signal(server, signal.SIGKILL)
+    assert select.select([server], [], [], 60)[0]
+    os.close(server)
+
+
+@pytest.mark.parametrize("victims", [(2,), (0, 3), ("server", 2)])
+def test_each_sample_counts_once_and_all_end_alike(
+    shell: Any, victims: tuple[int | str, ...]
+) -> None:
     shell.env["PYTHONPATH"] = str(ROOT)
     view = submit(shell, "--env", "PYTHONPATH", shell.script(JOB))
     client, task = shell.client, view.id
     until_printed(client, task, 1, "step 3\n")
     running = client.task(task)
-    for rank in victims:
-        kill_rank(running, rank)
+    for victim in victims:
+        if isinstance(victim, int):
+            kill_rank(running, victim)
+        else:
+            kill_server(client)
+    Client.connect(shell.home, nodes=2)  # another server, where the first one is dead
     assert client.wait(task, {"finished"}).reason == "every rank returned 0"
     output = Path(view.directory, "output")
     results = [pickle.loads((output / f"{rank}.pickle").read_bytes()) for rank in range(4)]
