@@ -23,6 +23,7 @@ GPT = [
 
 JOB = """
 import os, pickle
+import torch
 import torch.distributed as dist
 from fireflyer import hai
 from tests.haiscale.elastic_job import Job
@@ -33,8 +34,11 @@ job = Job(me.rank, dist.get_rank(), dist.get_world_size())
 elastic = job.wrap()
 hai.elastic(elastic)
 batches = job.batches()
-while elastic.steps < 12 or dist.get_world_size() < me.world_size:
+enough = torch.zeros(1)
+while not enough:
     with elastic.step() as step:
+        enough.fill_((me.output / "enough").exists())
+        dist.all_reduce(enough)  # alike on all, as is the step that it belongs to
         mine = next(batches)
         step.weight = len(mine)
         job.update(mine)
@@ -143,6 +147,8 @@ def test_each_sample_counts_once_and_all_end_alike(
         else:
             kill_server(client)
     Client.connect(shell.home, nodes=2)  # another server, where the first one is dead
+    until_joined(client, task, {victim for victim in victims if isinstance(victim, int)})
+    Path(view.directory, "output", "enough").touch()
     assert client.wait(task, {"finished"}).reason == "every rank returned 0"
     output = Path(view.directory, "output")
     results = [pickle.loads((output / f"{rank}.pickle").read_bytes()) for rank in range(4)]
