@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from fireflyer.errors import DeadlineExceeded, PeerLost, TaskError
+from fireflyer.errors import Corrupted, DeadlineExceeded, PeerLost, TaskError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Lease, LeaseRequest
 from fireflyer.hai.rank import begun, between, joined, task
@@ -59,7 +59,7 @@ def _ask_until_answered(
     while True:
         try:
             return lease(generation, members, minority)
-        except (PeerLost, DeadlineExceeded):
+        except (PeerLost, DeadlineExceeded, Corrupted):  # one that starts has not said where it is
             if time.monotonic() >= deadline:
                 raise
         minority = False  # it has waited for others already

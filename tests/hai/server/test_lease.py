@@ -179,6 +179,29 @@ def test_an_elastic_job_waits_for_the_next_server(
     assert hai.lease(2, ["a:1"])
 
 
+@pytest.mark.usefixtures("running")
+def test_an_elastic_job_waits_for_a_server_that_starts(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, file = Steps(), server.home / "server.json"
+    said, lease = file.read_bytes(), leasing.lease
+    tries = 0
+
+    def ask(*question: Any) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            file.write_bytes(said)
+        return lease(*question)
+
+    monkeypatch.setattr(leasing, "lease", ask)
+    hai.elastic(steps)
+    assert steps.permit is not None
+    file.unlink()
+    assert steps.permit(1, ("a:1",), False)
+    assert tries == 2
+
+
 def test_outside_a_task_an_elastic_job_is_left_alone() -> None:
     steps = Steps()
     hai.elastic(steps)
