@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from fireflyer.hai.engines import RankExited, RankStarted
+from fireflyer.hai.engines import RankExited, RankJoined, RankStarted
 
-Cause = Literal["finished", "failed", "aborted", "suspended", "stopped"]
+Cause = Literal["finished", "failed", "aborted", "suspended", "stopped", "vacant"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +35,31 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Rendezvous port of the attempt; 0 asks this supervisor to reserve one."""
     preload: tuple[str, ...]
     """Modules that a fork server imports before its first fork."""
+    elastic: bool = False
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     """Starts an attempt; ends an older one first. Answered by Launched."""
 
     part: Part
+
+
+class Newcomer(msgspec.Struct, frozen=True):
+    """Takes the place of a rank that was lost."""
+
+    rank: int
+    incarnation: int
+
+
+class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
+    """Starts newcomers of an elastic attempt; opens the part again where it is vacant or not known here.
+
+    No answer but records: each newcomer's RankStarted, or its RankExited alone where it cannot be started.
+    One that was started before changes nothing.
+    """
+
+    part: Part
+    newcomers: tuple[Newcomer, ...]
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
@@ -75,7 +94,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     """Ends everything of the task on this node, then the supervisor itself."""
 
 
-Request = Launch | Attach | Freeze | Decide | End | Leave
+Request = Launch | Enlist | Attach | Freeze | Decide | End | Leave
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
@@ -104,7 +123,9 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
 
     node: str
     cause: Cause
-    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node."""
+    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node;
+    vacant: an elastic attempt has no rank here any more, and not all returned 0; newcomers may open the part
+    again."""
     reason: str
     told: bool
     """A rank of the node was answered true, or acknowledged a suspend."""
@@ -117,11 +138,11 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
-    """A line of the node's journal of an attempt; `seq` counts from 1."""
+    """A line of the node's journal of an attempt; `seq` counts from 1, over all supervisors that write it."""
 
     attempt: int
     seq: int
-    event: RankStarted | RankExited | PartEnded
+    event: RankStarted | RankJoined | RankExited | PartEnded
 
 
 Reply = Launched | Attached | Frozen | Record
@@ -136,6 +157,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str
     env: dict[str, str]
     log: str
+    incarnation: int = 0
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
