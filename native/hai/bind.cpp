@@ -49,6 +49,12 @@ void ff::hai::bind(nb::module_ m) {
            "Counts a call. False at once before a freeze; after it, waits without the GIL.")
       .def("acknowledge", &SuspendPage::acknowledge, nb::arg("slot"),
            "The rank in `slot` saved and leaves.")
+      .def("set_apart", &SuspendPage::set_apart, nb::arg("slot"),
+           "Calls are answered with false, and not counted, until `begin`.")
+      .def("begin", &SuspendPage::begin, nb::arg("slot"), nb::arg("count"),
+           "The next call has number `count` + 1; `count` is below 2**62.")
+      .def("join", &SuspendPage::join, nb::arg("slot"), "The newcomer in `slot` is a member now.")
+      .def("renew", &SuspendPage::renew, nb::arg("slot"), "The slot gets a newcomer, which is set apart.")
       .def("freeze", &SuspendPage::freeze, "Freezes every slot; the counts of answered calls.")
       .def("decide", &SuspendPage::decide, nb::arg("number"),
            "Sets the decision unless there is one; returns the one in force.")
@@ -58,6 +64,9 @@ void ff::hai::bind(nb::module_ m) {
       .def("acknowledged",
            [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::acknowledged) != 0; },
            nb::arg("slot"), "Whether the rank in `slot` acknowledged.")
+      .def("joined",
+           [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::joined) != 0; },
+           nb::arg("slot"), "Whether the newcomer in `slot` has become a member.")
       .def_prop_ro("decision", &SuspendPage::decision, "First call number answered with true; 0: none yet.")
       .def_prop_ro("slots", &SuspendPage::slots)
       .def_prop_ro("fd", &SuspendPage::fd, "The memfd of a created page; -1 for a mapped one.");

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x3130'4750'5553'4646;  // "FFSUPG01"
 constexpr std::uint64_t kFrozen = std::uint64_t{1} << 63;
+constexpr std::uint64_t kApart = std::uint64_t{1} << 62;
+constexpr std::uint64_t kCount = kApart - 1;
 constexpr std::size_t kMaxSlots = 1 << 16;
 
 void* map_shared(int fd, std::size_t bytes) {
@@ -90,9 +92,12 @@ SuspendPage::Slot& SuspendPage::slot(std::size_t index) const {
 std::size_t SuspendPage::slots() const { return bytes_ / 64 - 1; }
 
 std::uint64_t SuspendPage::begin_call(std::size_t index, bool& frozen) {
-  const std::uint64_t before = slot(index).state.fetch_add(1);
+  auto& state = slot(index).state;
+  frozen = false;
+  if ((state.load() & kApart) != 0) return 0;  // only this rank begins again
+  const std::uint64_t before = state.fetch_add(1);
   frozen = (before & kFrozen) != 0;
-  return (before & ~kFrozen) + 1;
+  return (before & kCount) + 1;
 }
 
 SuspendPage::Wait SuspendPage::wait() {
@@ -114,9 +119,26 @@ bool SuspendPage::answer(std::size_t index, std::uint64_t number) {
 
 void SuspendPage::acknowledge(std::size_t index) { slot(index).flags.fetch_or(acknowledged); }
 
+void SuspendPage::set_apart(std::size_t index) { slot(index).state.fetch_or(kApart); }
+
+void SuspendPage::begin(std::size_t index, std::uint64_t count) {
+  if (count > kCount) throw Error(Code::invalid, "calls are counted up to 2^62");
+  auto& state = slot(index).state;
+  std::uint64_t before = state.load();
+  while (!state.compare_exchange_weak(before, (before & kFrozen) | count)) {
+  }
+}
+
+void SuspendPage::join(std::size_t index) { slot(index).flags.fetch_or(joined); }
+
+void SuspendPage::renew(std::size_t index) {
+  slot(index).flags.store(0);
+  set_apart(index);
+}
+
 std::vector<std::uint64_t> SuspendPage::freeze() {
   std::vector<std::uint64_t> counts(slots());
-  for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = slot(i).state.fetch_or(kFrozen) & ~kFrozen;
+  for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = slot(i).state.fetch_or(kFrozen) & kCount;
   return counts;
 }
 
@@ -131,7 +153,7 @@ std::uint64_t SuspendPage::decide(std::uint64_t number) {
 }
 
 std::uint64_t SuspendPage::decision() const { return head().decision.load(); }
-std::uint64_t SuspendPage::count(std::size_t index) const { return slot(index).state.load() & ~kFrozen; }
+std::uint64_t SuspendPage::count(std::size_t index) const { return slot(index).state.load() & kCount; }
 std::uint32_t SuspendPage::flags(std::size_t index) const { return slot(index).flags.load(); }
 
 }  // namespace ff::hai

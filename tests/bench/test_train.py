@@ -25,6 +25,7 @@ from fireflyer.bench.train_place import Area, Measured, Place
 from fireflyer.bench.train_rows import host_rows, lab_rows
 from fireflyer.bench.train_table import goal_table
 from fireflyer.errors import FireflyerError
+from fireflyer.haiscale import pending
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
 
@@ -92,6 +93,27 @@ def test_a_stub_sleeps_as_asked_and_gives_its_gradients_away(
         assert torch.equal(gradient.flatten(), pool[1024 : 1024 + gradient.numel()])
 
 
+def test_a_stub_waits_for_what_it_reads() -> None:
+    layers = [train_models.Layer(((4, 4), (4,)), 3.0), train_models.Layer(((8,),), 1.0)]
+    work = train_models.stub(layers, train_models.pool_for(layers, ranks=1), rank=0)
+    arrived = []
+
+    class Flight:
+        stepping = True
+
+        def __init__(self, parameter: nn.Parameter) -> None:
+            self.parameter = parameter
+
+        def arrive(self) -> None:
+            pending.restore([self.parameter])
+            arrived.append(self.parameter.shape)
+
+    for parameter in work.module.parameters():
+        pending.defer([parameter], Flight(parameter))
+    work.loss(work.module)
+    assert arrived == [parameter.shape for parameter in work.module.parameters()]
+
+
 def test_one_host() -> None:
     rows = train.run(spec("host"), say)
     cases = [row.case.split(", ", 2) for row in rows]
@@ -139,7 +161,7 @@ def check_lab_rows(rows: list[Row], names: list[str]) -> None:
 @pytest.mark.netns
 @pytest.mark.usefixtures("needs_lab")
 def test_stubs_on_two_hosts() -> None:
-    rows = train.run(spec("stub", layouts=((2, 2),), rate="10gbit"), say)
+    rows = train.run(spec("stub", layouts=((2, 2),), rate="10gbit", shape="gpt"), say)
     half = len(rows) // 2
     for name, part in (("0.45", rows[:half]), ("1", rows[half:])):
         assert all(row.case.startswith(f"stub gpt 2x2, local {name} of line, ") for row in part)
@@ -270,7 +292,7 @@ def test_a_digest_sees_one_bit() -> None:
 
 def test_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, "fireflyer bench", ["train", "--shape", "round"]) == 2
-    assert "'round' is none of gpt, even" in capsys.readouterr().err
+    assert "'round' is none of even, gpt" in capsys.readouterr().err
     assert run_app(app, "fireflyer bench", ["train", "--only", "resnet"]) == 2
     assert "'resnet' is none of stub, gpt, vgg, host" in capsys.readouterr().err
     for layout in ("1x2", "2", "2x0", "axb"):

@@ -123,26 +123,26 @@ class Job:
         }
 
 
-def alone() -> Job:
+def alone(steps: int = STEPS) -> Job:
     """The same by one process, with the whole batches."""
     job = Job(0, 0, 1)
     batches = job.batches()
-    for _ in range(STEPS):
+    for _ in range(steps):
         job.optimizer.zero_grad()
         job.update(next(batches))
     return job
 
 
-def check(results: list[dict[str, Any]], world: int) -> None:
+def check(results: list[dict[str, Any]], world: int, steps: int = STEPS) -> None:
     """All of them are alike to the last bit, and what one process gets, up to rounding."""
-    expected = alone()
+    expected = alone(steps)
     assert (
         sorted(r["rank"] for r in results)
         == list(range(world))
         == sorted(r["division"][0] for r in results)
     )
     for result in results:
-        assert (result["steps"], result["world"], result["division"][1]) == (STEPS, world, world)
+        assert (result["steps"], result["world"], result["division"][1]) == (steps, world, world)
         assert result["loader"] == expected.loader.state_dict()
         assert result["scheduler"] == dict(expected.scheduler.state_dict())
         for what in ("bytes", "moments"):
@@ -150,7 +150,7 @@ def check(results: list[dict[str, Any]], world: int) -> None:
         for got, wanted in zip(result["parameters"], expected.core.parameters(), strict=True):
             error = (torch.from_numpy(got) - wanted.detach()).norm() / wanted.detach().norm()
             assert float(error) <= 1e-10
-        assert result["forwards"] == STEPS, "those of steps that did not happen do not count"
+        assert result["forwards"] == steps, "those of steps that did not happen do not count"
 
 
 def init(path: str, rank: int, world: int, timeout_s: float = 60.0) -> Any:

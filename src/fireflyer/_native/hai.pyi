@@ -23,6 +23,18 @@ class SuspendPage:
     def acknowledge(self, slot: int) -> None:
         """The rank in `slot` saved and leaves."""
 
+    def set_apart(self, slot: int) -> None:
+        """Calls are answered with false, and not counted, until `begin`."""
+
+    def begin(self, slot: int, count: int) -> None:
+        """The next call has number `count` + 1; `count` is below 2**62."""
+
+    def join(self, slot: int) -> None:
+        """The newcomer in `slot` is a member now."""
+
+    def renew(self, slot: int) -> None:
+        """The slot gets a newcomer, which is set apart."""
+
     def freeze(self) -> list[int]:
         """Freezes every slot; the counts of answered calls."""
 
@@ -37,6 +49,9 @@ class SuspendPage:
 
     def acknowledged(self, slot: int) -> bool:
         """Whether the rank in `slot` acknowledged."""
+
+    def joined(self, slot: int) -> bool:
+        """Whether the newcomer in `slot` has become a member."""
 
     @property
     def decision(self) -> int:

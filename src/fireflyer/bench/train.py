@@ -61,7 +61,7 @@ class Spec:
     rate: str = "1gbit"
     rounds: int = 5
     steps: int = 3
-    shape: str = "gpt"
+    shape: str = "even"
     sizes: models.Sizes = field(default_factory=models.Sizes)
     vgg_ranks_per_host: int = 4
 

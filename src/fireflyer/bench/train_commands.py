@@ -22,8 +22,9 @@ def train(
     ),
     rate: Annotated[str, typer.Option(help="speed of each cable, e.g. 1gbit")] = "1gbit",
     shape: Annotated[
-        str, typer.Option(help="of the stub's layers: gpt, or even ones of as many parameters")
-    ] = "gpt",
+        str,
+        typer.Option(help="of the stub's layers: even, or those of a GPT of as many parameters"),
+    ] = "even",
     rounds: Rounds = 5,
     steps: Annotated[int, typer.Option(min=1, help="timed steps of a candidate's turn")] = 3,
     table: Annotated[

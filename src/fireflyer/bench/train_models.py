@@ -105,6 +105,8 @@ class SleepLayer(nn.Module):
         self._shapes, self._pool = layer.shapes, pool
 
     def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            weight.detach()  # read, as a layer that computes does: what is still under way is waited for
         result: Tensor = _Sleep.apply(x, self, *self.weights)  # type: ignore[no-untyped-call]
         return result
 

@@ -146,6 +146,12 @@ def run(
         ),
     ] = "fork",
     max_restarts: Annotated[int, typer.Option(min=0, help="Attempts to spend on faults.")] = 3,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic", help="Go on without ranks that are lost, and start newcomers for them."
+        ),
+    ] = False,
     grace: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Time to save and leave on stop.")
     ] = 30.0,
@@ -175,7 +181,8 @@ def run(
 
     request = Launch(
         script=script, args=tuple(args or ()), nodes=nodes, ranks=ranks, name=name,
-        env=tuple(env or ()), start=start, max_restarts=max_restarts, grace_s=grace,
+        env=tuple(env or ()), start=start, max_restarts=max_restarts, elastic=elastic,
+        grace_s=grace,
     )  # fmt: skip
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 

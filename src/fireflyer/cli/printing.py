@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.hai.client import NodeView
-from fireflyer.hai.model import Event, TaskView
+from fireflyer.hai.model import Event, RankView, TaskView
 from fireflyer.program import plain
 
 STYLES = {
@@ -73,7 +73,7 @@ def task(view: TaskView, *, json: bool) -> None:
                 str(rank.rank),
                 rank.node,
                 str(rank.pid or "-"),
-                _rank_state(rank.pid, rank.ended),
+                _rank_state(rank),
                 rank.log,
             )
             for rank in view.ranks
@@ -109,9 +109,13 @@ def details(event: Event) -> str:
         end = "suspended" if detail["suspended"] else f"exit {detail['code']}"
         if detail["signal"] is not None:
             end = f"signal {detail['signal']}"
-        return f"rank {detail['rank']} on {detail['node']}: {end}"
+        elif detail["code"] is None:
+            end = "lost"
+        return f"{_rank(detail)}: {end}"
     if event.kind == "rank_started":
-        return f"rank {detail['rank']} on {detail['node']}: pid {detail['pid']}"
+        return f"{_rank(detail)}: pid {detail['pid']}"
+    if event.kind == "rank_joined":
+        return _rank(detail)
     if event.kind == "leased":
         return _members(detail["generation"], detail["members"])
     if event.kind == "starting":
@@ -119,6 +123,11 @@ def details(event: Event) -> str:
     if event.kind == "restarting":
         return f"{detail['restarts']} of {detail['max_restarts']}: {detail['reason']}"
     return str(detail.get("reason", ""))
+
+
+def _rank(detail: dict[str, Any]) -> str:
+    again = f" (newcomer {detail['incarnation']})" if "incarnation" in detail else ""
+    return f"rank {detail['rank']} on {detail['node']}{again}"
 
 
 def _members(generation: int, members: Sequence[str]) -> str:
@@ -142,8 +151,11 @@ def age(seconds: float) -> str:
     return f"{max(int(seconds), 0)}s"
 
 
-def _rank_state(pid: int | None, ended: str | None) -> str:
-    return ended or ("starting" if pid is None else "running")
+def _rank_state(rank: RankView) -> str:
+    state = rank.ended or ("starting" if rank.pid is None else "running")
+    if not rank.incarnation:
+        return state
+    return f"{state}, newcomer {rank.incarnation}" + ("" if rank.member else ", not let in")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -29,6 +29,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """"K=V", or "K" for the value that K has here."""
     start: str
     max_restarts: int
+    elastic: bool
     grace_s: float
 
 
@@ -84,6 +85,7 @@ def _spec(request: Launch) -> TaskSpec:
         ranks_per_node=request.ranks,
         start="fork" if request.start == "fork" else "exec",
         max_restarts=request.max_restarts,
+        elastic=request.elastic,
         grace_s=request.grace_s,
     )
 
@@ -99,7 +101,11 @@ def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskS
     def tell(event: Event) -> None:
         nonlocal seen
         seen = event.seq
-        if event.kind not in ("rank_started", "rank_exited", "gang_ended"):
+        if event.kind == "rank_exited":
+            told = view.spec.elastic and event.detail["code"] != 0
+        else:
+            told = event.kind not in ("rank_started", "gang_ended")
+        if told:
             _note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
 
     try:

@@ -5,15 +5,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fireflyer.hai.client import Client
-    from fireflyer.hai.leasing import hold, in_task, lease
+    from fireflyer.hai.leasing import elastic, hold, in_task, lease
     from fireflyer.hai.rank import Task, suspend_requested, suspended, task
 
-__all__ = ["Client", "Task", "hold", "in_task", "lease", "suspend_requested", "suspended", "task"]
+__all__ = [
+    "Client",
+    "Task",
+    "elastic",
+    "hold",
+    "in_task",
+    "lease",
+    "suspend_requested",
+    "suspended",
+    "task",
+]
 
 # Imported when first asked for: every process of the platform imports this package, few need these.
 _HOME = {
     "Client": "fireflyer.hai.client",
     "Task": "fireflyer.hai.rank",
+    "elastic": "fireflyer.hai.leasing",
     "hold": "fireflyer.hai.leasing",
     "in_task": "fireflyer.hai.leasing",
     "lease": "fireflyer.hai.leasing",

@@ -399,7 +399,8 @@ class Controller:
         await self._engine.recover(self._gang(task.id, task.attempt, task.placement))
 
     def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
-        spec = self._store.row(name).spec
+        row = self._store.row(name)
+        spec = row.spec
         return Gang(
             task=name,
             attempt=attempt,
@@ -412,6 +413,8 @@ class Controller:
             start=spec.start,
             secret=self._store.secret(name),
             directory=self._directory(name, attempt),
+            elastic=spec.elastic,
+            rejoins=spec.max_restarts - row.restarts,
         )
 
     def _grace(self, name: str) -> float:
@@ -448,11 +451,18 @@ class Controller:
             return ()
         pids: dict[int, int] = {}
         ends: dict[int, str] = {}
+        incarnations: dict[int, int] = {}
+        outside: set[int] = set()
         for event in self._store.rank_events(row.task, row.attempt):
+            rank, incarnation = event.detail["rank"], event.detail.get("incarnation", 0)
             if event.kind == "rank_started":
-                pids[event.detail["rank"]] = event.detail["pid"]
-            else:
-                ends[event.detail["rank"]] = describe_exit(event.detail)
+                pids[rank], incarnations[rank] = event.detail["pid"], incarnation
+                ends.pop(rank, None)
+                outside |= {rank} if incarnation else set()
+            elif event.kind == "rank_joined":
+                outside.discard(rank)
+            elif incarnation >= incarnations.get(rank, 0):
+                ends[rank] = describe_exit(event.detail)
         over = "lost" if attempt.outcome is not None else None
         directory = self._directory(row.task, row.attempt)
         return tuple(
@@ -462,6 +472,8 @@ class Controller:
                 pid=pids.get(rank),
                 ended=ends.get(rank, over),
                 log=str(directory / f"{rank}.log"),
+                incarnation=incarnations.get(rank, 0),
+                member=rank not in outside,
             )
             for rank in range(row.spec.nodes * row.spec.ranks_per_node)
         )
@@ -482,11 +494,11 @@ def now() -> Moment:
 
 
 def describe_exit(detail: dict[str, Any]) -> str:
-    """How a rank ended, e.g. "exit 0", "SIGKILL" or "suspended"."""
+    """How a rank ended, e.g. "exit 0", "SIGKILL", "suspended" or "lost", with its node."""
     if detail["suspended"]:
         return "suspended"
     if detail["signal"] is None:
-        return f"exit {detail['code']}"
+        return "lost" if detail["code"] is None else f"exit {detail['code']}"
     try:
         return signal.Signals(detail["signal"]).name
     except ValueError:

@@ -7,17 +7,23 @@ asks for a later generation; the server lets each generation be followed once, b
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import msgspec
 
-from fireflyer.errors import TaskError
+from fireflyer.errors import Corrupted, DeadlineExceeded, PeerLost, TaskError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Lease, LeaseRequest
-from fireflyer.hai.rank import task
+from fireflyer.hai.rank import begun, between, joined, task
 
 GRACE_S = 2.0
 """How long a part that is too small for a quorum lets a larger one ask first."""
+
+
+_AGAIN_S = 0.2
+"""Between two questions to a server that is away."""
 
 
 class _Asker(msgspec.Struct):
@@ -39,8 +45,51 @@ def in_task() -> bool:
 
 
 def hold(generation: int) -> None:
-    """Every member tells so once a generation is formed: its next `lease` follows this one."""
+    """Every member tells so once a generation is formed: its next `lease` follows this one. Makes a newcomer
+    known as a member."""
     _me().held = generation
+    joined()
+
+
+def _ask_until_answered(
+    patience_s: float, generation: int, members: Sequence[str], minority: bool
+) -> bool:
+    """`lease`, repeated while the server is away: it is taken up again, or another one comes."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return lease(generation, members, minority)
+        except (PeerLost, DeadlineExceeded, Corrupted):  # one that starts has not said where it is
+            if time.monotonic() >= deadline:
+                raise
+        minority = False  # it has waited for others already
+        time.sleep(_AGAIN_S)
+
+
+class Steps(Protocol):
+    """What runs the steps of an elastic job: `model.elastic` of HaiScale."""
+
+    permit: Callable[[int, tuple[str, ...], bool], bool] | None
+    """(generation, members, minority) -> whether these may go on."""
+    fenced: list[Callable[[int], None]]
+    """Called with a new generation once it is formed."""
+    begun: list[Callable[[int, int], None]]
+    """Called at the begin of each step with the generation and the number of steps begun in it."""
+
+
+def elastic(steps: Steps, *, patience_s: float = 60.0) -> None:
+    """Runs an elastic job as a task: one part of it goes on, by the lease; the platform knows who is a
+    member; `suspend_requested()` answers alike on all members, by step. Call it on every rank before the
+    first step. Does nothing outside a task, where a quorum decides who goes on.
+
+    Args:
+        steps: of the job.
+        patience_s: how long members that have lost others wait for the server, in seconds, if it is away.
+    """
+    if in_task():
+        steps.permit = partial(_ask_until_answered, patience_s)
+        steps.fenced[:0] = [hold, lambda _: between()]
+        steps.begun.append(begun)
 
 
 def lease(

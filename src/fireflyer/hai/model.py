@@ -32,7 +32,12 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     start: Literal["fork", "exec"] = "fork"
     """fork: ranks come from a server that has torch imported; exec: a fresh interpreter each."""
     max_restarts: int = 3
-    """Attempts that may be spent on faults; suspends and resumes are free."""
+    """Attempts that may be spent on faults; suspends and resumes are free. An elastic attempt may start each
+    of its ranks again as often as there are restarts left."""
+    elastic: bool = False
+    """An attempt goes on without the ranks that it loses, and gets newcomers in their place. For scripts
+    that train elastically (`elastic=True` of HaiScale); until their doors are open, a lost rank ends the
+    attempt."""
     grace_s: float = 30.0
     """Time the ranks get to save and leave on suspend or stop before they are killed."""
 
@@ -68,6 +73,10 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """None while it runs, else e.g. "exit 0" or "SIGKILL"."""
     log: str
     """Path of the log file."""
+    incarnation: int = 0
+    """0: of the attempt's first ranks; n: the n-th newcomer in this place."""
+    member: bool = True
+    """False for a newcomer that the others have not let in yet."""
 
 
 class TaskView(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +111,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     attempt: int
     kind: str
-    """submitted, queued, starting, rank_started, running, leased, rank_exited, gang_ended, restarting,
-    suspending, suspended, resumed, stopping, finished, failed, stopped."""
+    """submitted, queued, starting, rank_started, running, leased, rank_joined, rank_exited, gang_ended,
+    restarting, suspending, suspended, resumed, stopping, finished, failed, stopped."""
     detail: dict[str, Any]
-    """rank_started: rank, node, pid; leased: generation, members, token; rank_exited: rank, node, code,
-    signal, suspended; gang_ended: outcome, reason."""
+    """rank_started: rank, node, pid; leased: generation, members, token; rank_joined: rank, node;
+    rank_exited: rank, node, code, signal, suspended; gang_ended: outcome, reason. The rank_ kinds of
+    newcomers: incarnation, too."""
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float

@@ -3,6 +3,7 @@
 Outside a task everything has its plain meaning, so a script runs unchanged by `python` and `torchrun`.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -29,6 +30,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the rank on its node."""
     local_world_size: int
     node: str
+    incarnation: int
+    """0: one of the attempt's first ranks; n: the n-th newcomer in its place (elastic tasks)."""
     directory: Path
     """Of the task: a folder an attempt, and `output`. The working directory outside a task."""
     output: Path
@@ -47,6 +50,7 @@ def task() -> Task:
         local_rank=int(environment.get("LOCAL_RANK", "0")),
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
         node=environment.get("FIREFLYER_NODE", ""),
+        incarnation=int(environment.get("FIREFLYER_INCARNATION", "0")),
         directory=Path(directory) if directory else Path.cwd(),
         output=Path(directory, "output") if directory else Path.cwd(),
     )
@@ -92,14 +96,74 @@ class _Slot:
         if page is not None:
             page.acknowledge(self._index)
 
+    def set_apart(self) -> None:
+        page = self.page()
+        if page is not None:
+            page.set_apart(self._index)
+
+    def join(self) -> None:
+        page = self.page()
+        if page is None or "FIREFLYER_NEWS" not in os.environ or page.joined(self._index):
+            return
+        page.join(self._index)
+        with contextlib.suppress(OSError):  # without a supervisor this process ends, too
+            pipe = os.open(os.environ["FIREFLYER_NEWS"], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(pipe, b"j")
+            finally:
+                os.close(pipe)
+
+    def begin(self, count: int) -> None:
+        page = self.page()
+        if page is not None:
+            page.begin(self._index, count)
+
 
 _slot = _Slot()
+
+
+def joined() -> None:
+    """This rank is a member of its elastic attempt: tells the supervisor of a newcomer.
+
+    Raises:
+        TaskError: as `suspend_requested`.
+    """
+    _slot.join()
+
+
+def between() -> None:
+    """Members form anew, each at its own place of a step: from now on `suspend_requested()` is False, until
+    `begun` says in which step the rank is.
+
+    Raises:
+        TaskError: as `suspend_requested`.
+    """
+    _slot.set_apart()
+
+
+_GENERATIONS, _STEPS, _CALLS = 1 << 16, 1 << 28, 1 << 18
+
+
+def begun(generation: int, steps: int) -> None:
+    """A step of an elastic task begins, on all members of the generation: the calls of `suspend_requested()`
+    from here to the next step are numbered by (generation, steps, which call of the step).
+
+    Args:
+        generation: of the membership, below 2**16.
+        steps: that have begun in this generation, from 1, below 2**28.
+
+    Raises:
+        TaskError: as `suspend_requested`.
+    """
+    count = min(generation, _GENERATIONS - 1) * _STEPS + min(steps, _STEPS - 1)
+    _slot.begin(count * _CALLS)
 
 
 def suspend_requested() -> bool:
     """Whether to save and leave now; ask once a step, on every rank.
 
-    The n-th call returns the same on every rank of the task, so all may act on it together. While a
+    The n-th call returns the same on every rank of the task, so all may act on it together; in an elastic
+    task (`elastic`), the n-th of a step. While a
     suspend is being agreed on a call waits some milliseconds; otherwise it never blocks. False outside
     a task.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
+from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankJoined, RankStarted
 from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskState
 
 Request = Literal["stop", "suspend", "resume"]
@@ -49,6 +49,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The server died before it knew that the launch went through: a loss is then not the task's fault."""
     started: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
+    newcomers: frozenset[tuple[str, int, int]] = frozenset()
+    """What was seen of newcomers in the active attempt: kind, rank, incarnation."""
     lease: Lease | None = None
     """Who holds the active attempt; None: all its ranks, at generation 0."""
 
@@ -194,6 +196,8 @@ def observe(task: Task, event: EngineEvent) -> Step:
     if task.state not in ACTIVE or event.attempt != task.attempt:
         return Step(task=task)
     match event:
+        case RankJoined():
+            return _newcomer(task, event, Note("rank_joined"))
         case RankStarted():
             return _rank_started(task, event)
         case RankExited():
@@ -203,18 +207,18 @@ def observe(task: Task, event: EngineEvent) -> Step:
 
 
 def _rank_started(task: Task, event: RankStarted) -> Step:
+    note = Note("rank_started", {"rank": event.rank, "node": event.node, "pid": event.pid})
+    if event.incarnation:
+        return _newcomer(task, event, note)
     if event.rank in task.started:
         return Step(task=task)
     task = _replace(task, started=task.started | {event.rank}, unsure=False)
-    note = Note("rank_started", {"rank": event.rank, "node": event.node, "pid": event.pid})
     if task.state == "starting" and len(task.started) == task.world and not task.stopping:
         return _enter(task, "running", "", note)
     return Step(task=task, notes=(note,))
 
 
 def _rank_exited(task: Task, event: RankExited) -> Step:
-    if event.rank in task.exited:
-        return Step(task=task)
     detail = {
         "rank": event.rank,
         "node": event.node,
@@ -222,8 +226,22 @@ def _rank_exited(task: Task, event: RankExited) -> Step:
         "signal": event.signal,
         "suspended": event.suspended,
     }
+    if event.incarnation:
+        return _newcomer(task, event, Note("rank_exited", detail))
+    if event.rank in task.exited:
+        return Step(task=task)
     task = _replace(task, exited=task.exited | {event.rank}, unsure=False)
     return Step(task=task, notes=(Note("rank_exited", detail),))
+
+
+def _newcomer(task: Task, event: RankStarted | RankJoined | RankExited, note: Note) -> Step:
+    """Of an elastic attempt, which goes on."""
+    seen = (note.kind, event.rank, event.incarnation)
+    if seen in task.newcomers:
+        return Step(task=task)
+    about = {"rank": event.rank, "node": event.node, "incarnation": event.incarnation}
+    note = Note(note.kind, about | note.detail)
+    return Step(task=_replace(task, newcomers=task.newcomers | {seen}), notes=(note,))
 
 
 def _gang_ended(task: Task, event: GangEnded) -> Step:
@@ -234,7 +252,7 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
     wants_suspend = task.state == "suspending"
     task = _replace(
         task, placement=(), previous=task.placement, stopping=False, unsure=False,
-        started=frozenset(), exited=frozenset(), lease=None,
+        started=frozenset(), exited=frozenset(), newcomers=frozenset(), lease=None,
     )  # fmt: skip
     if event.outcome == "finished":
         return _enter(task, "finished", event.reason, note)

@@ -282,9 +282,14 @@ class Store:
         active = row.state in ACTIVE
         last = self._find_attempt(connection, row.id, row.attempt)
         ranks: dict[str, set[int]] = {"rank_started": set(), "rank_exited": set()}
+        newcomers: set[tuple[str, int, int]] = set()
         if active:
             for event in self._rank_events(connection, row.id, row.attempt):
-                ranks[event.kind].add(msgspec.json.decode(event.detail)["rank"])
+                detail = msgspec.json.decode(event.detail)
+                if incarnation := detail.get("incarnation", 0):
+                    newcomers.add((event.kind, detail["rank"], incarnation))
+                else:
+                    ranks[event.kind].add(detail["rank"])
         nodes = last.nodes if last is not None else ()
         return Task(
             id=f"t{row.id}",
@@ -302,6 +307,7 @@ class Store:
             unsure=active and last is not None and not last.launched,
             started=frozenset(ranks["rank_started"]),
             exited=frozenset(ranks["rank_exited"]),
+            newcomers=frozenset(newcomers),
             lease=self._last_lease(connection, row.id, row.attempt) if active else None,
         )
 
@@ -323,7 +329,7 @@ class Store:
         self, connection: sa.Connection, task: int, attempt: int
     ) -> Sequence[sa.Row[Any]]:
         at = (_event.c.task == task) & (_event.c.attempt == attempt)
-        kinds = _event.c.kind.in_(("rank_started", "rank_exited"))
+        kinds = _event.c.kind.in_(("rank_started", "rank_joined", "rank_exited"))
         return connection.execute(sa.select(_event).where(at & kinds).order_by(_event.c.seq)).all()
 
     def rows(self, *, live: bool) -> list[Row]:
@@ -364,7 +370,7 @@ class Store:
             return self._last_lease(connection, _number(task), attempt)
 
     def rank_events(self, task: str, attempt: int) -> list[Event]:
-        """The rank_started and rank_exited events of one attempt."""
+        """The rank_started, rank_joined and rank_exited events of one attempt."""
         with self._transaction() as connection:
             rows = self._rank_events(connection, _number(task), attempt)
         return [_event_of(row) for row in rows]

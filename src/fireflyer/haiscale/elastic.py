@@ -92,12 +92,15 @@ class Elastic:
             the first `step`, else they are alike on all ranks.
         optimizer: of the wrapper's parameters; steps once in each `step`.
         redivide: is called with the new rank and world behind each forming.
-        doors: a file with the addresses of members, which the first rank keeps up to date.
+        doors: a file with the addresses of members, which the first rank keeps up to date; default: what
+            FIREFLYER_DOORS names.
 
     Attributes:
         weighing: has the weight of the step; the wrapper scales gradients by it.
         permit: who of a cut network may go on; None: more than half of the ranks, or half with the lowest.
         fenced: called with the new generation behind each forming, before anything else goes on.
+        begun: called at the begin of each step with the generation and how many steps have begun in it, this
+            one counted: alike on all members.
         patience_s: how long a rank that is not known to be dead may be busy before it learns that the others
             form anew; without it they go on.
         forming_s: how long the others are looked for until there is a quorum.
@@ -119,15 +122,17 @@ class Elastic:
         self.weighing.reset(lambda: group.newcomers_wait)
         self.permit: Permit | None = None
         self.fenced: list[Callable[[int], None]] = []
+        self.begun: list[Callable[[int, int], None]] = []
         self.patience_s = 30.0
         self.forming_s = 120.0
         self.restore: Callable[[], int] | None = None
         self._wrapper, self._optimizer, self._group = wrapper, optimizer, group
-        self._redivide, self._doors = redivide, doors
+        self._redivide, self._doors = redivide, doors or os.environ.get("FIREFLYER_DOORS")
         self._carried: list[Stateful] = []
         self._kept: list[Any] = []
         self._progress = _NEWCOMER if group.joined else 0
         self._steps = 0
+        self._entered = 0  # in this generation, also steps that did not happen
         self._inside = False
         self._runs = False  # the body of a step
         optimizer.register_step_pre_hook(self._before_update)
@@ -177,6 +182,9 @@ class Elastic:
         if self._inside:
             raise ConfigError("an elastic step within an elastic step")
         self._form_if_needed()
+        self._entered += 1
+        for tell in self.begun:
+            tell(self.generation, self._entered)
         self.weighing.weight = 1 if weight is None else weight
         self._wrapper.keep()
         self._kept = [copy.deepcopy(thing.state_dict()) for thing in self._carried]
@@ -278,6 +286,7 @@ class Elastic:
     def _begin_generation(self) -> None:
         self.weighing.reset(lambda: self._group.newcomers_wait)
         self._wrapper.reformed()
+        self._entered = 0
         rank, world = self._group.rank(), self._group.size()
         _log.info(
             "generation %d: rank %d of %d, %d steps", self.generation, rank, world, self.steps

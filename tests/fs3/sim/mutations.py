@@ -91,6 +91,13 @@ MUTANTS = (
         ("leases",),
     ),
     Mutant(
+        "a node gets a lease while its dismissal is being saved",
+        MANAGER + "core.py",
+        "        if self._is_leaving(node):\n",
+        "        if False:\n",
+        ("leases", "takeovers"),
+    ),
+    Mutant(
         "a new manager calls nodes dead at once",
         MANAGER + "core.py",
         "if now - self._started <= self.times.dead_s and self._unheard(chain):",

@@ -41,8 +41,8 @@ def report(*words):
     fd = os.open(os.environ["REPORTS"], os.O_WRONLY)
     os.write(fd, line.encode())
     os.close(fd)
-def await_gate():
-    fd = os.open(os.environ["GATE"], os.O_RDONLY)
+def await_gate(name="GATE"):
+    fd = os.open(os.environ[name], os.O_RDONLY)
     os.read(fd, 1)
     os.close(fd)
 def forever():
@@ -72,12 +72,13 @@ class Stage:
         os.mkfifo(reports)
         self._reports = os.open(reports, os.O_RDWR | os.O_NONBLOCK)
         self._unread = b""
-        gate = folder / "gate"
+        gate, door = folder / "gate", folder / "door"
         os.mkfifo(gate)
-        self._gate = os.open(gate, os.O_RDWR)
+        os.mkfifo(door)
+        self._gate, self._door = os.open(gate, os.O_RDWR), os.open(door, os.O_RDWR)
         self._engines: list[LocalEngine] = []
         self._scripts = 0
-        self.env = {**os.environ, "REPORTS": str(reports), "GATE": str(gate)}
+        self.env = {**os.environ, "REPORTS": str(reports), "GATE": str(gate), "DOOR": str(door)}
 
     def play(self, scene: Callable[["Stage"], Coroutine[Any, Any, None]]) -> None:
         """Runs the scene; then releases the task and closes the engines, also after a failure."""
@@ -122,6 +123,8 @@ class Stage:
         args: tuple[str, ...] = (),
         cwd: str | None = None,
         env: dict[str, str] | None = None,
+        elastic: bool = False,
+        rejoins: int = 0,
     ) -> Gang:
         path = script if isinstance(script, Path) else self.script(script)
         return Gang(
@@ -136,6 +139,8 @@ class Stage:
             start=start,
             secret=SECRET,
             directory=self.folder / self.task / str(attempt),
+            elastic=elastic,
+            rejoins=rejoins,
         )
 
     # -- what is seen --------------------------------------------------------------------------
@@ -173,6 +178,10 @@ class Stage:
     def open_gate(self, ranks: int) -> None:
         """Lets so many ranks go on that wait in `await_gate`, now or later."""
         os.write(self._gate, b"g" * ranks)
+
+    def let_in(self, ranks: int) -> None:
+        """The same for `await_gate("DOOR")`."""
+        os.write(self._door, b"d" * ranks)
 
     def ask(self, node: str, request: Request) -> bytes:
         """Asks a supervisor what the engine would not; returns the frame of its answer."""
@@ -270,6 +279,7 @@ class Stage:
     def clear(self) -> None:
         os.close(self._reports)
         os.close(self._gate)
+        os.close(self._door)
 
 
 @pytest.fixture

@@ -106,6 +106,83 @@ def test_same_answer_on_every_rank_in_every_interleaving(data: st.DataObject) ->
         assert rank.answers == {call: call >= number for call in range(1, number + 1)}
 
 
+class ModelMember(ModelRank):
+    """A rank of an elastic job, whose n-th step of generation g has calls (g, n, 1), (g, n, 2), ..."""
+
+    def __init__(self, generation: int) -> None:
+        super().__init__()
+        self.generation = generation
+        self.begun = 0
+        self.calls = 0
+        self.apart = generation > 0
+
+    def step(self, decision: int) -> None:
+        """Begins the next step after two calls, asks, or waits for the answer."""
+        if self.waiting is None and (self.apart or self.calls == 2):
+            if self.apart and self.calls < 3:
+                self.calls += 1  # answered False at once, whatever the others do
+                return
+            self.begun, self.calls, self.apart = self.begun + 1, 0, False
+            self.count = (self.generation << 20) + (self.begun << 10)
+            return
+        before = self.count
+        super().step(decision)
+        self.calls += self.count - before
+
+    def form(self, generation: int) -> None:
+        """Wherever it is in its step. A call that waits is answered before the rank goes on."""
+        self.generation, self.begun, self.calls, self.apart = generation, 0, 0, True
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_same_answer_on_every_member_through_losses_and_newcomers(data: st.DataObject) -> None:
+    nodes = [ModelNode(0), ModelNode(0)]
+    members = [ModelMember(0) for _ in range(4)]  # two on each node
+    gone: list[ModelMember] = []
+
+    def settle() -> None:
+        for at, node in enumerate(nodes):
+            node.ranks[:] = members[2 * at : 2 * at + 2]
+
+    settle()
+    server = ModelServer(nodes)
+    generation = 0
+    choices = ["server", "crash", "form", *(f"{rank}" for rank in range(4) for _ in range(3))]
+    for actor in data.draw(st.lists(st.sampled_from(choices), max_size=80)):
+        if actor == "server":
+            server.steps()
+        elif actor == "crash":
+            server = ModelServer(nodes)
+        elif (
+            actor == "form"
+        ):  # one is lost; a newcomer in its place is there when the others form anew
+            if any(member.waiting is not None for member in members):
+                continue
+            generation += 1
+            place = data.draw(st.integers(0, 3))
+            newcomer = ModelMember(generation)
+            newcomer.frozen, newcomer.count = members[place].frozen, members[place].count
+            gone.append(members[place])
+            members[place] = newcomer
+            settle()
+            for member in members:
+                member.form(generation)
+        else:
+            members[int(actor)].step(nodes[int(actor) // 2].decision)
+    while not server.steps():
+        pass
+    (number,) = {node.decision for node in nodes}
+    for member in members:
+        for _ in range(10_000):  # alone: each comes to its true answer
+            if True in member.answers.values():
+                break
+            member.step(number)
+    for member in gone + members:
+        assert member.answers == {call: call >= number for call in member.answers}
+    assert all(True in member.answers.values() for member in members)
+
+
 def test_decision_is_the_first_call_that_nobody_was_answered() -> None:
     def frozen(highest: int, decision: int = 0) -> Frozen:
         return Frozen(attempt=1, highest=highest, decision=decision)
@@ -188,6 +265,30 @@ def test_before_a_freeze_every_call_is_false_and_counted() -> None:
     assert page.call(1)
     assert not page.call(0)
     assert (page.told(1), page.told(0)) == (True, False)
+
+
+def test_a_slot_set_apart_is_answered_false_until_it_begins() -> None:
+    page = SuspendPage.create(2)
+    assert not page.call(0)
+    page.set_apart(0)
+    assert not page.call(0)
+    assert page.count(0) == 1
+    assert page.freeze() == [1, 0]
+    assert not page.call(0)  # frozen: and yet nothing to wait for
+    page.begin(0, 1 << 40)
+    assert page.decide(2) == 2
+    assert page.call(0)
+    assert page.count(0) == (1 << 40) + 1
+    page.join(0)
+    assert (page.joined(0), page.joined(1)) == (True, False)
+    page.acknowledge(0)
+    page.renew(0)
+    assert (page.joined(0), page.told(0), page.acknowledged(0)) == (False, False, False)
+    assert not page.call(0)
+    page.begin(0, 2 << 40)
+    assert page.call(0)  # frozen still, and decided
+    with pytest.raises(ValueError, match="counted up to"):
+        page.begin(0, 1 << 62)
 
 
 def test_bad_arguments() -> None:

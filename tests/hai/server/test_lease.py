@@ -135,6 +135,79 @@ def test_without_a_server_no_part_goes_on(server: Any) -> None:
     assert hai.lease(1, ["a:1"])
 
 
+class Steps:
+    """What `hai.elastic` is given."""
+
+    def __init__(self) -> None:
+        self.permit: Callable[[int, tuple[str, ...], bool], bool] | None = None
+        self.fenced: list[Callable[[int], None]] = []
+        self.begun: list[Callable[[int, int], None]] = []
+
+
+@pytest.mark.usefixtures("running")
+def test_an_elastic_job_waits_for_the_next_server(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, lease = threading.Event(), leasing.lease
+
+    def ask(*question: Any) -> bool:
+        try:
+            return lease(*question)
+        finally:
+            asked.set()
+
+    monkeypatch.setattr(leasing, "lease", ask)
+    steps, hasty = Steps(), Steps()
+    hai.elastic(steps)
+    hai.elastic(hasty, patience_s=0.0)
+    server.kill()
+    assert hasty.permit is not None
+    assert steps.permit is not None
+    with pytest.raises(PeerLost):
+        hasty.permit(1, ("a:1",), False)
+    asked.clear()
+    answers: list[bool] = []
+    permit = steps.permit
+    thread = threading.Thread(target=lambda: answers.append(permit(1, ("a:1",), False)))
+    thread.start()
+    assert asked.wait(60)
+    server.start()
+    thread.join()
+    assert answers == [True]
+    for fenced in steps.fenced:
+        fenced(1)
+    assert hai.lease(2, ["a:1"])
+
+
+@pytest.mark.usefixtures("running")
+def test_an_elastic_job_waits_for_a_server_that_starts(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, file = Steps(), server.home / "server.json"
+    said, lease = file.read_bytes(), leasing.lease
+    tries = 0
+
+    def ask(*question: Any) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            file.write_bytes(said)
+        return lease(*question)
+
+    monkeypatch.setattr(leasing, "lease", ask)
+    hai.elastic(steps)
+    assert steps.permit is not None
+    file.unlink()
+    assert steps.permit(1, ("a:1",), False)
+    assert tries == 2
+
+
+def test_outside_a_task_an_elastic_job_is_left_alone() -> None:
+    steps = Steps()
+    hai.elastic(steps)
+    assert (steps.permit, steps.fenced, steps.begun) == (None, [], [])
+
+
 @pytest.mark.usefixtures("running")
 def test_a_server_that_does_not_answer(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fireflyer.hai.client.CALL_DEADLINE_S", 0.05)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fireflyer.errors import TaskError
 from fireflyer.hai import scheduler
-from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankStarted
+from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankJoined, RankStarted
 from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest
 from fireflyer.hai.scheduler import ACTIVE, Action, Launch, Release, State, Step, Task
 
@@ -70,6 +70,33 @@ def test_a_restart_that_has_to_wait_gives_back_its_warmth() -> None:
     assert actions == [Launch("t1", 1, ("n0", "n1")), Release("t2", 1)]
     released = scheduler.decide(waiting, actions[1]).task
     assert scheduler.plan(state(released, running(1, "n0", "n1")), 0.0) == []
+
+
+def test_newcomers_are_told_once_and_do_not_count_as_ranks() -> None:
+    found = task(1, 2, state="starting", attempt=1, placement=("n0", "n1"))
+    about: dict[str, Any] = {"task": "t1", "attempt": 1, "rank": 1, "node": "n1", **WHEN}
+    again: dict[str, Any] = {**about, "incarnation": 1}
+    ended: dict[str, Any] = {"code": None, "signal": None, "suspended": False}
+    told = []
+    for event in (
+        RankStarted(**about, pid=1),
+        RankExited(**about, **ended),
+        RankStarted(**again, pid=2),
+        RankJoined(**again),
+        RankExited(**again, **ended),
+    ):
+        step = scheduler.observe(found, event)
+        found = step.task
+        told += [(note.kind, note.detail.get("incarnation")) for note in step.notes]
+        assert scheduler.observe(found, event) == Step(task=found)
+    assert found.state == "starting"
+    assert told == [
+        ("rank_started", None), ("rank_exited", None),
+        ("rank_started", 1), ("rank_joined", 1), ("rank_exited", 1),
+    ]  # fmt: skip
+    assert (
+        scheduler.observe(found, RankStarted(**{**about, "rank": 0}, pid=3)).task.state == "running"
+    )
 
 
 def test_restarts_are_spent_and_then_the_task_fails() -> None:

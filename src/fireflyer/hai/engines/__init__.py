@@ -52,6 +52,10 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Hex secret of the task, given to the ranks as FIREFLYER_SECRET; never logged."""
     directory: Path
     """Directory of this attempt; `<rank>.log` and the engine's own files go there."""
+    elastic: bool = False
+    """Once its ranks have opened their doors, the loss of some does not end it."""
+    rejoins: int = 0
+    """How often each rank may be started again in this attempt, as a newcomer; elastic gangs only."""
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):
@@ -63,6 +67,20 @@ class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started")
     monotonic_ns: int
     """CLOCK_MONOTONIC when the engine saw it."""
     wall: float
+    incarnation: int = 0
+    """0: launched with the gang; n: the n-th newcomer in its place."""
+
+
+class RankJoined(msgspec.Struct, frozen=True, kw_only=True, tag="rank_joined"):
+    """A newcomer has become a member of an elastic attempt: the others have let it in."""
+
+    task: str
+    attempt: int
+    rank: int
+    node: str
+    incarnation: int
+    monotonic_ns: int
+    wall: float
 
 
 class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
@@ -73,10 +91,14 @@ class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
     code: int | None
     """Exit status, or None when a signal ended it."""
     signal: int | None
+    """None, too: an elastic attempt lost the rank with its node, or the newcomer could not be started."""
     suspended: bool
     """The rank acknowledged a suspend by `fireflyer.hai.suspended()` before it ended."""
     monotonic_ns: int
     wall: float
+    incarnation: int = 0
+    joined: bool = True
+    """It was a member; False for a newcomer that was never let in."""
 
 
 class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
@@ -85,15 +107,15 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
     task: str
     attempt: int
     outcome: Literal["finished", "failed", "stopped", "suspended", "lost"]
-    """finished: every rank returned 0; failed: a rank did not; stopped and suspended: as asked for; lost: a
-    supervisor died and took its ranks with it."""
+    """finished: every rank returned 0 (elastic: every member that was left); failed: a rank did not; stopped
+    and suspended: as asked for; lost: a supervisor died and took its ranks with it."""
     reason: str
     """One line for people, e.g. "rank 1 on n1 was killed by SIGKILL"."""
     monotonic_ns: int
     wall: float
 
 
-EngineEvent = RankStarted | RankExited | GangEnded
+EngineEvent = RankStarted | RankJoined | RankExited | GangEnded
 
 
 class NodesChanged(msgspec.Struct, frozen=True, kw_only=True, tag="nodes_changed"):

@@ -6,28 +6,44 @@
 `over` means that whatever process is left is to be killed: a rank failed, a deadline passed, an abort came,
 or every rank has exited. The supervisor kills and reaps, tells the attempt what it reaped, and calls `finish`
 once no process is left.
+
+In an elastic attempt whose ranks have opened their doors a rank that ends is no failure: the others go on,
+and the engine may enlist a newcomer in its place. A part whose ranks are all gone ends as `vacant`;
+newcomers open it `again`, in the same journal.
 """
 
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fireflyer import allocator
 from fireflyer._native.hai import SuspendPage
-from fireflyer.hai.engines import RankExited, RankStarted
-from fireflyer.hai.engines.journal import Journal, journal_path
+from fireflyer.errors import Corrupted
+from fireflyer.hai.engines import RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines.journal import Journal, doors_path, journal_path, read_journal
 from fireflyer.hai.engines.keepsake import keeper_path
-from fireflyer.hai.engines.messages import Cause, Frozen, Part, PartEnded, RankSpec, Record
+from fireflyer.hai.engines.messages import (
+    Cause,
+    Frozen,
+    Newcomer,
+    Part,
+    PartEnded,
+    RankSpec,
+    Record,
+)
 from fireflyer.hai.processes import describe_exit, kill_group
 
 
 class Attempt:
     """Publishes a record only after it is in the journal."""
 
-    def __init__(self, part: Part, publish: Callable[[Record], None]) -> None:
+    def __init__(
+        self, part: Part, publish: Callable[[Record], None], news: str = "", *, again: bool = False
+    ) -> None:
+        """`news`: a pipe's path, where newcomers say that they are members. `again`: see above."""
         self.part = part
         self.records: list[Record] = []
         self.over = False
@@ -35,28 +51,58 @@ class Attempt:
         self.deadline: float | None = None
         """time.monotonic() at which what is left is killed."""
         self.suspend_grace_s: float | None = None
+        self.vacant = False
+        """Over because no rank is left, though not all returned 0."""
         self._publish = publish
+        self._news = news
         self._asked: str | None = None
         self._failure = ""
         self._failed_ns = 0
         self._late = ""
         self._highest: int | None = None
         self._running: dict[int, int] = {}  # pid -> rank
-        self._returned_0 = 0
+        self._incarnation: dict[int, int] = {}  # rank -> the last that was begun
+        self._unknown: set[int] = set()  # running newcomers that are not known to be members
+        self._returned_0: set[int] = set()
         self._journal: Journal | None = None
         self._page = SuspendPage.create(part.ranks)
         # Bound but not listening: the kernel gives this port to nobody, and SO_REUSEADDR lets rank 0 bind it.
         self._reservation: socket.socket | None = None
         self.port = part.port
+        path = journal_path(Path(part.directory), part.node)
         try:
-            self._journal = Journal(journal_path(Path(part.directory), part.node))
+            self._journal = Journal(path, again=again)
+            if again:
+                self._take_up(read_journal(path))
             if not self.port:
                 self._reservation = socket.socket()
                 self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 self._reservation.bind((part.master, 0))
                 self.port = self._reservation.getsockname()[1]
-        except OSError as error:
+        except (OSError, Corrupted) as error:
             self.fail(f"{part.node} cannot prepare the attempt: {error}")
+
+    def _take_up(self, records: list[Record]) -> None:
+        """What an earlier part wrote; the ranks that it had left are gone."""
+        self.records = records
+        running: dict[int, RankStarted] = {}
+        joined: set[int] = set()
+        for event in (record.event for record in records):
+            if isinstance(event, PartEnded):
+                continue
+            rank = event.rank
+            self._incarnation[rank] = event.incarnation
+            if isinstance(event, RankStarted):
+                running[rank] = event
+                joined -= {rank} if event.incarnation else set()
+            elif isinstance(event, RankJoined):
+                joined.add(rank)
+            else:
+                running.pop(rank, None)
+                if event.code == 0:
+                    self._returned_0.add(rank)
+        for rank in sorted(running):
+            self._exited(rank, None, None, joined=not self._incarnation[rank] or rank in joined)
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -77,19 +123,43 @@ class Attempt:
     def specs(self) -> tuple[RankSpec, ...]:
         """What to start, by local rank."""
         part = self.part
-        return tuple(
-            RankSpec(
-                rank=part.first_rank + local,
-                script=part.script,
-                args=part.args,
-                cwd=part.cwd,
-                env=self._environment(local),
-                log=os.path.join(part.directory, f"{part.first_rank + local}.log"),
-            )
-            for local in range(part.ranks)
+        return tuple(self._spec(part.first_rank + local, 0) for local in range(part.ranks))
+
+    def enlist(self, newcomers: tuple[Newcomer, ...]) -> tuple[RankSpec, ...]:
+        """What to start for newcomers; those that were begun before are left out."""
+        running = set(self._running.values())
+        fresh = [
+            n for n in newcomers
+            if n.incarnation > self._incarnation.get(n.rank, 0) and n.rank not in running
+        ]  # fmt: skip
+        for newcomer in fresh:
+            self._incarnation[newcomer.rank] = newcomer.incarnation
+            self._page.renew(newcomer.rank - self.part.first_rank)
+        return tuple(self._spec(newcomer.rank, newcomer.incarnation) for newcomer in fresh)
+
+    def _spec(self, rank: int, incarnation: int) -> RankSpec:
+        part = self.part
+        return RankSpec(
+            rank=rank,
+            incarnation=incarnation,
+            script=part.script,
+            args=part.args,
+            cwd=part.cwd,
+            env=self._environment(rank - part.first_rank, incarnation),
+            log=os.path.join(part.directory, f"{rank}.log"),
         )
 
-    def _environment(self, local: int) -> dict[str, str]:
+    def _environment(self, local: int, incarnation: int) -> dict[str, str]:
+        part = self.part
+        elastic: dict[str, str] = {}
+        if part.elastic:
+            doors = str(doors_path(Path(part.directory)))
+            elastic = {"FIREFLYER_DOORS": doors, "FIREFLYER_INCARNATION": str(incarnation)}
+            if incarnation:
+                elastic |= {"FIREFLYER_JOIN": doors, "FIREFLYER_NEWS": self._news}
+        return {**self._common_environment(local), **elastic}
+
+    def _common_environment(self, local: int) -> dict[str, str]:
         part = self.part
         return {
             "OMP_NUM_THREADS": "1",
@@ -112,25 +182,47 @@ class Attempt:
             "FIREFLYER_CONTROL": f"{local}:/proc/{os.getpid()}/fd/{self._page.fd}",
         }
 
-    def server_environment(self) -> dict[str, str]:
-        """Of the task's fork server: what the loader and the interpreter read at start is the user's."""
-        part = self.part
-        names = {"FIREFLYER_TASK": part.task, "FIREFLYER_NODE": part.node, "OMP_NUM_THREADS": "1"}
-        return {**part.env, **names}
-
-    def started(self, rank: int, pid: int) -> None:
-        self._running[pid] = rank
+    def started(self, spec: RankSpec, pid: int) -> None:
+        self._running[pid] = spec.rank
+        if spec.incarnation:
+            self._unknown.add(spec.rank)
         self._record(
             RankStarted(
                 task=self.part.task,
                 attempt=self.part.attempt,
-                rank=rank,
+                rank=spec.rank,
+                incarnation=spec.incarnation,
                 node=self.part.node,
                 pid=pid,
                 monotonic_ns=time.monotonic_ns(),
                 wall=time.time(),
             )
         )
+        if self._asked == "stop":
+            kill_group(pid, signal.SIGTERM)
+
+    def not_started(self, specs: Iterable[RankSpec]) -> None:
+        """Newcomers that cannot be, or are wanted no more."""
+        for spec in specs:
+            self._exited(spec.rank, None, None, joined=False)
+
+    def look_for_members(self) -> None:
+        """Newcomers have been let in."""
+        part = self.part
+        for rank in sorted(self._unknown):
+            if self._page.joined(rank - part.first_rank):
+                self._unknown.remove(rank)
+                self._record(
+                    RankJoined(
+                        task=part.task,
+                        attempt=part.attempt,
+                        rank=rank,
+                        incarnation=self._incarnation[rank],
+                        node=part.node,
+                        monotonic_ns=time.monotonic_ns(),
+                        wall=time.time(),
+                    )
+                )
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -157,8 +249,8 @@ class Attempt:
             return
         self._asked = "stop"
         self.deadline = deadline
-        if not self.records:
-            self.over = True  # no rank has begun: the fork server is still importing
+        if not self._running:
+            self.over = True  # none has begun: the fork server is still importing
         elif grace_s > 0:
             for pid in self._running:
                 kill_group(pid, signal.SIGTERM)
@@ -183,21 +275,39 @@ class Attempt:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def dying(self, pid: int) -> None:
+        """A rank has ended and is not reaped. If the others go on, what it left in its group goes with it."""
+        if pid in self._running and self.part.elastic:
+            kill_group(pid, signal.SIGKILL)
+
     def reaped(self, pid: int, code: int | None, number: int | None) -> bool:
         """A process ended; whether it was a rank of this attempt."""
         rank = self._running.pop(pid, None)
         if rank is None:
             return False
-        part = self.part
+        self.look_for_members()
         if code == 0:
-            self._returned_0 += 1
-        elif not self.over and self._asked != "stop":
-            self.fail(f"rank {rank} on {part.node} {describe_exit(code, number)} (pid {pid})")
+            self._returned_0.add(rank)
+        elif not self.over and self._asked != "stop" and not self._may_lose():
+            how = describe_exit(code, number)
+            self.fail(f"rank {rank} on {self.part.node} {how} (pid {pid})")
+        self._exited(rank, code, number, joined=rank not in self._unknown)
+        self._unknown.discard(rank)
+        return True
+
+    def _may_lose(self) -> bool:
+        """Whether the others go on without a rank: once newcomers have a door to knock at."""
+        return self.part.elastic and doors_path(Path(self.part.directory)).exists()
+
+    def _exited(self, rank: int, code: int | None, number: int | None, *, joined: bool) -> None:
+        part = self.part
         self._record(
             RankExited(
                 task=part.task,
                 attempt=part.attempt,
                 rank=rank,
+                incarnation=self._incarnation.get(rank, 0),
+                joined=joined,
                 node=part.node,
                 code=code,
                 signal=number,
@@ -206,12 +316,13 @@ class Attempt:
                 wall=time.time(),
             )
         )
-        return True
 
     def all_exited(self) -> None:
         """Once every rank was started: when none runs any more, what they left behind is to go."""
         if not self._running:
             self.over = True
+            all_0 = len(self._returned_0) == self.part.ranks
+            self.vacant = self.part.elastic and self._asked is None and not all_0
 
     def finish(self) -> None:
         """REQUIRES: no process of the attempt is left."""
@@ -242,13 +353,15 @@ class Attempt:
     def _cause(self) -> Cause:
         if self._asked == "stop":
             return "stopped"
-        if self._returned_0 == self.part.ranks:
+        if len(self._returned_0) == self.part.ranks:
             return "finished"
         if self._asked == "suspend":
             return "suspended"
-        return "failed" if self._failed_ns else "aborted"
+        if self._failed_ns:
+            return "failed"
+        return "vacant" if self.vacant else "aborted"
 
-    def _record(self, event: RankStarted | RankExited | PartEnded) -> None:
+    def _record(self, event: RankStarted | RankJoined | RankExited | PartEnded) -> None:
         record = Record(attempt=self.part.attempt, seq=len(self.records) + 1, event=event)
         if self._journal is not None:
             try:
@@ -259,3 +372,9 @@ class Attempt:
                 self.fail(f"{self.part.node} cannot write its journal: {error.strerror}")
         self.records.append(record)
         self._publish(record)
+
+
+def server_environment(part: Part) -> dict[str, str]:
+    """Of the task's fork server: what the loader and the interpreter read at start is the user's."""
+    names = {"FIREFLYER_TASK": part.task, "FIREFLYER_NODE": part.node, "OMP_NUM_THREADS": "1"}
+    return {**part.env, **names}

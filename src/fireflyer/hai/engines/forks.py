@@ -27,8 +27,10 @@ class ForkServer:
         Raises:
             OSError: if there can be no further process.
         """
+        self.asked: tuple[RankSpec, ...] = ()
+        """What the last request was for."""
         self.pending = False
-        """A request has not been answered."""
+        """It has not been answered."""
         self.give_up_at: float | None = None
         self._warm = False
         self._held = b""  # a request waits here for the end of the imports
@@ -52,6 +54,7 @@ class ForkServer:
         theirs.close()
 
     def request(self, ranks: tuple[RankSpec, ...]) -> None:
+        self.asked = ranks
         self.pending = True
         self._held = frame(msgspec.msgpack.encode(Fork(ranks=ranks, parent=os.getpid())))
         if self._warm:

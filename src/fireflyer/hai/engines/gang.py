@@ -2,17 +2,18 @@
 
 A node's part is `open` from its launch until its PartEnded record or its loss; the gang has ended when the
 launch is over and no part is open. The first failure or loss asks for an abort of all open parts.
+
+An elastic gang whose ranks have opened their doors goes on without the ranks that it loses: `membership` says
+who is left and who comes, and parts that were vacant or lost are opened again for newcomers.
 """
 
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
 from fireflyer.hai.engines import EngineEvent, Gang, GangEnded
-from fireflyer.hai.engines.messages import Frozen, PartEnded, Record
-
-Outcome = Literal["finished", "failed", "stopped", "suspended", "lost"]
+from fireflyer.hai.engines.membership import Membership, Outcome
+from fireflyer.hai.engines.messages import Frozen, Newcomer, PartEnded, Record
 
 
 class Now(msgspec.Struct, frozen=True):
@@ -40,9 +41,12 @@ class GangState:
         self.parts: dict[str, PartEnded] = {}
         self.aborting = False
         """An open part is to be aborted; so is one that opens later."""
+        self.leaving = False
+        """A suspend or stop was asked for: nobody comes any more."""
         self.ended: GangEnded | None = None
+        self._members = Membership(gang)
         self._sealed = False
-        self._withdrawn: tuple[Outcome, str] | None = None
+        self._never_began: tuple[Outcome, str] | None = None
         self._refused = ""
         self._lost: dict[str, str] = {}
         self._last: Now | None = None
@@ -54,18 +58,25 @@ class GangState:
         if node not in self.parts and node not in self._lost:
             self.open.add(node)
 
+    def reopened(self, node: str) -> None:
+        """Newcomers have been sent to the node."""
+        self.parts.pop(node, None)
+        self._lost.pop(node, None)
+        self.open.add(node)
+
     def refuse(self, reason: str) -> None:
         """The rest of the gang cannot be started."""
         self._refused = reason
         self.aborting = True
 
-    def withdraw(self, outcome: Outcome, reason: str) -> None:
+    def never_begins(self, outcome: Outcome, reason: str) -> None:
         """REQUIRES: no part was opened, nor will be. So it ends, once it is sealed."""
-        self._withdrawn = (outcome, reason)
+        self._never_began = (outcome, reason)
 
     def sealed(self, now: Now) -> None:
         """No further part will be opened."""
         self._sealed = True
+        self._look_for_the_end()
         if not self.open:
             self._end(self._last or now)
 
@@ -75,23 +86,61 @@ class GangState:
             return
         self._seq[node] = record.seq
         event = record.event
-        if not isinstance(event, PartEnded):
-            self._events.append(event)
+        if isinstance(event, PartEnded):
+            self._part_ended(node, event)
             return
+        if self._members.observe(event):
+            self._events.append(event)
+        if node in self.parts:  # newcomers opened it again
+            self.reopened(node)
+        self._look_for_the_end()
+
+    def _part_ended(self, node: str, event: PartEnded) -> None:
+        if event.cause != "vacant":
+            self._members.withdraw(node)
+        if event.cause in ("stopped", "suspended"):
+            self.leaving = True
         self.parts[node] = event
-        self.open.discard(node)
+        if not self._members.expected(node):
+            self.open.discard(node)
         if event.failed_ns:
             self.aborting = True
+        self._look_for_the_end()
         self._end(Now(event.monotonic_ns, event.wall))
 
-    def lost(self, node: str, why: str, now: Now) -> None:
-        """The node's supervisor is gone and nothing of the part is left, and no record says how it ended."""
-        if node in self.parts or node in self._lost:
+    def lost(self, node: str, why: str, now: Now, *, doors: bool = False) -> None:
+        """The node's supervisor is gone and nothing of the part is left, and no record says how it ended.
+
+        Args:
+            doors: the ranks of an elastic gang have opened their doors.
+        """
+        goes_on = doors and self.gang.elastic
+        if (node in self.parts or node in self._lost) and not self._members.expected(node):
             return
         self._lost[node] = why
         self.open.discard(node)
-        self.aborting = True
+        self._events += self._members.lost(node, now.monotonic_ns, now.wall)
+        if not goes_on:
+            self.aborting = True
+        self._look_for_the_end()
         self._end(now)
+
+    def withdraw(self, node: str, now: Now) -> None:
+        """The newcomers that were to be sent to a node without an open part will not be."""
+        self._members.withdraw(node)
+        self._end(now)
+
+    def newcomers(self) -> dict[str, tuple[Newcomer, ...]]:
+        """Whom to send now, by node; each is named once."""
+        if not self._sealed or self.aborting or self.leaving or self.ended is not None:
+            return {}
+        closed = {node for node, part in self.parts.items() if part.cause != "vacant"}
+        return self._members.newcomers(closed)
+
+    def _look_for_the_end(self) -> None:
+        """Where no member is left, nobody lets in the newcomers that wait."""
+        if self._sealed and self.gang.elastic and self._members.deserted():
+            self.aborting = True
 
     def take(self) -> list[EngineEvent]:
         """The events since the last call, in order."""
@@ -102,6 +151,8 @@ class GangState:
         if self._last is None or now.monotonic_ns > self._last.monotonic_ns:
             self._last = now
         if not self._sealed or self.open or self.ended is not None:
+            return
+        if any(map(self._members.expected, self.gang.nodes)):
             return
         outcome, reason = self._outcome()
         self.ended = GangEnded(
@@ -115,14 +166,16 @@ class GangState:
         self._events.append(self.ended)
 
     def _outcome(self) -> tuple[Outcome, str]:
-        if self._withdrawn is not None:
-            return self._withdrawn
+        if self._never_began is not None:
+            return self._never_began
         parts = list(self.parts.values())
         failures = sorted((p for p in parts if p.failed_ns), key=lambda p: p.failed_ns)
         reason = failures[0].reason if failures else "; ".join(p.reason for p in parts if p.reason)
-        if self._lost:
-            return "lost", "; ".join(self._lost.values())
         causes = {part.cause for part in parts}
+        if self.gang.elastic and self._members.known() and not failures:
+            return self._members.outcome(causes, told=any(part.told for part in parts))
+        if self._lost and not (self.gang.elastic and failures):
+            return "lost", "; ".join(self._lost.values())
         if "stopped" in causes:
             return "stopped", reason
         if "suspended" in causes or any(part.told for part in parts):

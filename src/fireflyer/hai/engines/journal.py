@@ -1,4 +1,4 @@
-"""The journal of an attempt on a node: one JSON record a line, appended before anyone is told."""
+"""The files of an attempt. The journal of a node: one JSON record a line, appended before anyone is told."""
 
 import os
 from pathlib import Path
@@ -13,11 +13,27 @@ def journal_path(directory: Path, node: str) -> Path:
     return directory / f"{node}.journal"
 
 
+def doors_path(directory: Path) -> Path:
+    """Where the members of an elastic attempt say at which doors newcomers may knock. Until it is there, the
+    attempt is as any other."""
+    return directory / "doors"
+
+
 class Journal:
     """Appends records. Not synced: what a crash of the machine would lose ended with it."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    def __init__(self, path: Path, *, again: bool = False) -> None:
+        """A new one, or `again`: one that is continued, without its torn last line.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        self._fd = os.open(path, flags if again else flags | os.O_TRUNC, 0o600)
+        if again:
+            data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+            if not data.endswith(b"\n"):
+                os.ftruncate(self._fd, data.rfind(b"\n") + 1)
 
     def append(self, record: Record) -> None:
         """Writes the whole line.

@@ -16,17 +16,19 @@ from msgspec.structs import replace
 from fireflyer.errors import Corrupted, TaskError
 from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged
 from fireflyer.hai.engines.gang import GangState, Now, decide
-from fireflyer.hai.engines.journal import journal_path, read_journal
+from fireflyer.hai.engines.journal import doors_path, journal_path, read_journal
 from fireflyer.hai.engines.link import Link, connect, spawn
 from fireflyer.hai.engines.messages import (
     Attach,
     Attached,
     Decide,
     End,
+    Enlist,
     Freeze,
     Frozen,
     Launch,
     Launched,
+    Newcomer,
     Part,
     Record,
 )
@@ -50,7 +52,7 @@ class _Run:
         self.gang = gang
         self.state = GangState(gang)
         self.lock = asyncio.Lock()
-        """Held by launch, suspend and stop: a stop sees all parts opened, or none."""
+        """Held by launch, suspend, stop and who opens a part again: a stop sees all parts opened, or none."""
         self.aborted: set[str] = set()
         self.done = asyncio.Event()
 
@@ -72,6 +74,7 @@ class LocalEngine:
         self._runs: dict[tuple[str, int], _Run] = {}
         self._events: asyncio.Queue[EngineEvent | NodesChanged | None] = asyncio.Queue()
         self._guards: set[int] = set()  # pidfds of our own children
+        self._openings: set[asyncio.Task[None]] = set()
 
     def nodes(self) -> list[Node]:
         return list(self._nodes)
@@ -97,6 +100,9 @@ class LocalEngine:
             yield event
 
     async def close(self) -> None:
+        for opening in self._openings:
+            opening.cancel()
+        await asyncio.gather(*self._openings, return_exceptions=True)
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._links.clear()
         loop = asyncio.get_running_loop()
@@ -162,6 +168,7 @@ class LocalEngine:
             directory=str(gang.directory),
             port=port,
             preload=self._preload,
+            elastic=gang.elastic,
         )
 
     async def recover(self, gang: Gang) -> None:
@@ -172,14 +179,40 @@ class LocalEngine:
         async with run.lock:
             for node in gang.nodes:
                 run.state.opened(node)
-            run.state.sealed(_now())
             answers = await asyncio.gather(*(self._attach(run, node) for node in gang.nodes))
             for node, answer in zip(gang.nodes, answers, strict=True):
                 if answer is None or not answer.known:
                     self._settle(run, node, f"{node} holds nothing of the attempt")
-        graces = [a.grace_s for a in answers if a is not None and a.grace_s is not None]
+            graces = [a.grace_s for a in answers if a is not None and a.grace_s is not None]
+            run.state.leaving |= bool(graces)
+            run.state.sealed(_now())
+            self._follow(run)
         if graces:  # its second phase may have died with the server that began it
             await self.suspend(gang.task, gang.attempt, graces[0])
+
+    def _enlist(self, run: _Run, link: Link, newcomers: tuple[Newcomer, ...]) -> None:
+        gang, node = run.gang, link.node
+        run.state.reopened(node)
+        link.attempt = gang.attempt
+        part = self._part(gang, gang.nodes.index(node), 0)
+        link.send(Enlist(part=part, newcomers=newcomers))
+
+    async def _open_again(self, run: _Run, node: str, newcomers: tuple[Newcomer, ...]) -> None:
+        """Newcomers for a node whose supervisor is gone."""
+        async with run.lock:
+            state = run.state
+            link: Link | None = None
+            if not (state.aborting or state.leaving):
+                try:
+                    link = await self._link(run.gang, node)
+                except OSError as error:
+                    why = f"{node} cannot be launched on again: {error}"
+                    state.lost(node, why, _now(), doors=True)
+            if link is not None and not state.aborting:
+                self._enlist(run, link, newcomers)
+            else:
+                state.withdraw(node, _now())
+        self._follow(run)
 
     async def _attach(self, run: _Run, node: str) -> Attached | None:
         gang = run.gang
@@ -196,33 +229,46 @@ class LocalEngine:
         if run is None:
             return
         async with run.lock:
-            links = self._open_links(run)
-            if run.state.aborting or not links:
+            run.state.leaving = True
+            if run.state.aborting:
                 return
-            freeze = Freeze(attempt=attempt, grace_s=grace_s)
-            answers = await asyncio.gather(*(link.ask(freeze, attempt, Frozen) for link in links))
-            frozen = [answer for answer in answers if answer is not None]
-            if len(frozen) < len(links):
-                return  # a node was lost, so the gang is
-            asked = {link.node for link in links}
+            answers = await self._freeze(run, Freeze(attempt=attempt, grace_s=grace_s))
+            if run.state.aborting or not answers:
+                return
+            frozen = list(answers.values())
             frozen += [
                 Frozen(attempt=attempt, highest=part.highest, decision=0)
                 for part in run.state.parts.values()
-                if part.node not in asked
+                if part.node not in answers
             ]
             number = decide(frozen)
-            for link in links:
-                link.send(Decide(attempt=attempt, number=number))
+            for link in self._open_links(run):
+                if link.node in answers:
+                    link.send(Decide(attempt=attempt, number=number))
+
+    async def _freeze(self, run: _Run, freeze: Freeze) -> dict[str, Frozen]:
+        """The answers of all nodes that are not lost meanwhile."""
+        answers: dict[str, Frozen] = {}
+        while links := [link for link in self._open_links(run) if link.node not in answers]:
+            asked = (link.ask(freeze, freeze.attempt, Frozen) for link in links)
+            for link, answer in zip(links, await asyncio.gather(*asked), strict=True):
+                if answer is not None:
+                    answers[link.node] = answer
+        return answers
 
     async def stop(self, task: str, attempt: int, grace_s: float) -> None:
         run = self._runs.get((task, attempt))
         if run is None:
             return
         async with run.lock:
+            run.state.leaving = True
             for link in self._open_links(run):
                 link.send(End(attempt=attempt, how="stop", grace_s=grace_s))
 
     async def release(self, task: str) -> None:
+        for run in [run for (name, _), run in self._runs.items() if name == task]:
+            async with run.lock:
+                run.state.leaving = True
         links = [link for (name, _), link in self._links.items() if name == task]
         await asyncio.gather(*(link.leave() for link in links))
         for key in [key for key in self._runs if key[0] == task]:
@@ -299,13 +345,22 @@ class LocalEngine:
                 self._record(run, node, record)
         except (Corrupted, OSError) as error:
             why = f"{why}; {error}"
-        run.state.lost(node, why, _now())
+        doors = doors_path(run.gang.directory).exists()
+        run.state.lost(node, why, _now(), doors=doors)
         self._follow(run)
 
     def _follow(self, run: _Run) -> None:
         """Does what the state asks for."""
         for event in run.state.take():
             self._events.put_nowait(event)
+        for node, newcomers in run.state.newcomers().items():
+            link = self._links.get((run.gang.task, node))
+            if link is not None and not link.gone.is_set():
+                self._enlist(run, link, newcomers)
+            else:
+                opening = asyncio.create_task(self._open_again(run, node, newcomers))
+                self._openings.add(opening)
+                opening.add_done_callback(self._openings.discard)
         if run.state.aborting:
             for link in self._open_links(run):
                 if link.node not in run.aborted:

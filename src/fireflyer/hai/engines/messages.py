@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from fireflyer.hai.engines import RankExited, RankStarted
+from fireflyer.hai.engines import RankExited, RankJoined, RankStarted
 
-Cause = Literal["finished", "failed", "aborted", "suspended", "stopped"]
+Cause = Literal["finished", "failed", "aborted", "suspended", "stopped", "vacant"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +39,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Where the gang's first node is reached: the ranks' MASTER_ADDR."""
     address: str = "127.0.0.1"
     """Where this node is reached."""
+    elastic: bool = False
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -53,6 +54,24 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
     attempt: int
     port: int
+
+
+class Newcomer(msgspec.Struct, frozen=True):
+    """Takes the place of a rank that was lost."""
+
+    rank: int
+    incarnation: int
+
+
+class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
+    """Starts newcomers of an elastic attempt; opens the part again where it is vacant or not known here.
+
+    No answer but records: each newcomer's RankStarted, or its RankExited alone where it cannot be started.
+    One that was started before changes nothing.
+    """
+
+    part: Part
+    newcomers: tuple[Newcomer, ...]
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
@@ -87,7 +106,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     """Ends everything of the task on this node, then the supervisor itself."""
 
 
-Request = Launch | Start | Attach | Freeze | Decide | End | Leave
+Request = Launch | Start | Enlist | Attach | Freeze | Decide | End | Leave
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
@@ -116,7 +135,9 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
 
     node: str
     cause: Cause
-    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node."""
+    """finished: every rank returned 0 and no stop was asked for; aborted: killed because of another node;
+    vacant: an elastic attempt has no rank here any more, and not all returned 0; newcomers may open the part
+    again."""
     reason: str
     told: bool
     """A rank of the node was answered true, or acknowledged a suspend."""
@@ -129,11 +150,11 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
-    """A line of the node's journal of an attempt; `seq` counts from 1."""
+    """A line of the node's journal of an attempt; `seq` counts from 1, over all supervisors that write it."""
 
     attempt: int
     seq: int
-    event: RankStarted | RankExited | PartEnded
+    event: RankStarted | RankJoined | RankExited | PartEnded
 
 
 Reply = Launched | Attached | Frozen | Record
@@ -148,6 +169,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str
     env: dict[str, str]
     log: str
+    incarnation: int = 0
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):

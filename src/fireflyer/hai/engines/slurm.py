@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from fireflyer.errors import ProtocolMismatch, TaskError
 from fireflyer.hai.engines import EngineEvent, Gang, NodesChanged
 from fireflyer.hai.engines.clocks import translated
-from fireflyer.hai.engines.gang import Outcome
 from fireflyer.hai.engines.journal import journal_path
 from fireflyer.hai.engines.local import LocalEngine, _now, _Run, make_folders
+from fireflyer.hai.engines.membership import Outcome
 from fireflyer.hai.engines.messages import Attach, Attached, Launched, Leave, Record, Start
 from fireflyer.hai.engines.parts import part_path, read_announcement, write_part
 from fireflyer.hai.engines.remote import RemoteLink, reach
@@ -95,6 +95,7 @@ class SlurmEngine(LocalEngine):
         self._begin(gang, self._recover)
 
     def _begin(self, gang: Gang, work: Callable[[Gang, Pending], Awaitable[None]]) -> None:
+        gang = replace(gang, elastic=False)  # newcomers are started by the local engine alone
         key = (gang.task, gang.attempt)
         if key in self._runs or key in self._starts:
             return
@@ -128,7 +129,7 @@ class SlurmEngine(LocalEngine):
             job = await self._job(gang, start)
             links = await self._reach(gang, job, start)
         except Ended as ended:
-            run.state.withdraw(ended.outcome, ended.reason)
+            run.state.never_begins(ended.outcome, ended.reason)
         else:
             await self._start_parts(run, job, links)
 
@@ -155,7 +156,7 @@ class SlurmEngine(LocalEngine):
         """No supervisor is left: the journals say how the parts ended, unless none was started."""
         gang = run.gang
         if not any(journal_path(gang.directory, node).exists() for node in gang.nodes):
-            run.state.withdraw(ended.outcome, ended.reason)
+            run.state.never_begins(ended.outcome, ended.reason)
             return
         for node in gang.nodes:
             run.state.opened(node)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from fireflyer.errors import PeerLost, TaskError
-from fireflyer.hai.engines.gang import Outcome
+from fireflyer.hai.engines.membership import Outcome
 from fireflyer.log import get_logger
 
 T = TypeVar("T")

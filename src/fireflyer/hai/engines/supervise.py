@@ -1,7 +1,8 @@
 """The supervisor's loop: one thread, a selector, no timer but the deadlines that are pending.
 
 Everything it learns comes as a readable descriptor: a request from an engine, the word of the fork server,
-the death of the guard (a pidfd), the death of a descendant (SIGCHLD through a wakeup socket). After each,
+the death of the guard (a pidfd), the death of a descendant (SIGCHLD through a wakeup socket), the news that a
+newcomer has become a member (a pipe). After each,
 `_advance` does what follows: kill what is left of an attempt that is over, note its end, leave.
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from fireflyer.errors import ProtocolMismatch
-from fireflyer.hai.engines.attempt import Attempt
+from fireflyer.hai.engines.attempt import Attempt, server_environment
 from fireflyer.hai.engines.forks import ForkServer
 from fireflyer.hai.engines.keepsake import Keepsake, keeper_path
 from fireflyer.hai.engines.messages import (
@@ -27,11 +28,13 @@ from fireflyer.hai.engines.messages import (
     Attached,
     Decide,
     End,
+    Enlist,
     Forked,
     Freeze,
     Launch,
     Launched,
     Leave,
+    RankSpec,
     Record,
     Refused,
     Reply,
@@ -113,6 +116,10 @@ class Supervisor:
         self._forks: ForkServer | None = None
         self._keepsake: Keepsake | None = None
         self._early: dict[int, tuple[int | None, int | None]] = {}
+        self._waiting: list[RankSpec] = []
+        """To be forked when the fork server has done what it was asked before."""
+        self._deferred: list[tuple[Connection, Request]] = []
+        """An Enlist for a part that is being swept, and what came after it."""
         self._leaving = False
         self._idle_since: float | None = time.monotonic()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -132,6 +139,9 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(notify.fileno(), warn_on_full_buffer=False)
         self._watch(wakeup.fileno(), self._reap)
+        self._news, news = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._news_path = f"/proc/{os.getpid()}/fd/{news}"
+        self._watch(self._news, self._read_news)
 
     def run(self) -> NoReturn:
         """Leaves when asked to, or when nobody has a use for it; nothing of the task is left then."""
@@ -171,9 +181,12 @@ class Supervisor:
     def _advance(self) -> None:
         attempt, forks, now = self._attempt, self._forks, time.monotonic()
         if attempt is not None and not attempt.ended:
-            pending = forks is not None and forks.pending
             if not attempt.over and attempt.deadline is not None and now >= attempt.deadline:
                 attempt.expire()
+            if self._waiting and (attempt.over or attempt.deadline is not None):
+                unwanted, self._waiting = self._waiting, []
+                attempt.not_started(spec for spec in unwanted if spec.incarnation)
+            pending = bool(self._waiting) or (forks is not None and forks.pending)
             if not attempt.over and not pending:
                 attempt.all_exited()
             if attempt.over:
@@ -182,6 +195,8 @@ class Supervisor:
                     if forks.give_up_at is not None and now >= forks.give_up_at:
                         forks.kill()
                 self._sweep(attempt)
+        if not self._busy():
+            self._take_up_deferred()
         if self._busy() or any(c.handshake is None for c in self._connections):
             self._idle_since = None
         elif self._idle_since is None:
@@ -215,11 +230,14 @@ class Supervisor:
                 pass
         while True:
             try:
-                result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+                result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
             if result is None:
                 return
+            if self._attempt is not None:  # until it is reaped the name of its group is its own
+                self._attempt.dying(result.si_pid)
+            os.waitid(os.P_PID, result.si_pid, os.WEXITED)
             exited = result.si_code == os.CLD_EXITED
             code = result.si_status if exited else None
             number = None if exited else result.si_status
@@ -237,10 +255,13 @@ class Supervisor:
             self._forks = None
             self._early.clear()
             if forks.pending and attempt is not None and not attempt.over:
-                attempt.fail(
+                self._cannot_start(
+                    attempt,
+                    forks.asked,
                     f"the fork server on {attempt.part.node} {describe_exit(code, number)} before it had "
-                    "started the ranks; its output is in the supervisor's log"
+                    "started the ranks; its output is in the supervisor's log",
                 )
+                self._fork_next(attempt)
         elif attempt is not None and attempt.reaped(pid, code, number):
             pass
         elif forks is not None and forks.pending:
@@ -253,34 +274,68 @@ class Supervisor:
         for reply in forks.replies():
             match reply:
                 case Forked():
-                    for local, pid in enumerate(reply.pids):
-                        attempt.started(attempt.part.first_rank + local, pid)
+                    for spec, pid in zip(forks.asked, reply.pids, strict=True):
+                        attempt.started(spec, pid)
                     for pid, (code, number) in self._early.items():
                         attempt.reaped(pid, code, number)
                 case Refused():
-                    attempt.fail(f"{attempt.part.node}: {reply.reason}")
+                    reason = f"{attempt.part.node}: {reply.reason}"
+                    self._cannot_start(attempt, forks.asked, reason)
             self._early.clear()
+            self._fork_next(attempt)
 
     def _start(self, attempt: Attempt) -> None:
         attempt.check()
         if attempt.over:
             return
-        part = attempt.part
+        self._begin(attempt, attempt.specs())
+
+    def _begin(self, attempt: Attempt, specs: tuple[RankSpec, ...]) -> None:
+        part, left = attempt.part, specs
         try:
             if self._keepsake is None:
                 path = keeper_path(os.path.dirname(part.directory), part.node)
                 self._keepsake = Keepsake(path)
                 self._watch(self._keepsake.socket.fileno(), self._start_keeper)
             if part.start == "exec":
-                for spec in attempt.specs():
-                    attempt.started(spec.rank, exec_rank(spec, sys.executable))
-            else:
-                if self._forks is None:
-                    self._forks = ForkServer(part.preload, attempt.server_environment())
-                    self._watch(self._forks.socket.fileno(), self._take_replies)
-                self._forks.request(attempt.specs())
+                while left:
+                    attempt.started(left[0], exec_rank(left[0], sys.executable))
+                    left = left[1:]
         except OSError as error:
-            attempt.fail(f"{part.node} cannot start the ranks: {error}")
+            self._cannot_start(attempt, left, f"{part.node} cannot start the ranks: {error}")
+            return
+        if part.start == "fork":
+            self._waiting += specs
+            self._fork_next(attempt)
+
+    def _cannot_start(self, attempt: Attempt, specs: tuple[RankSpec, ...], reason: str) -> None:
+        """Without its first ranks an attempt has failed; without newcomers it goes on."""
+        if all(spec.incarnation for spec in specs):
+            print(f"supervisor: {reason}", file=sys.stderr)  # noqa: T201
+            attempt.not_started(specs)
+        else:
+            attempt.fail(reason)
+
+    def _fork_next(self, attempt: Attempt) -> None:
+        """Has those forked that wait, unless the fork server is still at the ones before."""
+        part = attempt.part
+        if not self._waiting or (self._forks is not None and self._forks.pending):
+            return
+        specs, self._waiting = tuple(self._waiting), []
+        try:
+            if self._forks is None:
+                self._forks = ForkServer(part.preload, server_environment(part))
+                self._watch(self._forks.socket.fileno(), self._take_replies)
+            self._forks.request(specs)
+        except OSError as error:
+            self._cannot_start(attempt, specs, f"{part.node} cannot start the ranks: {error}")
+
+    def _read_news(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._news, 4096):
+                pass
+        if self._attempt is not None:
+            self._attempt.look_for_members()
 
     def _start_keeper(self) -> None:
         keepsake = self._keepsake
@@ -365,22 +420,26 @@ class Supervisor:
         if isinstance(request, Start):
             part = read_part(self._task / str(request.attempt), self._node)
             request = Launch(part=msgspec.structs.replace(part, port=request.port))
-        elif isinstance(request, Launch) and self._secret:
+        elif isinstance(request, Launch | Enlist) and self._secret:
             raise ProtocolMismatch("over a network only a part in the task's folder is started")
         if isinstance(request, Launch):
             self._launch(connection, request)
             return
         attempt = self._attempt
+        if self._deferred or (isinstance(request, Enlist) and self._sweeps_vacant()):
+            self._deferred.append((connection, request))
+            return
+        if isinstance(request, Enlist):
+            self._enlist(connection, request)
+            return
         known = attempt is not None and attempt.part.attempt == request.attempt
         match request:
             case Attach():
-                connection.attached = request.attempt
                 grace = attempt.suspend_grace_s if attempt is not None and known else None
+                self._attach(connection, request.attempt)
                 self._send(
                     connection, Attached(attempt=request.attempt, known=known, grace_s=grace)
                 )
-                for record in list(attempt.records) if attempt is not None and known else ():
-                    self._send(connection, record)
             case Freeze() if attempt is not None and known:
                 self._send(connection, attempt.freeze(request.grace_s))
             case Decide() if attempt is not None and known:
@@ -391,14 +450,49 @@ class Supervisor:
                 else:
                     attempt.abort()
 
+    def _attach(self, connection: Connection, number: int) -> None:
+        """From now on the connection gets all records of the attempt; first those that are there."""
+        connection.attached = number
+        attempt = self._attempt
+        if attempt is not None and attempt.part.attempt == number:
+            for record in list(attempt.records):
+                self._send(connection, record)
+
+    def _take_up_deferred(self) -> None:
+        """REQUIRES: the part has ended."""
+        deferred, self._deferred = self._deferred, []
+        for connection, request in deferred:
+            self._handle(connection, request)
+
+    def _sweeps_vacant(self) -> bool:
+        return self._busy() and self._attempt is not None and self._attempt.vacant
+
+    def _enlist(self, connection: Connection, request: Enlist) -> None:
+        """An older attempt's, or one for a part that ended otherwise than vacant, is left unanswered."""
+        attempt, part = self._attempt, request.part
+        if self._leaving or (attempt is not None and attempt.part.attempt > part.attempt):
+            return
+        fresh = attempt is None or attempt.part.attempt < part.attempt
+        if attempt is not None and fresh and not attempt.ended:
+            self._end_at_once(attempt)
+        if attempt is None or fresh or (attempt.ended and attempt.vacant):
+            attempt = self._attempt = Attempt(part, self._publish, self._news_path, again=True)
+            connection.attached = None
+        if connection.attached != part.attempt:
+            self._attach(connection, part.attempt)
+        if not attempt.over:
+            self._begin(attempt, attempt.enlist(request.newcomers))
+
     def _launch(self, connection: Connection, request: Launch) -> None:
         """A repeated launch is answered again; an older one finds a newer attempt and is left unanswered."""
         attempt, number = self._attempt, request.part.attempt
         if attempt is None or attempt.part.attempt < number:
             if attempt is not None and not attempt.ended:
                 self._end_at_once(attempt)
+            self._deferred = [(c, r) for c, r in self._deferred if not isinstance(r, Enlist)]
+            self._take_up_deferred()
             self._leaving = False
-            attempt = self._attempt = Attempt(request.part, self._publish)
+            attempt = self._attempt = Attempt(request.part, self._publish, self._news_path)
             connection.attached = number
             self._send(connection, Launched(attempt=number, port=attempt.port))
             self._start(attempt)

@@ -1,0 +1,162 @@
+"""Who is a member of an elastic gang, who comes, and what the gang's end is. No I/O, no clock.
+
+A rank of the gang is a place, which one process after the other may take: its incarnations.
+
+    expected ──RankStarted──> running (a newcomer: at the doors) ──RankJoined──> running (a member)
+        ^            └─────────────────── RankExited ───────────────────┘
+        └── newcomer: a member runs, none has returned 0, and the place was taken again < `rejoins` times
+
+Incarnation 0 is a member from its start. Of a gang that is not elastic this only tells events seen before
+from new ones.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from fireflyer.hai.engines import Gang, RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines.messages import Cause, Newcomer
+from fireflyer.hai.processes import describe_exit
+
+Outcome = Literal["finished", "failed", "stopped", "suspended", "lost"]
+
+
+class _Place(msgspec.Struct):
+    node: str
+    incarnation: int = 0
+    """The last that was asked for or seen."""
+    expected: bool = False
+    """It was asked for, and nothing is known of it yet."""
+    running: bool = False
+    member: bool = False
+    exit: RankExited | None = None
+    """Of the last incarnation that ended."""
+
+
+class Membership:
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        per_node = gang.ranks_per_node
+        self._places = {
+            index * per_node + local: _Place(node)
+            for index, node in enumerate(gang.nodes)
+            for local in range(per_node)
+        }
+        self._seen: set[tuple[str, int, int]] = set()
+        self._losses: list[RankExited] = []
+        """Of members."""
+
+    def observe(self, event: RankStarted | RankJoined | RankExited) -> bool:
+        """Takes an event in; whether it is new: of a node that was lost, two may tell the same."""
+        key = (type(event).__name__, event.rank, event.incarnation)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        if isinstance(event, RankExited) and event.joined and event.code != 0:
+            self._losses.append(event)
+        place = self._places[event.rank]
+        if event.incarnation < place.incarnation:
+            return True
+        place.incarnation, place.expected = event.incarnation, False
+        match event:
+            case RankStarted():
+                place.running, place.member = True, event.incarnation == 0
+            case RankJoined():
+                place.member = place.running
+            case RankExited():
+                place.running = place.member = False
+                place.exit = event
+        return True
+
+    def lost(self, node: str, monotonic_ns: int, wall: float) -> list[RankExited]:
+        """All who ran on the node or were expected there are gone; what to tell of them."""
+        told: list[RankExited] = []
+        for rank, place in self._places.items():
+            if place.node == node and self._gang.elastic and (place.running or place.expected):
+                event = RankExited(
+                    task=self._gang.task,
+                    attempt=self._gang.attempt,
+                    rank=rank,
+                    incarnation=place.incarnation,
+                    joined=place.member,
+                    node=node,
+                    code=None,
+                    signal=None,
+                    suspended=False,
+                    monotonic_ns=monotonic_ns,
+                    wall=wall,
+                )
+                self.observe(event)
+                told.append(event)
+        return told
+
+    def expected(self, node: str) -> bool:
+        """Whether the node has not told what became of a newcomer that it was, or is, asked to start."""
+        return any(place.expected for place in self._places.values() if place.node == node)
+
+    def withdraw(self, node: str) -> None:
+        """Newcomers that were asked for will not be started."""
+        for place in self._places.values():
+            if place.node == node and place.expected:
+                place.expected = False
+
+    def known(self) -> bool:
+        """Whether every rank was started once."""
+        return all(place.running or place.exit for place in self._places.values())
+
+    def deserted(self) -> bool:
+        """Whether only newcomers are left that no member will let in."""
+        places = self._places.values()
+        left = any(place.running or place.expected for place in places)
+        return left and self.known() and not any(place.member for place in places)
+
+    def newcomers(self, closed: set[str]) -> dict[str, tuple[Newcomer, ...]]:
+        """Who is to take the places of lost ranks, by node, but for `closed` ones; then they are expected."""
+        places = self._places.values()
+        if not (self._gang.elastic and any(place.member for place in places)) or self._ending():
+            return {}
+        asked: dict[str, tuple[Newcomer, ...]] = {}
+        for rank, place in self._places.items():
+            vacant = place.exit is not None and not place.running and not place.expected
+            if vacant and place.node not in closed and place.incarnation < self._gang.rejoins:
+                place.incarnation, place.expected = place.incarnation + 1, True
+                newcomer = Newcomer(rank, place.incarnation)
+                asked[place.node] = (*asked.get(place.node, ()), newcomer)
+        return asked
+
+    def _ending(self) -> bool:
+        exits = [place.exit for place in self._places.values()]
+        return any(event is not None and event.code == 0 for event in exits)
+
+    def outcome(self, causes: set[Cause], *, told: bool) -> tuple[Outcome, str]:
+        """Of a gang that has ended, whose ranks all were started."""
+        if "stopped" in causes:
+            return "stopped", ""
+        if told:
+            return "suspended", ""
+        ends = [place.exit for place in self._places.values() if place.exit is not None]
+        done = [event.monotonic_ns for event in ends if event.code == 0]
+        losses = sorted(self._losses, key=lambda event: event.monotonic_ns)
+        late = [event for event in losses if done and event.monotonic_ns > min(done)]
+        if done and not late:
+            if len(done) == len(ends):
+                return "finished", "every rank returned 0"
+            return "finished", f"the {len(done)} of {len(ends)} ranks that were left returned 0"
+        if "suspended" in causes:
+            return "suspended", ""
+        if late:
+            return "failed", f"{_describe(late[0])} when others had returned 0"
+        last = losses[-1]
+        return "lost" if _with_its_node(
+            last
+        ) else "failed", f"no rank is left: {_describe(last)} last"
+
+
+def _with_its_node(event: RankExited) -> bool:
+    return event.code is None and event.signal is None
+
+
+def _describe(event: RankExited) -> str:
+    if _with_its_node(event):
+        return f"rank {event.rank} was lost with {event.node}"
+    return f"rank {event.rank} on {event.node} {describe_exit(event.code, event.signal)}"
