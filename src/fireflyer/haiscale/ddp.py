@@ -23,6 +23,7 @@ from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_firs
 from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
 from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times
+from fireflyer.haiscale.refusals import check_count, check_module, given
 from fireflyer.haiscale.states import share
 from fireflyer.haiscale.stepping import SplitOptimizer
 from fireflyer.hfreduce import Wire
@@ -88,6 +89,8 @@ class DistributedDataParallel(nn.Module):
         doors: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(process_group, Optimizer):
+            raise ConfigError("the second argument is process_group; pass optimizer=...")
         group = process_group or dist.group.WORLD
         if not isinstance(group, hfreduce.ProcessGroupHFReduce):
             raise ConfigError(
@@ -98,6 +101,11 @@ class DistributedDataParallel(nn.Module):
         _check_module(module)
         self.module = module
         self._group = group
+        if not isinstance(optimizer, Optimizer | None):
+            raise ConfigError(
+                f"optimizer={given(optimizer)}: an optimizer on the module's parameters is taken"
+            )
+        check_count("bucket_bytes", bucket_bytes, 1)
         Wire(wire or "fp32")  # is there such a codec?
         self._tree = None if levels is None else _planned(levels, group, wire)
         self._options = Options(bucket_bytes, wire, static_graph, check_gradients, self._tree)
@@ -300,14 +308,16 @@ def _reads_behind_python(module: nn.Module) -> bool:
 
 def _check_module(module: nn.Module) -> None:
     """Raises ConfigError for what cannot be trained so."""
+    check_module(module, "DistributedDataParallel")
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("DistributedDataParallel: no parameter requires a gradient")
     for name, parameter in trained:
         if nn.parameter.is_lazy(parameter):
             raise ConfigError(f"{name} has no shape yet: run a forward before wrapping")
+        if parameter.is_meta:
+            raise ConfigError(
+                f"{name} is on the meta device: give the module memory and values first"
+            )
         if not parameter.dtype.is_floating_point:
             raise ConfigError(f"{name} is {parameter.dtype}: gradients of floating types only")
-    for name, part in module.named_modules():
-        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            raise ConfigError(f"{name or 'the module'} makes sparse gradients: use sparse=False")

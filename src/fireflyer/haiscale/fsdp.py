@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import BackwardPrefetch, MixedPrecisionPolicy
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from fireflyer.errors import CollectiveError, ConfigError, WireError
@@ -38,22 +38,25 @@ from fireflyer.haiscale.mesh import (
 )
 from fireflyer.haiscale.moments import Moments
 from fireflyer.haiscale.reducer import Times
+from fireflyer.haiscale.refusals import check_module
 from fireflyer.haiscale.resharding import Claim, Mover, Part, Piece, Plan
 from fireflyer.haiscale.sharded_comm import Channels, Gather
 from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
 from fireflyer.haiscale.unsharding import Seat, put_on_blank, take_off
 from fireflyer.haiscale.wrapping import (
-    WIRES,
     AutoWrapPolicy,
     InitFunction,
     Settings,
+    check_reshard,
+    check_settings,
     check_units,
+    offloads,
     precision_of,
     shard,
     units_of,
 )
-from fireflyer.hfreduce import ProcessGroupHFReduce, Wire
+from fireflyer.hfreduce import ProcessGroupHFReduce
 
 __all__ = [
     "BackwardPrefetch",
@@ -98,19 +101,21 @@ class FullyShardedDataParallel(nn.Module):
         process_group: of backend "hfreduce"; the default group when None.
         optimizer: makes the optimizer from the list of sharded parameters, e.g. `partial(AdamW, lr=1e-3)`.
         auto_wrap_policy: which parts become units of their own, by torch's policies
-            (`torch.distributed.fsdp.wrap`); the rest is one unit. None: one unit for all.
+            (`torch.distributed.fsdp.wrap`), or a set of their classes; the rest is one unit. None: one unit
+            for all.
         reshard_after_forward: True: parameters are gathered again for backward (ZeRO-3), but for those of the
             outermost unit. False: they are kept until then (ZeRO-2). A number: kept in so many parts.
         mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`. Or a function
             that makes it (`mesh=hybrid_mesh`), which a rank that joins does not call.
         backward_prefetch: gather the next unit of backward before (BACKWARD_PRE) or after (BACKWARD_POST) the
             gradients of the present one are computed, or in its turn (None).
-        forward_prefetch: how many units are gathered ahead of their turn in forward.
+        forward_prefetch: how many units are gathered ahead of their turn in forward; True: one.
         mixed_precision: `param_dtype` is what parameters are gathered and computed as; a lower `reduce_dtype`
             is how gradients travel between hosts; they are summed in the parameters' type.
         wire: how gradients travel between hosts, before `reduce_dtype`: "bf16", "fp16" or "int8".
         gather_dtype: how parameters travel in all-gathers: rounded to this type, computed with in their own.
-        cpu_offload: shards lie on the CPU. On a CPU they do so anyway; torch's code path is taken.
+        cpu_offload: True or `CPUOffload(True)`: shards lie on the CPU. On a CPU they do so anyway; torch's
+            code path is taken.
         broadcast_from_first: copy the first rank's parameters and buffers to all before sharding.
         param_init_fn: gives values to a module whose own parameters and buffers were on the meta device;
             default: `module.reset_parameters()`.
@@ -148,7 +153,7 @@ class FullyShardedDataParallel(nn.Module):
         mixed_precision: MixedPrecisionPolicy | None = None,
         wire: str | None = None,
         gather_dtype: torch.dtype | None = None,
-        cpu_offload: bool = False,
+        cpu_offload: bool | CPUOffload = False,
         broadcast_from_first: bool = True,
         param_init_fn: InitFunction | None = None,
         check_gradients: bool = True,
@@ -165,12 +170,22 @@ class FullyShardedDataParallel(nn.Module):
         joins = joins or (whole_group is not None and whole_group.joined)
         if elastic and joins:
             mesh = process_group = None  # those who are there say how everything lies
-        _check_settings(backlog, forward_prefetch, gather_dtype, wire)
+        check_module(module, type(self).__name__)
+        check_settings(
+            backlog=backlog,
+            forward_prefetch=forward_prefetch,
+            backward_prefetch=backward_prefetch,
+            gather_dtype=gather_dtype,
+            wire=wire,
+            mixed_precision=mixed_precision,
+        )
         parts = units_of(module, auto_wrap_policy)
         check_units(module, parts)
         trained = next(p for p in module.parameters() if p.requires_grad)
         wire = precision_of(mixed_precision, trained.dtype, wire)[1]
-        settings = Settings(reshard_after_forward, mixed_precision, cpu_offload, param_init_fn)
+        settings = Settings(
+            reshard_after_forward, mixed_precision, offloads(cpu_offload), param_init_fn
+        )
         self._wires = Wires(wire, gather_dtype)
         self.module = module
         self.times = Times()
@@ -187,6 +202,7 @@ class FullyShardedDataParallel(nn.Module):
             put_on_blank(parts, self._layout, settings, ())
         else:
             self._layout = lay_out(mesh() if callable(mesh) else mesh, process_group)
+            check_reshard(reshard_after_forward, self._layout.shards)
             self._wanted = self._layout.shards if self._layout.replicate is not None else None
             with everyone_of(self._layout) as everyone:
                 self._ranks = _place_in(everyone)
@@ -458,16 +474,6 @@ class FullyShardedDataParallel(nn.Module):
                 yield
         finally:
             self._gatherer.closed = ""
-
-
-def _check_settings(
-    backlog: int, ahead: int, gather_dtype: torch.dtype | None, wire: str | None
-) -> None:
-    if backlog < 1 or ahead < 0:
-        raise ConfigError(f"backlog={backlog} must be >= 1, forward_prefetch={ahead} >= 0")
-    if gather_dtype not in (None, *WIRES):
-        raise ConfigError(f"gather_dtype={gather_dtype}: use one of {', '.join(map(str, WIRES))}")
-    Wire(wire or "fp32")  # is there such a codec?
 
 
 def _place_in(

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fireflyer import hfreduce
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.founding import Founder
+from fireflyer.haiscale.refusals import given
 
 PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR = "pp", "dp_replicate", "dp_shard", "ep", "tp"
 DIMENSIONS = (PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR)
@@ -118,7 +119,12 @@ def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
     """
     if mesh is not None and group is not None:
         raise ConfigError("FullyShardedDataParallel takes mesh= or process_group=, not both")
-    mesh = mesh or shard_mesh(group)
+    mesh = shard_mesh(group) if mesh is None else mesh
+    if not isinstance(mesh, DeviceMesh):
+        raise ConfigError(
+            f"mesh={given(mesh)}: a torch DeviceMesh of one or two dimensions is taken, or a function that "
+            "makes it, e.g. hybrid_mesh"
+        )
     if mesh.ndim not in (1, 2):
         raise ConfigError(
             f"FullyShardedDataParallel needs a mesh of one dimension (shard) or two (replicate, shard), "
@@ -129,6 +135,10 @@ def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
             f"FullyShardedDataParallel needs a mesh of CPUs, not of {mesh.device_type}"
         )
     groups = [checked(mesh.get_group(dimension)) for dimension in range(mesh.ndim)]
+    if mesh.mesh_dim_names is None:  # fully_shard tells replicas from shards by names
+        mesh = DeviceMesh.from_group(
+            [*groups], "cpu", mesh=mesh.mesh, mesh_dim_names=(REPLICATE, SHARD)[-mesh.ndim :]
+        )
     with Founder(groups[-1]) as founder:
         reduce = founder.group("reduce", dist.get_process_group_ranks(groups[-1]))
     return DataLayout(
