@@ -40,7 +40,7 @@ from fireflyer.haiscale.moments import Moments
 from fireflyer.haiscale.reducer import Times
 from fireflyer.haiscale.refusals import check_module
 from fireflyer.haiscale.resharding import Claim, Mover, Part, Piece, Plan
-from fireflyer.haiscale.sharded_comm import Channels, Gather
+from fireflyer.haiscale.sharded_comm import Channels, Gather, Label
 from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
 from fireflyer.haiscale.unsharding import Seat, put_on_blank, take_off
@@ -252,7 +252,9 @@ class FullyShardedDataParallel(nn.Module):
 
     def _connect(self) -> None:
         for unit in self._units:
-            gather = Gather(self.times, self._sharding.under_way, self._wires.parameters)
+            gather = Gather(
+                self.times, self._sharding.under_way, self._wires.parameters, unit.label
+            )
             connect(unit, self._layout, self._sharding, gather)
         self._gatherer = Gatherer(self.module, self._units, self._sharding, *self._prefetch)
 
@@ -531,12 +533,15 @@ def _digest(texts: Iterable[str]) -> str:
 
 def _find_units(module: nn.Module, parts: Sequence[Any]) -> list[Unit]:
     names = {id(p): name for name, p in module.named_parameters()}
+    places = {id(part): name or "the rest" for name, part in module.named_modules()}
+    labels: list[str] = []
     units: list[Unit] = []
     first = 0
     for part in parts:
         for group in part._get_fsdp_state()._fsdp_param_groups:
             own = [names[id(one.sharded_param)] for one in group.fsdp_params]
-            units.append(Unit(group, first, own))
+            labels.append(places[id(part)])
+            units.append(Unit(group, first, own, Label(len(labels), labels)))
             first += len(own)
     return units
 

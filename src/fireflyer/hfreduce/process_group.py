@@ -100,6 +100,7 @@ class ProcessGroupHFReduce(EngineGroup):
         priority: int = 0,
         wire: Wire | None = None,
         shared: bool = False,
+        label: int = 0,
     ) -> Work:
         """Allreduce of one tensor; see `hfreduce.allreduce`."""
         if tensor.layout is torch.sparse_coo:
@@ -124,6 +125,7 @@ class ProcessGroupHFReduce(EngineGroup):
             op=op,
             priority=priority,
             shared=shared,
+            label=label,
             **options,
         )
         return SharedWork(work, tensor) if shared else work
@@ -193,7 +195,7 @@ class ProcessGroupHFReduce(EngineGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
-        return self._scatter_sums(output, inputs, op_of(opts), will_wait(opts), 0, None)
+        return self._scatter_sums(output, inputs, op_of(opts), will_wait(opts))
 
     def reduce_scatter_pieces(
         self,
@@ -203,9 +205,10 @@ class ProcessGroupHFReduce(EngineGroup):
         inline: bool,
         priority: int,
         wire: Wire | None,
+        label: int,
     ) -> Work:
         """Sums of the equal pieces of `source`, each to its rank; see `hfreduce.reduce_scatter`."""
-        return self._scatter_sums(output, self._split(source), op, inline, priority, wire)
+        return self._scatter_sums(output, self._split(source), op, inline, priority, wire, label)
 
     def _scatter_sums(
         self,
@@ -213,8 +216,9 @@ class ProcessGroupHFReduce(EngineGroup):
         inputs: list[torch.Tensor],
         op: native.ReduceOp,
         inline: bool,
-        priority: int,
-        wire: Wire | None,
+        priority: int = 0,
+        wire: Wire | None = None,
+        label: int = 0,
     ) -> Work:
         flat, finish = writable(output)
         target = real(flat)
@@ -236,6 +240,7 @@ class ProcessGroupHFReduce(EngineGroup):
             target,
             op=op,
             priority=priority,
+            label=label,
             **options,
         )
 
@@ -277,13 +282,20 @@ class ProcessGroupHFReduce(EngineGroup):
         return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
 
     def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        return self.gather_pieces(output, source, opts)
+
+    def gather_pieces(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None, label: int = 0
+    ) -> Work:
+        """Everybody's `source`, side by side in `output`; `label`: see `hfreduce.allreduce`."""
         flat, finish = writable(output)
         if output.numel() != source.numel() * self._size:
             raise ValueError(
                 f"all_gather: the output needs {self._size} times the {source.numel()} elements of the "
                 f"input, it has {output.numel()}"
             )
-        work = self._gather(native.Kind.ALL_GATHER, self._split(flat), source, opts)
+        pieces = self._split(flat)
+        work = self._gather(native.Kind.ALL_GATHER, pieces, source, opts, label=label)
         return self._finish_with(work, [output], finish)
 
     all_gather_single = all_gather_into_tensor = _allgather_base
@@ -306,6 +318,7 @@ class ProcessGroupHFReduce(EngineGroup):
         source: torch.Tensor,
         opts: Any,
         root: int = -1,
+        label: int = 0,
     ) -> Work:
         if outputs and len(outputs) != self._size:
             raise ValueError(f"expected an output a rank ({self._size}), got {len(outputs)}")
@@ -326,6 +339,7 @@ class ProcessGroupHFReduce(EngineGroup):
             (flat, targets),
             finish,
             root=root,
+            label=label,
         )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
