@@ -67,8 +67,8 @@ class DistributedDataParallel(nn.Module):
 
     Raises:
         ConfigError: the group is not of the hfreduce backend, nothing requires a gradient, a module makes
-            sparse gradients, the ranks' models differ, the optimizer cannot be cut in parts, `levels` is no
-            tree of all ranks, or comes with a wire.
+            sparse gradients, the ranks' models or arguments differ, the optimizer cannot be cut in parts,
+            `levels` is no tree of all ranks, or comes with a wire.
         CollectiveError, RankFailed: a reduction failed; raised by `backward`, or by whoever waits.
     """
 
@@ -107,6 +107,18 @@ class DistributedDataParallel(nn.Module):
             )
         check_count("bucket_bytes", bucket_bytes, 1)
         Wire(wire or "fp32")  # is there such a codec?
+        self._alike = {
+            "optimizer": None if optimizer is None else type(optimizer).__name__,
+            "wire": wire,
+            "bucket_bytes": bucket_bytes,
+            "broadcast_buffers": broadcast_buffers,
+            "static_graph": static_graph,
+            "levels": None if levels is None else "given",
+            "elastic": elastic,
+        }
+        meets = not (elastic and group.joined)  # else the members are in the middle of training
+        if meets:
+            check_alike(module, group, self._alike)
         self._tree = None if levels is None else _planned(levels, group, wire)
         self._options = Options(bucket_bytes, wire, static_graph, check_gradients, self._tree)
         self._times = Times()
@@ -124,8 +136,7 @@ class DistributedDataParallel(nn.Module):
         elif redivide is not None or doors is not None:
             raise ConfigError("redivide= and doors= are for elastic=True")
         self._crosses = optimizer is not None and not elastic
-        if not (elastic and group.joined):  # else the members are in the middle of training
-            check_alike(module, group)
+        if meets:
             copy_from_first([*module.parameters(), *module.buffers()], group)
         self._wrap()
 
@@ -244,7 +255,7 @@ class Replica:
     lost: ShardsLost | None = None  # every rank has everything
 
     def described(self) -> list[str]:
-        return described(self._model.module)
+        return described(self._model.module, self._model._alike)
 
     def drop(self) -> None:
         """All that is under way is in the group that is formed anew."""

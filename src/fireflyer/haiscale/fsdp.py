@@ -135,7 +135,7 @@ class FullyShardedDataParallel(nn.Module):
     Raises:
         ConfigError: a group or mesh of another backend, nothing that requires a gradient, a parameter that
             cannot be sharded or is shared between units, types that differ within a unit, ranks with
-            different models, an optimizer that cannot be cut in parts, or another setting.
+            different models or arguments, an optimizer that cannot be cut in parts, or another setting.
         CollectiveError, RankFailed: a collective failed; raised by `forward`, `backward`, or whoever waits.
     """
 
@@ -191,6 +191,19 @@ class FullyShardedDataParallel(nn.Module):
         self.times = Times()
         self._parts, self._settings = parts, settings
         self._prefetch = (forward_prefetch, backward_prefetch)
+        self._alike = {
+            "units": [name for name, part in module.named_modules() if part in parts],
+            "optimizer": None if optimizer is None else "given",
+            "reshard_after_forward": reshard_after_forward,
+            "backward_prefetch": backward_prefetch,
+            "forward_prefetch": int(forward_prefetch),
+            "mixed_precision": mixed_precision,
+            "wire": wire,
+            "gather_dtype": gather_dtype,
+            "cpu_offload": settings.cpu_offload,
+            "backlog": backlog,
+            "elastic": elastic,
+        }
         self._part: Part | None = None
         self._good, self._discarded = True, False
         if joins:
@@ -206,7 +219,12 @@ class FullyShardedDataParallel(nn.Module):
             self._wanted = self._layout.shards if self._layout.replicate is not None else None
             with everyone_of(self._layout) as everyone:
                 self._ranks = _place_in(everyone)
-                check_alike(module, everyone)
+                here = {
+                    "mesh": self._layout.mesh.mesh.tolist(),
+                    "broadcast_from_first": broadcast_from_first,
+                    "on the meta device": [n for n, p in module.named_parameters() if p.is_meta],
+                }
+                check_alike(module, everyone, {**self._alike, **here})
                 if broadcast_from_first:
                     copy_from_first(_present(module), everyone)
                 shard(parts, self._layout.mesh, everyone, settings)
@@ -293,6 +311,16 @@ class FullyShardedDataParallel(nn.Module):
         """Returns when every gradient has arrived and every step that was asked for is done."""
         self._sharding.settle()
 
+    def stop(self) -> None:
+        """Ends sharded training: settles, gives back the groups that were made for this model, and to the
+        optimizer its own `step`. Values, `state_dict` and `reshard` remain. Groups are given back as well
+        when the module is collected.
+        """
+        self._sharding.stop()
+        self._gatherer.closed = "stop() was called"
+        self._channels.close()
+        self._layout.give_back()
+
     def facts(self) -> Facts:
         """What `haiscale.report` asks; not collective."""
         rank, world, hosts = self._ranks
@@ -369,7 +397,7 @@ class FullyShardedDataParallel(nn.Module):
         group = checked(process_group or dist.group.WORLD)
         self._check_reshard(group, shards)
         self._come_to_rest(group)
-        check_alike(self.module, group)
+        check_alike(self.module, group, self._alike)
         names = {id(p): name for name, p in self.module.named_parameters()}
         moments = [Moments(one, names) for one in (self.optimizer, *optimizers) if one is not None]
         claim = Claim(

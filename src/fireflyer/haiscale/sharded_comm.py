@@ -168,6 +168,7 @@ class Channels:
     """
 
     def __init__(self, layout: DataLayout, wire: str | None) -> None:
+        self._layout = layout  # while this is there, its groups are
         self._reduce, self._replicate, self._wire = layout.reduce, layout.replicate, wire
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 

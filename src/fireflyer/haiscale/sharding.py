@@ -216,8 +216,10 @@ class Sharding:
                 one._unsharded_param.register_post_accumulate_grad_hook(self._reach(number))
 
     def _reach(self, number: int) -> Callable[[torch.Tensor], None]:
+        used = self._used  # not self: collection sees no cycle through a tensor's hooks
+
         def reached(_: torch.Tensor) -> None:
-            self._used[number] = 1
+            used[number] = 1
 
         return reached
 
@@ -397,6 +399,13 @@ class Sharding:
         """Nothing is under way any more."""
         for unit in self.units:
             self.arrive(unit)
+
+    def stop(self) -> None:
+        """Settles, and lets go of the optimizer."""
+        self.settle()
+        if self._split is not None:
+            self._split.release()
+            self._split = None
 
     def _close_step(self) -> None:
         """The script's `optimizer.step()`."""
