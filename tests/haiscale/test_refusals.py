@@ -68,21 +68,21 @@ def test_arguments(start_gang: Callable[..., Any], store_path: str) -> None:
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         optimizer = SGD(net.parameters())
         refused: list[tuple[str, Any, dict[str, Any]]] = [
-            ("optimizer=a partial", ddp, {"optimizer": SGD}),
+            ("(partial): an optimizer on", ddp, {"optimizer": SGD}),
             ("pass optimizer=...", ddp, {"process_group": optimizer}),
             ("bucket_bytes='2M'", ddp, {"bucket_bytes": "2M"}),
             ("bucket_bytes=0", ddp, {"bucket_bytes": 0}),
-            ("mesh=a int, 3", fsdp, {"mesh": 3}),
-            ("mesh=a int, 3", fsdp, {"mesh": lambda: 3}),
-            ("auto_wrap_policy=a int, 3", fsdp, {"auto_wrap_policy": 3}),
-            ("auto_wrap_policy=a type", fsdp, {"auto_wrap_policy": nn.Linear}),
+            ("mesh=3 (int)", fsdp, {"mesh": 3}),
+            ("mesh=3 (int)", fsdp, {"mesh": lambda: 3}),
+            ("auto_wrap_policy=3 (int)", fsdp, {"auto_wrap_policy": 3}),
+            ("(type): a policy of torch", fsdp, {"auto_wrap_policy": nn.Linear}),
             ("MixedPrecisionPolicy is taken", fsdp, {"mixed_precision": MixedPrecision()}),
             ("divides the 2 shards", fsdp, {"reshard_after_forward": 3}),
             ("reshard_after_forward=None", fsdp, {"reshard_after_forward": None}),
-            ("backward_prefetch=a str, 'pre'", fsdp, {"backward_prefetch": "pre"}),
+            ("backward_prefetch='pre' (str)", fsdp, {"backward_prefetch": "pre"}),
             ("forward_prefetch=-1", fsdp, {"forward_prefetch": -1}),
             ("backlog=0", fsdp, {"backlog": 0}),
-            ("cpu_offload=a str", fsdp, {"cpu_offload": "cpu"}),
+            ("cpu_offload='cpu' (str)", fsdp, {"cpu_offload": "cpu"}),
         ]
         for words, wrap, options in refused:
             assert words in said(wrap, net, **options)

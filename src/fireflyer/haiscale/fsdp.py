@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,11 +39,11 @@ from fireflyer.haiscale.mesh import (
 from fireflyer.haiscale.moments import Moments
 from fireflyer.haiscale.reducer import Times
 from fireflyer.haiscale.refusals import check_module
-from fireflyer.haiscale.resharding import Claim, Mover, Part, Piece, Plan
+from fireflyer.haiscale.resharding import Claim, Mover, Part, Plan
 from fireflyer.haiscale.sharded_comm import Channels, Gather, Label
 from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
-from fireflyer.haiscale.unsharding import Seat, put_on_blank, take_off
+from fireflyer.haiscale.unsharding import Seat, moved, put_on_blank, take_off
 from fireflyer.haiscale.wrapping import (
     AutoWrapPolicy,
     InitFunction,
@@ -413,7 +413,7 @@ class FullyShardedDataParallel(nn.Module):
             plan.check({name: len(p) for name, p in self.module.named_parameters()})
         seats = self._change_layout(group, plan.wanted)
         mover = Mover(plan, group, self._layout)
-        parts = _moved(self.module, self._units, seats, moments, mover, values)
+        parts = moved(self.module, self._units, seats, moments, mover, values)
         for parameter, part in parts:
             seats[id(parameter)].fill(part)
         for one in moments:
@@ -515,44 +515,6 @@ def _place_in(
 
 def _present(module: nn.Module) -> list[torch.Tensor]:
     return [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta]
-
-
-def _moved(
-    module: nn.Module,
-    units: Sequence[Unit],
-    seats: Mapping[int, Seat],
-    moments: Sequence[Moments],
-    mover: Mover,
-    values: bool,
-) -> list[tuple[nn.Parameter, torch.Tensor]]:
-    """This rank's new part of each parameter; buffers and optimizers' state move, too. Collective.
-
-    On ranks with good values nothing old is touched.
-    """
-    found = []
-    for one in moments:
-        one.learn(mover, values)
-    for unit in units:
-        own = [(p, seats[id(p)].blank()) for p in unit.parameters]
-        found += own
-        if not values:
-            for _, part in own:
-                part.fill_(float("nan") if part.is_floating_point() else 0)
-            continue
-        mover.move([Piece(len(p), cast(Any, p)._local_tensor, part) for p, part in own])
-        for one in moments:
-            mover.move(one.pieces(unit.names, mover))
-    _make_buffers(module)
-    mover.spread([*module.buffers(), *(t for one in moments for t in one.others(mover))])
-    return found
-
-
-def _make_buffers(module: nn.Module) -> None:
-    """Room for those on the meta device."""
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                part._buffers[name] = torch.empty_like(buffer, device="cpu")
 
 
 def _digest(texts: Iterable[str]) -> str:

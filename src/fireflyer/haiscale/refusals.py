@@ -57,7 +57,7 @@ def check_count(name: str, value: object, least: int) -> None:
 
 def given(value: object) -> str:
     """An argument, for an error."""
-    return "None" if value is None else f"a {type(value).__name__}, {_short(value)}"
+    return "None" if value is None else f"{_short(value)} ({type(value).__name__})"
 
 
 def _short(value: object) -> str:
