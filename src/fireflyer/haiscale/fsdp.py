@@ -205,30 +205,16 @@ class FullyShardedDataParallel(nn.Module):
             "elastic": elastic,
         }
         self._part: Part | None = None
+        self._wanted: int | None = None
         self._good, self._discarded = True, False
         if joins:
             if mesh is not None or process_group is not None:
                 raise ConfigError("joins=True: the group is told to reshard()")
             self._layout = alone()
             self._ranks = _place_in(self._layout.gather)
-            self._wanted = None
             put_on_blank(parts, self._layout, settings, ())
         else:
-            self._layout = lay_out(mesh() if callable(mesh) else mesh, process_group)
-            check_reshard(reshard_after_forward, self._layout.shards)
-            self._wanted = self._layout.shards if self._layout.replicate is not None else None
-            with everyone_of(self._layout) as everyone:
-                self._ranks = _place_in(everyone)
-                here = {
-                    "mesh": self._layout.mesh.mesh.tolist(),
-                    "broadcast_from_first": broadcast_from_first,
-                    "on the meta device": [n for n, p in module.named_parameters() if p.is_meta],
-                }
-                check_alike(module, everyone, {**self._alike, **here})
-                if broadcast_from_first:
-                    copy_from_first(_present(module), everyone)
-                shard(parts, self._layout.mesh, everyone, settings)
-            self._part = Part.of(self._layout)
+            self._shard(mesh() if callable(mesh) else mesh, process_group, broadcast_from_first)
         self._units = _find_units(module, parts)
         self._channels = Channels(self._layout, wire)
         self._sharding = Sharding(self._units, self._channels, self.times, check_gradients, backlog)
@@ -241,6 +227,31 @@ class FullyShardedDataParallel(nn.Module):
             self._sharding.weighing = self._elastic.weighing
         elif self.optimizer is not None:
             self._sharding.cross(self.optimizer)
+
+    def _shard(
+        self, mesh: DeviceMesh | None, process_group: ProcessGroup | None, copies: bool
+    ) -> None:
+        """Lays out groups, compares models and arguments, and cuts the module's values. Collective.
+
+        Args:
+            copies: what has values gets the first rank's.
+        """
+        module, settings = self.module, self._settings
+        self._layout = lay_out(mesh, process_group)
+        check_reshard(settings.reshard_after_forward, self._layout.shards)
+        self._wanted = self._layout.shards if self._layout.replicate is not None else None
+        with everyone_of(self._layout) as everyone:
+            self._ranks = _place_in(everyone)
+            here = {
+                "mesh": self._layout.mesh.mesh.tolist(),
+                "broadcast_from_first": copies,
+                "on the meta device": [n for n, p in module.named_parameters() if p.is_meta],
+            }
+            check_alike(module, everyone, {**self._alike, **here})
+            if copies:
+                copy_from_first(_present(module), everyone)
+            shard(self._parts, self._layout.mesh, everyone, settings)
+        self._part = Part.of(self._layout)
 
     def _made_elastic(
         self,
