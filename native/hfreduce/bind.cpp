@@ -89,13 +89,14 @@ Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int roo
 std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
                                   std::uint64_t count, DType dtype, Op op, int root, Codec wire,
                                   std::uintptr_t residual, std::uint64_t seed, bool shared,
-                                  int priority, bool run_here) {
+                                  int priority, std::uint64_t label, bool run_here) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
   request.residual = reinterpret_cast<float*>(residual);
   request.seed = seed;
   request.call.shared = shared ? 1 : 0;
+  request.call.label = label;
   request.priority = priority;
   const nb::gil_scoped_release release;
   return group.submit(std::move(request), run_here);
@@ -304,13 +305,14 @@ using Operations = std::vector<std::shared_ptr<Operation>>;
 std::pair<Operations, std::shared_ptr<Passage>> submit_staged(
     Stager& stager, Group& group, Device::Stream stream, const std::vector<std::uint64_t>& counts,
     Kind kind, const Buffers& in, const Buffers& out, std::uint64_t count, DType dtype, Op op, int root,
-    Codec wire, std::uintptr_t residual, std::uint64_t seed, int priority) {
+    Codec wire, std::uintptr_t residual, std::uint64_t seed, int priority, std::uint64_t label) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
   request.residual = reinterpret_cast<float*>(residual);
   request.seed = seed;
   request.priority = priority;
+  request.call.label = label;
   const nb::gil_scoped_release release;
   auto staged = stager.stage(request, counts, stream);
   Operations operations;
@@ -358,7 +360,7 @@ void bind_devices(nb::module_ m) {
       .def("submit", &submit_staged,
            nb::kw_only(), "group"_a, "stream"_a, "counts"_a, "kind"_a, "inputs"_a, "outputs"_a, "count"_a,
            "dtype"_a, "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0,
-           "seed"_a = 0, "priority"_a = 0,
+           "seed"_a = 0, "priority"_a = 0, "label"_a = 0,
            "Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` "
            "elements each, if there are several. Memory must stay alive until the passage is finished.");
 }
@@ -430,7 +432,7 @@ void bind(nb::module_ m) {
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
            "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
-           "shared"_a = false, "priority"_a = 0, "run_here"_a = false,
+           "shared"_a = false, "priority"_a = 0, "label"_a = 0, "run_here"_a = false,
            "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
       .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
            "A synchronous allreduce in place. None when it is over; the operation where others are before it.")

@@ -21,6 +21,7 @@ std::string to_string(const Call& call) {
   const auto codec = static_cast<std::uint32_t>(call.wire);
   text += kCodecs[codec <= 4 ? codec : 0];
   if (call.shared != 0) text += ", shared";
+  if (call.label != 0) text += ", label " + std::to_string(call.label);
   return text + ")";
 }
 

@@ -27,6 +27,7 @@ struct Call {
   Codec wire = Codec::none;  // between hosts
   std::int32_t root = -1;    // rank, or -1
   std::uint32_t shared = 0;  // 1: the result is one block a host
+  std::uint64_t label = 0;   // the caller's name for what it works on; 0: none
 
   bool operator==(const Call&) const = default;
 };

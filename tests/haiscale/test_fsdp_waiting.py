@@ -53,11 +53,9 @@ def late_allreduce(tensor: torch.Tensor, *args: Any, **how: Any) -> Late:
     return Late(hfreduce.allreduce(arrived, *args, **how), tensor, arrived)
 
 
-def late_all_gather(output: torch.Tensor, source: torch.Tensor, group: Any, async_op: bool) -> Late:
+def late_all_gather(output: torch.Tensor, source: torch.Tensor, *args: Any, **how: Any) -> Late:
     arrived = torch.empty_like(output)
-    work = dist.all_gather_single(arrived, source.clone(), group, async_op=True)
-    assert work is not None
-    return Late(work, output, arrived)
+    return Late(hfreduce.all_gather(arrived, source.clone(), *args, **how), output, arrived)
 
 
 @contextmanager
@@ -75,11 +73,9 @@ def late(kinds: str) -> Iterator[list[str]]:
     mine = types.SimpleNamespace(**{name: getattr(hfreduce, name) for name in hfreduce.__all__})
     mine.reduce_scatter = noted("scatter", late_reduce_scatter, hfreduce.reduce_scatter)
     mine.allreduce = noted("allreduce", late_allreduce, hfreduce.allreduce)
-    torchs = types.SimpleNamespace(**vars(dist))
-    torchs.all_gather_single = noted("gather", late_all_gather, dist.all_gather_single)
+    mine.all_gather = noted("gather", late_all_gather, hfreduce.all_gather)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharded_comm, "hfreduce", mine)
-        patch.setattr(sharded_comm, "dist", torchs)
         yield seen
 
 

@@ -53,10 +53,8 @@ def slow_waits(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     mine = types.SimpleNamespace(**{name: getattr(hfreduce, name) for name in hfreduce.__all__})
     mine.reduce_scatter = late(hfreduce.reduce_scatter, SCATTER)
     mine.allreduce = late(hfreduce.allreduce, TELL)
-    torchs = types.SimpleNamespace(**vars(dist))
-    torchs.all_gather_single = late(dist.all_gather_single, GATHER)
+    mine.all_gather = late(hfreduce.all_gather, GATHER)
     monkeypatch.setattr(sharded_comm, "hfreduce", mine)
-    monkeypatch.setattr(sharded_comm, "dist", torchs)
 
 
 @pytest.mark.parametrize("crosses", [False, True])

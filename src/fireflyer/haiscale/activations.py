@@ -2,6 +2,7 @@
 
 import contextlib
 import weakref
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -11,8 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 class Activations:
     """Counts storages that autograd holds, each once, from forward until backward frees them.
 
-    Parameters and buffers do not count, nor does what activation checkpointing forgets. What the loss outside
-    of the module's forward saves is not seen.
+    Parameters and buffers do not count, sharded ones neither while they are gathered, nor does what
+    activation checkpointing forgets. What the loss outside of the module's forward saves is not seen.
 
     Attributes:
         now: bytes.
@@ -24,22 +25,44 @@ class Activations:
         self._model = weakref.ref(model)
         self._held: dict[int, int] = {}  # how often autograd holds a storage, by address
         self._lasting: set[int] = set()
+        self._gathered: set[int] = set()  # whole parameters of units that run
+        self._units: dict[nn.Module, set[int]] = {}
+        self._hooks = [
+            hook
+            for part in model.modules()
+            if hasattr(part, "_get_fsdp_state")
+            for hook in (
+                part.register_forward_pre_hook(self._gather),
+                part.register_forward_hook(self._let_go, always_call=True),
+            )
+        ]
+
+    def stop(self) -> None:
+        """Looks at nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _gather(self, part: nn.Module, _: object) -> None:
+        """The parameters of a sharded unit are whole: its forward begins."""
+        self._units[part] = _addresses(part.parameters())
+        self._gathered |= self._units[part]
+
+    def _let_go(self, part: nn.Module, *_: object) -> None:
+        """Its memory may hold something else from here on."""
+        self._gathered -= self._units.pop(part, set())
 
     def watch(self) -> contextlib.AbstractContextManager[object]:
         """What is saved inside is counted, until it is freed."""
         model = self._model()
         assert model is not None
-        lasting = (*model.parameters(), *model.buffers())
-        with (
-            torch._C.DisableTorchFunctionSubclass()
-        ):  # an address is no value: nothing is waited for
-            self._lasting = {_storage(tensor)[0] for tensor in lasting}
+        self._lasting = _addresses((*model.parameters(), *model.buffers()))
+        self._gathered.clear()
         return saved_tensors_hooks(self._pack, _unpack)
 
     def _pack(self, tensor: torch.Tensor) -> "_Saved":
         saved = _Saved(tensor.detach())
         address, size = _storage(tensor)
-        if size and address not in self._lasting:
+        if size and address not in self._lasting and address not in self._gathered:
             count = self._held.get(address, 0)
             self._held[address] = count + 1
             if not count:
@@ -66,9 +89,15 @@ def _unpack(saved: _Saved) -> torch.Tensor:
     return saved.tensor
 
 
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    with torch._C.DisableTorchFunctionSubclass():  # an address is no value: nothing is waited for
+        return {_storage(tensor)[0] for tensor in tensors}
+
+
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and bytes of the memory that it keeps alive; strange layouts have none of their own."""
-    if tensor.layout is not torch.strided:
+    """Address and bytes of the memory that it keeps alive; strange layouts, and tensors made of others, have
+    none of their own."""
+    if tensor.layout is not torch.strided or tensor.data_ptr() == 0:
         return 0, 0
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,19 @@ from torch.distributed import ProcessGroup, ReduceOp
 from fireflyer import hfreduce
 from fireflyer.errors import ConfigError
 
+Options = Mapping[str, object]
+"""Arguments of a wrapper by name, alike where their `repr` is."""
+NO_OPTIONS: Options = {}
 
-def check_alike(module: nn.Module, group: ProcessGroup) -> None:
+
+def check_alike(module: nn.Module, group: ProcessGroup, options: Options = NO_OPTIONS) -> None:
     """Collective. Raises ConfigError on every rank, naming what differs and where, unless all ranks have the
-    same parameters and buffers: names, shapes, dtypes, and which of them require gradients."""
-    own = described(module)
+    same parameters and buffers: names, shapes, dtypes, and which of them require gradients.
+
+    Args:
+        options: arguments that must be alike, too.
+    """
+    own = described(module, options)
     mine = torch.tensor(list(digest_of(own)), dtype=torch.uint8)
     all_digests = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(all_digests, mine, group)
@@ -28,18 +36,19 @@ def check_alike(module: nn.Module, group: ProcessGroup) -> None:
         return
     first, other = (description_of(rank, own, group) for rank in (0, differing[0]))
     raise ConfigError(
-        f"the ranks wrapped different models: {difference(first, other, differing[0])}"
+        f"the ranks wrapped different models, or in different ways: {difference(first, other, differing[0])}"
         + (f"; ranks {differing} differ from rank 0" if len(differing) > 1 else "")
     )
 
 
-def described(module: nn.Module) -> list[str]:
-    """Names, shapes and dtypes, and what is frozen; a line each."""
+def described(module: nn.Module, options: Options = NO_OPTIONS) -> list[str]:
+    """Options, names, shapes and dtypes, and what is frozen; a line each."""
+    given = [f"{name}={value!r}" for name, value in options.items()]
     parameters = [
         f"parameter {name} {tuple(p.shape)} {p.dtype}" + ("" if p.requires_grad else " frozen")
         for name, p in module.named_parameters()
     ]
-    return parameters + [
+    return [*given, *parameters] + [
         f"buffer {name} {tuple(b.shape)} {b.dtype}" for name, b in module.named_buffers()
     ]
 

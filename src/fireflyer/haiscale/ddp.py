@@ -23,6 +23,7 @@ from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_firs
 from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
 from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times
+from fireflyer.haiscale.refusals import check_count, check_module, given
 from fireflyer.haiscale.states import share
 from fireflyer.haiscale.stepping import SplitOptimizer
 from fireflyer.hfreduce import Wire
@@ -66,8 +67,8 @@ class DistributedDataParallel(nn.Module):
 
     Raises:
         ConfigError: the group is not of the hfreduce backend, nothing requires a gradient, a module makes
-            sparse gradients, the ranks' models differ, the optimizer cannot be cut in parts, `levels` is no
-            tree of all ranks, or comes with a wire.
+            sparse gradients, the ranks' models or arguments differ, the optimizer cannot be cut in parts,
+            `levels` is no tree of all ranks, or comes with a wire.
         CollectiveError, RankFailed: a reduction failed; raised by `backward`, or by whoever waits.
     """
 
@@ -88,6 +89,8 @@ class DistributedDataParallel(nn.Module):
         doors: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(process_group, Optimizer):
+            raise ConfigError("the second argument is process_group; pass optimizer=...")
         group = process_group or dist.group.WORLD
         if not isinstance(group, hfreduce.ProcessGroupHFReduce):
             raise ConfigError(
@@ -98,7 +101,24 @@ class DistributedDataParallel(nn.Module):
         _check_module(module)
         self.module = module
         self._group = group
+        if not isinstance(optimizer, Optimizer | None):
+            raise ConfigError(
+                f"optimizer={given(optimizer)}: an optimizer on the module's parameters is taken"
+            )
+        check_count("bucket_bytes", bucket_bytes, 1)
         Wire(wire or "fp32")  # is there such a codec?
+        self._alike = {
+            "optimizer": None if optimizer is None else type(optimizer).__name__,
+            "wire": wire,
+            "bucket_bytes": bucket_bytes,
+            "broadcast_buffers": broadcast_buffers,
+            "static_graph": static_graph,
+            "levels": None if levels is None else "given",
+            "elastic": elastic,
+        }
+        meets = not (elastic and group.joined)  # else the members are in the middle of training
+        if meets:
+            check_alike(module, group, self._alike)
         self._tree = None if levels is None else _planned(levels, group, wire)
         self._options = Options(bucket_bytes, wire, static_graph, check_gradients, self._tree)
         self._times = Times()
@@ -116,8 +136,7 @@ class DistributedDataParallel(nn.Module):
         elif redivide is not None or doors is not None:
             raise ConfigError("redivide= and doors= are for elastic=True")
         self._crosses = optimizer is not None and not elastic
-        if not (elastic and group.joined):  # else the members are in the middle of training
-            check_alike(module, group)
+        if meets:
             copy_from_first([*module.parameters(), *module.buffers()], group)
         self._wrap()
 
@@ -236,7 +255,7 @@ class Replica:
     lost: ShardsLost | None = None  # every rank has everything
 
     def described(self) -> list[str]:
-        return described(self._model.module)
+        return described(self._model.module, self._model._alike)
 
     def drop(self) -> None:
         """All that is under way is in the group that is formed anew."""
@@ -300,14 +319,16 @@ def _reads_behind_python(module: nn.Module) -> bool:
 
 def _check_module(module: nn.Module) -> None:
     """Raises ConfigError for what cannot be trained so."""
+    check_module(module, "DistributedDataParallel")
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("DistributedDataParallel: no parameter requires a gradient")
     for name, parameter in trained:
         if nn.parameter.is_lazy(parameter):
             raise ConfigError(f"{name} has no shape yet: run a forward before wrapping")
+        if parameter.is_meta:
+            raise ConfigError(
+                f"{name} is on the meta device: give the module memory and values first"
+            )
         if not parameter.dtype.is_floating_point:
             raise ConfigError(f"{name} is {parameter.dtype}: gradients of floating types only")
-    for name, part in module.named_modules():
-        if getattr(part, "sparse", False) and isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            raise ConfigError(f"{name or 'the module'} makes sparse gradients: use sparse=False")

@@ -32,7 +32,7 @@ class Shards:
         self.lost: ShardsLost | None = None
 
     def described(self) -> list[str]:
-        return described(self._model.module)
+        return described(self._model.module, self._model._alike)
 
     def keep(self) -> None:
         self._drop_gradients()

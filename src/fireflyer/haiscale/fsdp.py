@@ -9,14 +9,14 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import BackwardPrefetch, MixedPrecisionPolicy
+from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from fireflyer.errors import CollectiveError, ConfigError, WireError
@@ -38,22 +38,25 @@ from fireflyer.haiscale.mesh import (
 )
 from fireflyer.haiscale.moments import Moments
 from fireflyer.haiscale.reducer import Times
-from fireflyer.haiscale.resharding import Claim, Mover, Part, Piece, Plan
-from fireflyer.haiscale.sharded_comm import Channels, Gather
+from fireflyer.haiscale.refusals import check_module
+from fireflyer.haiscale.resharding import Claim, Mover, Part, Plan
+from fireflyer.haiscale.sharded_comm import Channels, Gather, Label
 from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
-from fireflyer.haiscale.unsharding import Seat, put_on_blank, take_off
+from fireflyer.haiscale.unsharding import Seat, moved, put_on_blank, take_off
 from fireflyer.haiscale.wrapping import (
-    WIRES,
     AutoWrapPolicy,
     InitFunction,
     Settings,
+    check_reshard,
+    check_settings,
     check_units,
+    offloads,
     precision_of,
     shard,
     units_of,
 )
-from fireflyer.hfreduce import ProcessGroupHFReduce, Wire
+from fireflyer.hfreduce import ProcessGroupHFReduce
 
 __all__ = [
     "BackwardPrefetch",
@@ -98,19 +101,21 @@ class FullyShardedDataParallel(nn.Module):
         process_group: of backend "hfreduce"; the default group when None.
         optimizer: makes the optimizer from the list of sharded parameters, e.g. `partial(AdamW, lr=1e-3)`.
         auto_wrap_policy: which parts become units of their own, by torch's policies
-            (`torch.distributed.fsdp.wrap`); the rest is one unit. None: one unit for all.
+            (`torch.distributed.fsdp.wrap`), or a set of their classes; the rest is one unit. None: one unit
+            for all.
         reshard_after_forward: True: parameters are gathered again for backward (ZeRO-3), but for those of the
             outermost unit. False: they are kept until then (ZeRO-2). A number: kept in so many parts.
         mesh: (shard,) or (replicate, shard) instead of `process_group`; see `hybrid_mesh`. Or a function
             that makes it (`mesh=hybrid_mesh`), which a rank that joins does not call.
         backward_prefetch: gather the next unit of backward before (BACKWARD_PRE) or after (BACKWARD_POST) the
             gradients of the present one are computed, or in its turn (None).
-        forward_prefetch: how many units are gathered ahead of their turn in forward.
+        forward_prefetch: how many units are gathered ahead of their turn in forward; True: one.
         mixed_precision: `param_dtype` is what parameters are gathered and computed as; a lower `reduce_dtype`
             is how gradients travel between hosts; they are summed in the parameters' type.
         wire: how gradients travel between hosts, before `reduce_dtype`: "bf16", "fp16" or "int8".
         gather_dtype: how parameters travel in all-gathers: rounded to this type, computed with in their own.
-        cpu_offload: shards lie on the CPU. On a CPU they do so anyway; torch's code path is taken.
+        cpu_offload: True or `CPUOffload(True)`: shards lie on the CPU. On a CPU they do so anyway; torch's
+            code path is taken.
         broadcast_from_first: copy the first rank's parameters and buffers to all before sharding.
         param_init_fn: gives values to a module whose own parameters and buffers were on the meta device;
             default: `module.reset_parameters()`.
@@ -130,7 +135,7 @@ class FullyShardedDataParallel(nn.Module):
     Raises:
         ConfigError: a group or mesh of another backend, nothing that requires a gradient, a parameter that
             cannot be sharded or is shared between units, types that differ within a unit, ranks with
-            different models, an optimizer that cannot be cut in parts, or another setting.
+            different models or arguments, an optimizer that cannot be cut in parts, or another setting.
         CollectiveError, RankFailed: a collective failed; raised by `forward`, `backward`, or whoever waits.
     """
 
@@ -148,7 +153,7 @@ class FullyShardedDataParallel(nn.Module):
         mixed_precision: MixedPrecisionPolicy | None = None,
         wire: str | None = None,
         gather_dtype: torch.dtype | None = None,
-        cpu_offload: bool = False,
+        cpu_offload: bool | CPUOffload = False,
         broadcast_from_first: bool = True,
         param_init_fn: InitFunction | None = None,
         check_gradients: bool = True,
@@ -165,36 +170,51 @@ class FullyShardedDataParallel(nn.Module):
         joins = joins or (whole_group is not None and whole_group.joined)
         if elastic and joins:
             mesh = process_group = None  # those who are there say how everything lies
-        _check_settings(backlog, forward_prefetch, gather_dtype, wire)
+        check_module(module, type(self).__name__)
+        check_settings(
+            backlog=backlog,
+            forward_prefetch=forward_prefetch,
+            backward_prefetch=backward_prefetch,
+            gather_dtype=gather_dtype,
+            wire=wire,
+            mixed_precision=mixed_precision,
+        )
         parts = units_of(module, auto_wrap_policy)
         check_units(module, parts)
         trained = next(p for p in module.parameters() if p.requires_grad)
         wire = precision_of(mixed_precision, trained.dtype, wire)[1]
-        settings = Settings(reshard_after_forward, mixed_precision, cpu_offload, param_init_fn)
+        settings = Settings(
+            reshard_after_forward, mixed_precision, offloads(cpu_offload), param_init_fn
+        )
         self._wires = Wires(wire, gather_dtype)
         self.module = module
         self.times = Times()
         self._parts, self._settings = parts, settings
         self._prefetch = (forward_prefetch, backward_prefetch)
+        self._alike = {
+            "units": [name for name, part in module.named_modules() if part in parts],
+            "optimizer": None if optimizer is None else "given",
+            "reshard_after_forward": reshard_after_forward,
+            "backward_prefetch": backward_prefetch,
+            "forward_prefetch": int(forward_prefetch),
+            "mixed_precision": mixed_precision,
+            "wire": wire,
+            "gather_dtype": gather_dtype,
+            "cpu_offload": settings.cpu_offload,
+            "backlog": backlog,
+            "elastic": elastic,
+        }
         self._part: Part | None = None
+        self._wanted: int | None = None
         self._good, self._discarded = True, False
         if joins:
             if mesh is not None or process_group is not None:
                 raise ConfigError("joins=True: the group is told to reshard()")
             self._layout = alone()
             self._ranks = _place_in(self._layout.gather)
-            self._wanted = None
             put_on_blank(parts, self._layout, settings, ())
         else:
-            self._layout = lay_out(mesh() if callable(mesh) else mesh, process_group)
-            self._wanted = self._layout.shards if self._layout.replicate is not None else None
-            with everyone_of(self._layout) as everyone:
-                self._ranks = _place_in(everyone)
-                check_alike(module, everyone)
-                if broadcast_from_first:
-                    copy_from_first(_present(module), everyone)
-                shard(parts, self._layout.mesh, everyone, settings)
-            self._part = Part.of(self._layout)
+            self._shard(mesh() if callable(mesh) else mesh, process_group, broadcast_from_first)
         self._units = _find_units(module, parts)
         self._channels = Channels(self._layout, wire)
         self._sharding = Sharding(self._units, self._channels, self.times, check_gradients, backlog)
@@ -207,6 +227,31 @@ class FullyShardedDataParallel(nn.Module):
             self._sharding.weighing = self._elastic.weighing
         elif self.optimizer is not None:
             self._sharding.cross(self.optimizer)
+
+    def _shard(
+        self, mesh: DeviceMesh | None, process_group: ProcessGroup | None, copies: bool
+    ) -> None:
+        """Lays out groups, compares models and arguments, and cuts the module's values. Collective.
+
+        Args:
+            copies: what has values gets the first rank's.
+        """
+        module, settings = self.module, self._settings
+        self._layout = lay_out(mesh, process_group)
+        check_reshard(settings.reshard_after_forward, self._layout.shards)
+        self._wanted = self._layout.shards if self._layout.replicate is not None else None
+        with everyone_of(self._layout) as everyone:
+            self._ranks = _place_in(everyone)
+            here = {
+                "mesh": self._layout.mesh.mesh.tolist(),
+                "broadcast_from_first": copies,
+                "on the meta device": [n for n, p in module.named_parameters() if p.is_meta],
+            }
+            check_alike(module, everyone, {**self._alike, **here})
+            if copies:
+                copy_from_first(_present(module), everyone)
+            shard(self._parts, self._layout.mesh, everyone, settings)
+        self._part = Part.of(self._layout)
 
     def _made_elastic(
         self,
@@ -236,7 +281,9 @@ class FullyShardedDataParallel(nn.Module):
 
     def _connect(self) -> None:
         for unit in self._units:
-            gather = Gather(self.times, self._sharding.under_way, self._wires.parameters)
+            gather = Gather(
+                self.times, self._sharding.under_way, self._wires.parameters, unit.label
+            )
             connect(unit, self._layout, self._sharding, gather)
         self._gatherer = Gatherer(self.module, self._units, self._sharding, *self._prefetch)
 
@@ -274,6 +321,16 @@ class FullyShardedDataParallel(nn.Module):
     def settle(self) -> None:
         """Returns when every gradient has arrived and every step that was asked for is done."""
         self._sharding.settle()
+
+    def stop(self) -> None:
+        """Ends sharded training: settles, gives back the groups that were made for this model, and to the
+        optimizer its own `step`. Values, `state_dict` and `reshard` remain. Groups are given back as well
+        when the module is collected.
+        """
+        self._sharding.stop()
+        self._gatherer.closed = "stop() was called"
+        self._channels.close()
+        self._layout.give_back()
 
     def facts(self) -> Facts:
         """What `haiscale.report` asks; not collective."""
@@ -351,7 +408,7 @@ class FullyShardedDataParallel(nn.Module):
         group = checked(process_group or dist.group.WORLD)
         self._check_reshard(group, shards)
         self._come_to_rest(group)
-        check_alike(self.module, group)
+        check_alike(self.module, group, self._alike)
         names = {id(p): name for name, p in self.module.named_parameters()}
         moments = [Moments(one, names) for one in (self.optimizer, *optimizers) if one is not None]
         claim = Claim(
@@ -367,7 +424,7 @@ class FullyShardedDataParallel(nn.Module):
             plan.check({name: len(p) for name, p in self.module.named_parameters()})
         seats = self._change_layout(group, plan.wanted)
         mover = Mover(plan, group, self._layout)
-        parts = _moved(self.module, self._units, seats, moments, mover, values)
+        parts = moved(self.module, self._units, seats, moments, mover, values)
         for parameter, part in parts:
             seats[id(parameter)].fill(part)
         for one in moments:
@@ -460,16 +517,6 @@ class FullyShardedDataParallel(nn.Module):
             self._gatherer.closed = ""
 
 
-def _check_settings(
-    backlog: int, ahead: int, gather_dtype: torch.dtype | None, wire: str | None
-) -> None:
-    if backlog < 1 or ahead < 0:
-        raise ConfigError(f"backlog={backlog} must be >= 1, forward_prefetch={ahead} >= 0")
-    if gather_dtype not in (None, *WIRES):
-        raise ConfigError(f"gather_dtype={gather_dtype}: use one of {', '.join(map(str, WIRES))}")
-    Wire(wire or "fp32")  # is there such a codec?
-
-
 def _place_in(
     group: ProcessGroupHFReduce,
 ) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
@@ -481,56 +528,21 @@ def _present(module: nn.Module) -> list[torch.Tensor]:
     return [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta]
 
 
-def _moved(
-    module: nn.Module,
-    units: Sequence[Unit],
-    seats: Mapping[int, Seat],
-    moments: Sequence[Moments],
-    mover: Mover,
-    values: bool,
-) -> list[tuple[nn.Parameter, torch.Tensor]]:
-    """This rank's new part of each parameter; buffers and optimizers' state move, too. Collective.
-
-    On ranks with good values nothing old is touched.
-    """
-    found = []
-    for one in moments:
-        one.learn(mover, values)
-    for unit in units:
-        own = [(p, seats[id(p)].blank()) for p in unit.parameters]
-        found += own
-        if not values:
-            for _, part in own:
-                part.fill_(float("nan") if part.is_floating_point() else 0)
-            continue
-        mover.move([Piece(len(p), cast(Any, p)._local_tensor, part) for p, part in own])
-        for one in moments:
-            mover.move(one.pieces(unit.names, mover))
-    _make_buffers(module)
-    mover.spread([*module.buffers(), *(t for one in moments for t in one.others(mover))])
-    return found
-
-
-def _make_buffers(module: nn.Module) -> None:
-    """Room for those on the meta device."""
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                part._buffers[name] = torch.empty_like(buffer, device="cpu")
-
-
 def _digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def _find_units(module: nn.Module, parts: Sequence[Any]) -> list[Unit]:
     names = {id(p): name for name, p in module.named_parameters()}
+    places = {id(part): name or "the rest" for name, part in module.named_modules()}
+    labels: list[str] = []
     units: list[Unit] = []
     first = 0
     for part in parts:
         for group in part._get_fsdp_state()._fsdp_param_groups:
             own = [names[id(one.sharded_param)] for one in group.fsdp_params]
-            units.append(Unit(group, first, own))
+            labels.append(places[id(part)])
+            units.append(Unit(group, first, own, Label(len(labels), labels)))
             first += len(own)
     return units
 

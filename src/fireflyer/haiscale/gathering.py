@@ -5,7 +5,8 @@ all-gathers in the same order. One that turns out to be for nothing is dropped a
 backward.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,16 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.sharding import Sharding, Unit
+
+
+@contextlib.contextmanager
+def _outside_inference() -> Iterator[None]:
+    """What is gathered may be kept for training: autograd takes no tensors made in `torch.inference_mode`."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Gatherer:
@@ -77,6 +88,7 @@ class Gatherer:
                 gathered.all_gather_work.wait()
 
     def _unshard(self, unit: Unit) -> Any:
+        @_outside_inference()
         def unshard(async_op: bool = False) -> None:
             self.check_open()
             self._sharding.arrive(unit)  # what is gathered is final
@@ -92,6 +104,7 @@ class Gatherer:
         return unshard
 
     def _wait(self, unit: Unit) -> Any:
+        @_outside_inference()
         def wait_for_unshard() -> None:
             waits = unit.group._all_gather_result is not None
             FSDPParamGroup.wait_for_unshard(unit.group)

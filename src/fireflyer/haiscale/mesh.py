@@ -1,7 +1,8 @@
 """The dimensions of a mesh of ranks, named once for every way of training in parallel."""
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fireflyer import hfreduce
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.founding import Founder
+from fireflyer.haiscale.refusals import given
 
 PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR = "pp", "dp_replicate", "dp_shard", "ep", "tp"
 DIMENSIONS = (PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR)
@@ -20,7 +22,8 @@ DIMENSIONS = (PIPELINE, REPLICATE, SHARD, EXPERT, TENSOR)
 
 @dataclass(frozen=True)
 class DataLayout:
-    """Who shares the parameters of a sharded module with whom.
+    """Who shares the parameters of a sharded module with whom. Its own groups end with it: whoever talks in
+    them holds it.
 
     Attributes:
         mesh: (SHARD,) or (REPLICATE, SHARD).
@@ -36,6 +39,13 @@ class DataLayout:
     replicate: hfreduce.ProcessGroupHFReduce | None
     made: tuple[hfreduce.ProcessGroupHFReduce, ...]
 
+    def __post_init__(self) -> None:
+        _end_with(self, self.made)
+
+    def give_back(self) -> None:
+        """Destroys the groups of its own. Not collective; what is under way in them ends first."""
+        _destroy(self.made)
+
     def end(self, kept: ProcessGroup | None) -> None:
         """Ends with an error what is under way in its groups, on all ranks: but for `kept` and the default
         group. Not collective."""
@@ -49,10 +59,9 @@ class DataLayout:
                 dist.destroy_process_group(group)
 
     def _groups(self, kept: ProcessGroup | None) -> list[ProcessGroup]:
-        alive = dist.distributed_c10d._world.pg_map
         groups = [self.gather, self.reduce, self.replicate]
         spared = (kept, dist.group.WORLD, None)
-        return [group for group in groups if group not in spared and group in alive]
+        return [group for group in groups if group not in spared and _lives(group)]
 
     @property
     def shards(self) -> int:
@@ -78,13 +87,28 @@ class DataLayout:
         return self.mesh.size() == 1
 
 
+def _lives(group: ProcessGroup | None) -> bool:
+    return group in dist.distributed_c10d._world.pg_map
+
+
+def _destroy(groups: Sequence[ProcessGroup]) -> None:
+    for group in filter(_lives, groups):
+        dist.destroy_process_group(group)
+
+
+def _end_with(holder: object, groups: Sequence[ProcessGroup]) -> None:
+    """The groups are destroyed when nobody has the holder any more."""
+    weakref.finalize(holder, _destroy, tuple(groups)).atexit = False
+
+
 def shard_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
     """All ranks of `group` (default: of the default group) in one dimension, SHARD."""
     return DeviceMesh.from_group(checked(group or dist.group.WORLD), "cpu", mesh_dim_names=(SHARD,))
 
 
 def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
-    """Ranks of a host shard, hosts replicate: the layout for one network card a host. Collective.
+    """Ranks of a host shard, hosts replicate: the layout for one network card a host. Collective. Its groups
+    end when neither the mesh nor a DTensor on it is there any more.
 
     One dimension, SHARD, where there is one host or one rank a host.
 
@@ -105,9 +129,11 @@ def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
     column = [ranks[row.index(me)] for ranks in rows]
     with Founder(whole) as founder:
         groups: list[ProcessGroup] = [founder.group("hybrid", ranks) for ranks in (row, column)]
-    return DeviceMesh.from_group(
+    mesh = DeviceMesh.from_group(
         groups[::-1], "cpu", mesh=torch.tensor(rows), mesh_dim_names=(REPLICATE, SHARD)
     )
+    _end_with(mesh, groups)
+    return mesh
 
 
 def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
@@ -118,7 +144,12 @@ def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
     """
     if mesh is not None and group is not None:
         raise ConfigError("FullyShardedDataParallel takes mesh= or process_group=, not both")
-    mesh = mesh or shard_mesh(group)
+    mesh = shard_mesh(group) if mesh is None else mesh
+    if not isinstance(mesh, DeviceMesh):
+        raise ConfigError(
+            f"mesh={given(mesh)}: a torch DeviceMesh of one or two dimensions is taken, or a function that "
+            "makes it, e.g. hybrid_mesh"
+        )
     if mesh.ndim not in (1, 2):
         raise ConfigError(
             f"FullyShardedDataParallel needs a mesh of one dimension (shard) or two (replicate, shard), "
@@ -129,6 +160,10 @@ def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
             f"FullyShardedDataParallel needs a mesh of CPUs, not of {mesh.device_type}"
         )
     groups = [checked(mesh.get_group(dimension)) for dimension in range(mesh.ndim)]
+    if mesh.mesh_dim_names is None:  # fully_shard tells replicas from shards by names
+        mesh = DeviceMesh.from_group(
+            [*groups], "cpu", mesh=mesh.mesh, mesh_dim_names=(REPLICATE, SHARD)[-mesh.ndim :]
+        )
     with Founder(groups[-1]) as founder:
         reduce = founder.group("reduce", dist.get_process_group_ranks(groups[-1]))
     return DataLayout(

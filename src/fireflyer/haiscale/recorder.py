@@ -96,6 +96,8 @@ class Recorder:
         """Records no longer; what was recorded stays. Idempotent."""
         for handle in self._handles:
             handle.remove()
+        if self.activations is not None:
+            self.activations.stop()
         self._handles.clear()
 
     # The clock

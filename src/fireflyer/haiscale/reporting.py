@@ -124,8 +124,11 @@ def report(
         peak: floating-point operations a second of one rank: `peak_flops()`, or the maker's figure.
 
     Raises:
-        ConfigError: the model is not recorded, or no second step has ended yet.
+        ConfigError: the model is not recorded, no second step has ended yet, or a figure that is none.
     """
+    for name, figure in (("tokens", tokens), ("flops", flops), ("peak", peak)):
+        if figure is not None and not figure > 0:
+            raise ConfigError(f"report: {name}={figure} must be more than 0")
     recorder = _recorders.get(model)
     if recorder is None:
         raise ConfigError("nothing was recorded: call haiscale.record(model) before the first step")

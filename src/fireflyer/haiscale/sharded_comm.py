@@ -7,6 +7,7 @@ nobody reads too early is the business of `sharding`.
 
 import concurrent.futures
 import datetime
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from fireflyer import hfreduce
+from fireflyer.errors import CollectiveError
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reducer import Times, UnderWay
 
@@ -32,11 +34,36 @@ def _allocate(
     return torch.empty(sizes, dtype=dtype, device=device)
 
 
+@dataclass(frozen=True)
+class Label:
+    """By what ranks compare the units that they gather and reduce.
+
+    Attributes:
+        number: from 1 on, alike on all ranks.
+        units: names of all, in the order of their numbers.
+    """
+
+    number: int
+    units: Sequence[str]
+
+    def named(self, error: CollectiveError) -> CollectiveError:
+        """The same with the names of units, where it is about them."""
+        text = re.sub(r"label (\d+)", self._name, str(error))
+        if type(error) is not CollectiveError or text == str(error):
+            return error
+        return CollectiveError(f"{text}; all ranks must run the same units in the same order")
+
+    def _name(self, found: "re.Match[str]") -> str:
+        number = int(found[1])
+        return f"unit {self.units[number - 1]!r}" if number <= len(self.units) else found[0]
+
+
 class Gathering(dist.Work):
     """An all-gather under way. Counts how long somebody waited for it; widens what travelled narrow.
 
     Args:
         narrow: where the values arrive, if not in `output`.
+        label: of what is gathered.
     """
 
     def __init__(
@@ -46,8 +73,10 @@ class Gathering(dist.Work):
         under_way: UnderWay,
         output: torch.Tensor,
         narrow: torch.Tensor | None,
+        label: Label,
     ) -> None:
         super().__init__()
+        self._label = label
         self._work, self._times = work, times
         self._under_way: UnderWay | None = under_way
         under_way.begin()
@@ -58,7 +87,10 @@ class Gathering(dist.Work):
 
     def wait(self, timeout: datetime.timedelta = NO_LIMIT) -> bool:
         begun = self._times.clock()
-        self._work.wait(timeout)
+        try:
+            self._work.wait(timeout)
+        except CollectiveError as error:
+            raise self._label.named(error) from error.__cause__
         self._times.exposed_s += self._times.clock() - begun
         if self._under_way is not None:
             self._under_way.end()
@@ -75,11 +107,13 @@ class Gather(AllGather):
 
     Attributes:
         narrow: the type as which wider floating-point values travel, rounded; None: their own.
+        label: of the unit.
     """
 
     times: Times
     under_way: UnderWay
     narrow: torch.dtype | None
+    label: Label
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -100,9 +134,8 @@ class Gather(AllGather):
             target = narrow = _allocate(output_tensor.shape, self.narrow, output_tensor.device)
             source = narrow.chunk(group.size())[group.rank()]
             source.copy_(input_tensor)
-        started = dist.all_gather_single(target, source, group, async_op=True)
-        assert started is not None
-        work = Gathering(started, self.times, self.under_way, output_tensor, narrow)
+        started = hfreduce.all_gather(target, source, group, label=self.label.number, async_op=True)
+        work = Gathering(started, self.times, self.under_way, output_tensor, narrow, self.label)
         if async_op:
             return work
         work.wait()
@@ -135,6 +168,7 @@ class Channels:
     """
 
     def __init__(self, layout: DataLayout, wire: str | None) -> None:
+        self._layout = layout  # while this is there, its groups are
         self._reduce, self._replicate, self._wire = layout.reduce, layout.replicate, wire
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
@@ -143,7 +177,9 @@ class Channels:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
-    def scatter(self, output: torch.Tensor, source: torch.Tensor, priority: int) -> dist.Work:
+    def scatter(
+        self, output: torch.Tensor, source: torch.Tensor, priority: int, label: int
+    ) -> dist.Work:
         """The average of everybody's `source`: this rank's piece."""
         ordered = self._replicate is not None  # what follows in another group follows in this order
         work: dist.Work = hfreduce.reduce_scatter(
@@ -153,13 +189,16 @@ class Channels:
             self._reduce,
             wire=self._wire,
             priority=0 if ordered else priority,
+            label=label,
             async_op=True,
         )
         return work
 
-    def replicate(self, before: dist.Work | None, shard: torch.Tensor, priority: int) -> dist.Work:
+    def replicate(
+        self, before: dist.Work | None, shard: torch.Tensor, priority: int, label: int
+    ) -> dist.Work:
         """The average over the replicas, in place, once `before` is over."""
-        return self._then(before, shard, ReduceOp.AVG, priority)
+        return self._then(before, shard, ReduceOp.AVG, priority, label)
 
     def most(self, mask: torch.Tensor, priority: int) -> dist.Work:
         """The maximum over all ranks, in place."""
@@ -175,7 +214,12 @@ class Channels:
         return self._then(before, mask, ReduceOp.MAX, priority)
 
     def _then(
-        self, before: dist.Work | None, tensor: torch.Tensor, op: Any, priority: int
+        self,
+        before: dist.Work | None,
+        tensor: torch.Tensor,
+        op: Any,
+        priority: int,
+        label: int = 0,
     ) -> dist.Work:
         group = self._replicate
 
@@ -183,7 +227,13 @@ class Channels:
             if before is not None:
                 before.wait()
             work: dist.Work = hfreduce.allreduce(
-                tensor, op, group, wire=self._wire, priority=priority, async_op=True
+                tensor,
+                op,
+                group,
+                wire=self._wire,
+                priority=priority,
+                label=label,
+                async_op=True,
             )
             return work
 

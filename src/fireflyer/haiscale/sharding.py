@@ -31,7 +31,7 @@ from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale import pending, pending_shard
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reducer import FIRST, Times, UnderWay
-from fireflyer.haiscale.sharded_comm import Channels, Gather, Replication, Scatter
+from fireflyer.haiscale.sharded_comm import Channels, Gather, Label, Replication, Scatter
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
 from fireflyer.haiscale.weighing import Weighing
 from fireflyer.log import get_logger
@@ -69,13 +69,14 @@ class Flight:
     """A reduction under way: what pending parameters know of it.
 
     Attributes:
+        trained: when it took off, with their numbers; some may be frozen, and others thawed, since.
         fresh: of each trained parameter, whether it had no gradient before.
         mask: of the same backward, from its end on.
     """
 
     def __init__(self, owner: "Sharding", unit: "Unit", work: dist.Work, fresh: list[bool]) -> None:
         self._owner, self._unit, self._work = owner, unit, work
-        self.fresh = fresh
+        self.trained, self.fresh = unit.trained(), fresh
         self.mask: Mask | None = None
         self.stepping = False
         self._away = True
@@ -88,7 +89,10 @@ class Flight:
         return self._work.is_completed()
 
     def wait(self) -> None:
-        self._work.wait()
+        try:
+            self._work.wait()
+        except CollectiveError as error:
+            raise self._unit.label.named(error) from error.__cause__
         if self._away:
             self._away = False
             self._owner.under_way.end()
@@ -105,10 +109,11 @@ class Unit:
         group: torch's `FSDPParamGroup`.
         first: number of its first parameter among those of all units.
         names: of its parameters.
+        label: its own.
     """
 
-    def __init__(self, group: Any, first: int, names: Sequence[str]) -> None:
-        self.group, self.first, self.names = group, first, list(names)
+    def __init__(self, group: Any, first: int, names: Sequence[str], label: Label) -> None:
+        self.group, self.first, self.names, self.label = group, first, list(names), label
         self.flight: Flight | None = None
         self.watched: set[int] = set()
         self.factor: float | None = None  # by which `fully_shard` divides
@@ -211,8 +216,10 @@ class Sharding:
                 one._unsharded_param.register_post_accumulate_grad_hook(self._reach(number))
 
     def _reach(self, number: int) -> Callable[[torch.Tensor], None]:
+        used = self._used  # not self: collection sees no cycle through a tensor's hooks
+
         def reached(_: torch.Tensor) -> None:
-            self._used[number] = 1
+            used[number] = 1
 
         return reached
 
@@ -239,7 +246,7 @@ class Sharding:
         if self._check_gradients:
             self._check(unit, source)
         group = unit.group
-        work = self._channels.scatter(output, source, self._priority())
+        work = self._channels.scatter(output, source, self._priority(), unit.label.number)
         flight = self._take_off(unit, work)
         if (
             not group._is_hsdp
@@ -264,12 +271,12 @@ class Sharding:
             self._begin(unit)
             if self.weighing is not None:
                 self.weighing.scale(shard)
-            work = self._channels.replicate(None, shard, self._priority())
+            work = self._channels.replicate(None, shard, self._priority(), unit.label.number)
             flight = self._take_off(unit, work)
         else:
             assert unit.flight is not None
-            flight, priority = unit.flight, self._priority()
-            flight.chain(lambda before: self._channels.replicate(before, shard, priority))
+            flight, priority, label = unit.flight, self._priority(), unit.label.number
+            flight.chain(lambda before: self._channels.replicate(before, shard, priority, label))
         self._wait_if_read(unit, flight, shard)
 
     def _begin(self, unit: Unit) -> None:
@@ -349,7 +356,7 @@ class Sharding:
             if flight is None:
                 continue
             flight.mask = mask
-            parameters = [p for _, p in unit.trained()]
+            parameters = [p for _, p in flight.trained]
             if crossing and all(map(pending.can_be, parameters)):
                 pending.defer(parameters, flight)
             else:
@@ -369,7 +376,7 @@ class Sharding:
         if flight is None or flight.mask is None:
             return
         unit.flight = None
-        trained = unit.trained()
+        trained = flight.trained
         pending.restore(p for _, p in trained)
         try:
             self._await(flight)
@@ -393,6 +400,13 @@ class Sharding:
         for unit in self.units:
             self.arrive(unit)
 
+    def stop(self) -> None:
+        """Settles, and lets go of the optimizer."""
+        self.settle()
+        if self._split is not None:
+            self._split.release()
+            self._split = None
+
     def _close_step(self) -> None:
         """The script's `optimizer.step()`."""
         assert self._split is not None
@@ -401,7 +415,7 @@ class Sharding:
             self.settle()  # a step of its own was asked for before
             flights = []
         self._settings = self._split.settings()
-        later = [p for unit in self.units if unit.flight for _, p in unit.trained()]
+        later = [p for unit in self.units if unit.flight for _, p in unit.flight.trained]
         self._apply(self._split.others(later))
         for flight in flights:
             flight.stepping = True

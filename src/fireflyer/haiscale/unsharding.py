@@ -1,4 +1,4 @@
-"""`fully_shard` taken off a module in place, and put on again without values.
+"""`fully_shard` taken off a module in place, put on again without values, and given values.
 
 Parameters keep their old parts until `Seat.fill` gives them new ones. So a layout is exchanged for another
 without a whole parameter anywhere.
@@ -8,7 +8,7 @@ of, where they stand in a module (`STATE_KEY`, `REGISTRY_KEY`, `_module_state_ma
 of an unfinished step, and that a DTensor is at home where its `_local_tensor` and `_spec` say.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from fireflyer.haiscale.mesh import DataLayout
+from fireflyer.haiscale.moments import Moments
+from fireflyer.haiscale.resharding import Mover, Piece
+from fireflyer.haiscale.sharding import Unit
 from fireflyer.haiscale.wrapping import Settings, put_on
 
 Slot = tuple[int, str]
@@ -163,3 +166,41 @@ def _seated(one: Any, former: nn.Parameter | None) -> Seat:
     one.sharded_param = parameter
     one._setattr_on_modules(parameter)
     return Seat(one, parameter)
+
+
+def moved(
+    module: nn.Module,
+    units: Sequence[Unit],
+    seats: Mapping[int, Seat],
+    moments: Sequence[Moments],
+    mover: Mover,
+    values: bool,
+) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    """This rank's new part of each parameter; buffers and optimizers' state move, too. Collective.
+
+    On ranks with good values nothing old is touched.
+    """
+    found = []
+    for one in moments:
+        one.learn(mover, values)
+    for unit in units:
+        own = [(p, seats[id(p)].blank()) for p in unit.parameters]
+        found += own
+        if not values:
+            for _, part in own:
+                part.fill_(float("nan") if part.is_floating_point() else 0)
+            continue
+        mover.move([Piece(len(p), cast(Any, p)._local_tensor, part) for p, part in own])
+        for one in moments:
+            mover.move(one.pieces(unit.names, mover))
+    _make_buffers(module)
+    mover.spread([*module.buffers(), *(t for one in moments for t in one.others(mover))])
+    return found
+
+
+def _make_buffers(module: nn.Module) -> None:
+    """Room for those on the meta device."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device="cpu")

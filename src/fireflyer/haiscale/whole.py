@@ -68,7 +68,15 @@ def clip(
 
     Returns:
         The norm before, a float64 tensor without dimensions, alike on all ranks.
+
+    Raises:
+        ValueError: a negative limit, or a norm_type that is not positive.
     """
+    if not limit >= 0 or not norm_type > 0:
+        raise ValueError(
+            f"clip_grad_norm_(max_norm={limit}, norm_type={norm_type}): max_norm >= 0 and norm_type > 0 "
+            "(or inf) are taken"
+        )
     grads = [cast(DTensor, p.grad).to_local() for p in parameters if p.grad is not None]
     parts = [
         torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in grads if g.numel()

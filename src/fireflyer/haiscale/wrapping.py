@@ -1,6 +1,6 @@
 """How a module is cut into units, its parameters made where they are on the meta device, and sharded."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -9,26 +9,83 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp.wrap import _Policy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, _Policy
 from torch.distributed.tensor import DTensor
 
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.agreement import copy_from_first
+from fireflyer.haiscale.refusals import check_count, given
+from fireflyer.hfreduce import Wire
 
-AutoWrapPolicy = _Policy | Callable[..., bool]
+AutoWrapPolicy = _Policy | Callable[..., bool] | Collection[type[nn.Module]]
 InitFunction = Callable[[nn.Module], object]
 WIRES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def check_settings(
+    *,
+    backlog: int,
+    forward_prefetch: int,
+    backward_prefetch: object,
+    gather_dtype: torch.dtype | None,
+    wire: str | None,
+    mixed_precision: object,
+) -> None:
+    """Raises ConfigError for a value that an argument of `FullyShardedDataParallel` does not take."""
+    check_count("backlog", backlog, 1)
+    check_count("forward_prefetch", forward_prefetch, 0)
+    if not isinstance(backward_prefetch, BackwardPrefetch | None):
+        raise ConfigError(
+            f"backward_prefetch={given(backward_prefetch)}: BackwardPrefetch.BACKWARD_PRE, "
+            "BACKWARD_POST or None is taken"
+        )
+    if gather_dtype not in (None, *WIRES):
+        raise ConfigError(f"gather_dtype={gather_dtype}: use one of {', '.join(map(str, WIRES))}")
+    Wire(wire or "fp32")  # is there such a codec?
+    if not isinstance(mixed_precision, MixedPrecisionPolicy | None):
+        raise ConfigError(
+            f"mixed_precision={given(mixed_precision)}: a torch.distributed.fsdp.MixedPrecisionPolicy is "
+            "taken, e.g. MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32); "
+            "buffers keep their types"
+        )
+
+
+def offloads(cpu_offload: object) -> bool:
+    """What `cpu_offload` asks for; torch's `CPUOffload` says it, too. Raises ConfigError for others."""
+    if isinstance(cpu_offload, CPUOffload):
+        return cpu_offload.offload_params
+    if not isinstance(cpu_offload, bool):
+        raise ConfigError(f"cpu_offload={given(cpu_offload)}: True, False or CPUOffload is taken")
+    return cpu_offload
+
+
+def check_reshard(reshard: object, shards: int) -> None:
+    """
+    Raises:
+        ConfigError: `reshard_after_forward` is neither a bool nor a number that divides the shards.
+    """
+    if isinstance(reshard, bool):
+        return
+    if not isinstance(reshard, int) or reshard < 1 or shards % reshard:
+        raise ConfigError(
+            f"reshard_after_forward={given(reshard)}: True, False or a number that divides the {shards} "
+            "shards is taken"
+        )
 
 
 def units_of(module: nn.Module, policy: AutoWrapPolicy | None) -> list[nn.Module]:
     """The modules that the policy chooses, inner ones first, and `module` itself at the end."""
     if policy is None:
         return [module]
+    if isinstance(policy, set | frozenset | list | tuple) and all(map(_is_kind, policy)):
+        policy = ModuleWrapPolicy(policy)
     if isinstance(policy, _Policy):
         chosen = policy._run_policy(module, set(), {})
         if any(chosen.values()):
@@ -37,8 +94,17 @@ def units_of(module: nn.Module, policy: AutoWrapPolicy | None) -> list[nn.Module
             )
         inner = [part for part in _inner_first(module, set()) if part in chosen]
     else:
+        if not callable(policy) or _is_kind(policy):
+            raise ConfigError(
+                f"auto_wrap_policy={given(policy)}: a policy of torch.distributed.fsdp.wrap is taken, or a "
+                "set of module classes"
+            )
         inner, _ = _by_size(module, policy, set())
     return [part for part in inner if part is not module] + [module]
+
+
+def _is_kind(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def _inner_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
@@ -109,6 +175,12 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise ConfigError(f"{name} is not contiguous: wrap a contiguous copy")
     if parameter.requires_grad and not parameter.dtype.is_floating_point:
         raise ConfigError(f"{name} is {parameter.dtype}: gradients of floating types only")
+    hooks = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+    if any(hooks):
+        raise ConfigError(
+            f"{name} has hooks on its gradient, which wrapping would lose with the parameter: call "
+            "register_post_accumulate_grad_hook on the sharded one"
+        )
 
 
 def _owned(
@@ -163,7 +235,9 @@ def shard(
     sharded: set[nn.Module] = set()
     for unit in units:
         inside = list(_inner_first(unit, set(sharded)))
-        copy_from_first(_materialise(inside, settings.param_init_fn), everyone)
+        made = _materialise(inside, settings.param_init_fn)
+        copy_from_first(made, everyone)
+        _check_values(made, root)
         put_on(unit, mesh, settings, unit is root)
         sharded.update(unit.modules())
 
@@ -212,8 +286,22 @@ def _materialise(modules: Sequence[nn.Module], init: InitFunction | None) -> lis
     return list(made.values())
 
 
+def _check_values(made: Sequence[torch.Tensor], root: nn.Module) -> None:
+    """Raises ConfigError for one without values; on all ranks, since all have the first's by now."""
+    bare = {id(t) for t in made if (t.is_floating_point() or t.is_complex()) and t.isnan().any()}
+    names = [n for n, t in (*root.named_parameters(), *root.named_buffers()) if id(t) in bare]
+    if bare:
+        raise ConfigError(
+            f"{', '.join(names)}: on the meta device, and still without values (NaN) after param_init_fn or "
+            "reset_parameters(): give it some, zeros where a checkpoint follows"
+        )
+
+
 def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory; NaN, where the type has it, until it is given values."""
     whole = torch.empty_like(tensor, device="cpu")
+    if whole.is_floating_point() or whole.is_complex():
+        whole.detach().fill_(float("nan"))
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(whole, tensor.requires_grad)
     return whole

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ProcessGroupHFReduce as ProcessGroupHFReduce,
     )
     from fireflyer.hfreduce.torch import Wire as Wire
+    from fireflyer.hfreduce.torch import all_gather as all_gather
     from fireflyer.hfreduce.torch import allreduce as allreduce
     from fireflyer.hfreduce.torch import empty as empty
     from fireflyer.hfreduce.torch import empty_like as empty_like
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ProcessGroupHFReduce",
     "Wire",
+    "all_gather",
     "allreduce",
     "empty",
     "empty_like",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from fireflyer._native import hfreduce as native
-from fireflyer.errors import ConfigError, FireflyerError
+from fireflyer.errors import ConfigError, FireflyerError, RankFailed
 from fireflyer.hfreduce import devices, flight, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.reform import GRACE_S, join, reform
@@ -321,6 +321,7 @@ class EngineGroup(ProcessGroup):
         finish: Callable[[], None] | None,
         root: int = -1,
         even: bool = True,
+        label: int = 0,
     ) -> Work:
         """A collective that only moves bytes: any dtype."""
         dtype = DTYPES.get(like.dtype, native.DType.UINT8)
@@ -337,6 +338,7 @@ class EngineGroup(ProcessGroup):
             finish,
             like,
             root=root,
+            label=label,
         )
 
     def _submit(
@@ -436,7 +438,12 @@ class EngineGroup(ProcessGroup):
         self._under_way.append(work)
 
     def failed(self, error: BaseException) -> None:
-        """Writes the flight record of a broken group, once."""
+        """Writes the flight record of a broken group, once. In a sub-group, the error of a rank that failed
+        gets its number in the default group."""
+        if isinstance(error, RankFailed):
+            for rank, place in dist.distributed_c10d._world.pg_group_ranks.get(self, {}).items():
+                if place == error.rank != rank:
+                    error.args = (f"{error} (rank {rank} of the default group)",)
         if not self._recorded:
             self._recorded = True
             flight.dump(self._engine, self._rank, self._size, error)

@@ -29,6 +29,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
 from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
+from fireflyer.hfreduce.tensors import address_of
 from fireflyer.hfreduce.torch import empty
 
 Tree = Any  # a rank, or a list of trees: mypy has no finite name for it
@@ -250,11 +251,11 @@ class PlannedHierarchy:
 
         Raises:
             RankFailed: a rank of `group` died or did not join within the timeout. The hierarchy is broken.
-            CollectiveError: another rank gave up, and says why; or the ranks do not call the same thing.
-            TypeError: a sparse tensor, or AVG of integers.
+            CollectiveError: another rank gave up, and says why; the ranks do not call the same thing; or a
+                tensor without memory of its own in strides: sparse, meta, a DTensor.
+            TypeError: AVG of integers.
         """
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"a planned hierarchy reduces dense tensors, not {tensor.layout}")
+        address_of(tensor)
         if op == ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
             raise TypeError(f"AVG has no meaning for {tensor.dtype}")
         if not async_op and (self._last is None or self._last.done()):

@@ -17,6 +17,7 @@ from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.tensors import (
     DTYPES,
     OPS,
+    address_of,
     all_writable,
     buffers_of,
     check_dtypes,
@@ -24,6 +25,7 @@ from fireflyer.hfreduce.tensors import (
     has_meaning,
     listed,
     op_of,
+    readable,
     real,
     will_wait,
     writable,
@@ -35,14 +37,16 @@ from fireflyer.hfreduce.work import OVER, SharedWork, Work
 
 def _dense(tensor: torch.Tensor, written: bool) -> tuple[torch.Tensor, Callable[[], None] | None]:
     """Contiguous memory with the tensor's values; where the call writes it, what brings the result back."""
-    return writable(tensor) if written else (tensor.contiguous(), None)
+    return writable(tensor) if written else (readable(tensor), None)
 
 
 class ProcessGroupHFReduce(EngineGroup):
     """A torch process group over the native engine.
 
     The engine takes dense CPU tensors, and stages those on CUDA devices (`devices`). Tensors that are not
-    contiguous pass through a copy. Inputs are never modified where torch has a separate output.
+    contiguous pass through a copy. Inputs are never modified where torch has a separate output. Tensors
+    without memory of their own in strides (DTensors and other wrappers, meta, sparse but for sums of COO
+    tensors) are refused with a CollectiveError.
 
     Args:
         store: a `torch.distributed` store for exactly this group.
@@ -69,15 +73,17 @@ class ProcessGroupHFReduce(EngineGroup):
     def _allreduce_now(self, tensor: torch.Tensor, opts: Any) -> bool:
         """What small operations are made of: one host, dense memory, a caller who waits. False: not so."""
         dtype = DTYPES.get(tensor.dtype)
-        plain = tensor.layout is torch.strided and tensor.is_contiguous()
-        if devices.seat_of(tensor) is not None or self._between_hosts or dtype is None or not plain:
+        if self._between_hosts or dtype is None or tensor.layout is not torch.strided:
+            return False
+        address = address_of(tensor)
+        if not tensor.is_contiguous() or devices.seat_of(tensor) is not None:
             return False
         op = OPS.get(opts.reduceOp.op)
         if op is None or (op is not native.ReduceOp.SUM and not has_meaning(tensor.dtype, op)):
             return False
         try:
             operation = self._engine.allreduce_now(
-                tensor.data_ptr(), tensor.nbytes, tensor.numel(), dtype, op
+                address, tensor.nbytes, tensor.numel(), dtype, op
             )
         except CollectiveError as error:
             self.failed(error)
@@ -94,9 +100,10 @@ class ProcessGroupHFReduce(EngineGroup):
         priority: int = 0,
         wire: Wire | None = None,
         shared: bool = False,
+        label: int = 0,
     ) -> Work:
         """Allreduce of one tensor; see `hfreduce.allreduce`."""
-        if tensor.layout is not torch.strided:
+        if tensor.layout is torch.sparse_coo:
             return self._reduce_sparse(tensor, op)
         flat, finish = writable(tensor)
         data = real(flat)
@@ -118,6 +125,7 @@ class ProcessGroupHFReduce(EngineGroup):
             op=op,
             priority=priority,
             shared=shared,
+            label=label,
             **options,
         )
         return SharedWork(work, tensor) if shared else work
@@ -187,7 +195,7 @@ class ProcessGroupHFReduce(EngineGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
-        return self._scatter_sums(output, inputs, op_of(opts), will_wait(opts), 0, None)
+        return self._scatter_sums(output, inputs, op_of(opts), will_wait(opts))
 
     def reduce_scatter_pieces(
         self,
@@ -197,9 +205,10 @@ class ProcessGroupHFReduce(EngineGroup):
         inline: bool,
         priority: int,
         wire: Wire | None,
+        label: int,
     ) -> Work:
         """Sums of the equal pieces of `source`, each to its rank; see `hfreduce.reduce_scatter`."""
-        return self._scatter_sums(output, self._split(source), op, inline, priority, wire)
+        return self._scatter_sums(output, self._split(source), op, inline, priority, wire, label)
 
     def _scatter_sums(
         self,
@@ -207,12 +216,13 @@ class ProcessGroupHFReduce(EngineGroup):
         inputs: list[torch.Tensor],
         op: native.ReduceOp,
         inline: bool,
-        priority: int,
-        wire: Wire | None,
+        priority: int = 0,
+        wire: Wire | None = None,
+        label: int = 0,
     ) -> Work:
         flat, finish = writable(output)
         target = real(flat)
-        sources = [real(piece.contiguous()) for piece in inputs]
+        sources = [real(readable(piece)) for piece in inputs]
         self._check_pieces(sources, target)
         check_dtypes(target, sources)
         wire = wire or self.wire
@@ -230,6 +240,7 @@ class ProcessGroupHFReduce(EngineGroup):
             target,
             op=op,
             priority=priority,
+            label=label,
             **options,
         )
 
@@ -271,13 +282,20 @@ class ProcessGroupHFReduce(EngineGroup):
         return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
 
     def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        return self.gather_pieces(output, source, opts)
+
+    def gather_pieces(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None, label: int = 0
+    ) -> Work:
+        """Everybody's `source`, side by side in `output`; `label`: see `hfreduce.allreduce`."""
         flat, finish = writable(output)
         if output.numel() != source.numel() * self._size:
             raise ValueError(
                 f"all_gather: the output needs {self._size} times the {source.numel()} elements of the "
                 f"input, it has {output.numel()}"
             )
-        work = self._gather(native.Kind.ALL_GATHER, self._split(flat), source, opts)
+        pieces = self._split(flat)
+        work = self._gather(native.Kind.ALL_GATHER, pieces, source, opts, label=label)
         return self._finish_with(work, [output], finish)
 
     all_gather_single = all_gather_into_tensor = _allgather_base
@@ -300,6 +318,7 @@ class ProcessGroupHFReduce(EngineGroup):
         source: torch.Tensor,
         opts: Any,
         root: int = -1,
+        label: int = 0,
     ) -> Work:
         if outputs and len(outputs) != self._size:
             raise ValueError(f"expected an output a rank ({self._size}), got {len(outputs)}")
@@ -309,7 +328,7 @@ class ProcessGroupHFReduce(EngineGroup):
                 f"this rank's output has {outputs[self._rank].numel()} elements, its input {source.numel()}"
             )
         targets, finish = all_writable(outputs)
-        flat = source.contiguous()
+        flat = readable(source)
         return self._copy(
             kind,
             buffers_of([flat]),
@@ -320,12 +339,13 @@ class ProcessGroupHFReduce(EngineGroup):
             (flat, targets),
             finish,
             root=root,
+            label=label,
         )
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         opts = opts or dist.ScatterOptions()
         (output,) = listed(outputs)
-        sources = [t.contiguous() for t in inputs[0]] if self._rank == opts.rootRank else []
+        sources = [readable(t) for t in inputs[0]] if self._rank == opts.rootRank else []
         flat, finish = writable(output)
         if sources:
             self._check_pieces(sources, flat)
@@ -347,7 +367,7 @@ class ProcessGroupHFReduce(EngineGroup):
         if len(inputs) != self._size or len(outputs) != self._size:
             raise ValueError(f"all_to_all needs a tensor a rank ({self._size}) on both sides")
         check_dtypes(inputs[0], [*inputs, *outputs])
-        sources = [t.contiguous() for t in inputs]
+        sources = [readable(t) for t in inputs]
         targets, finish = all_writable(list(outputs))
         return self._copy(
             native.Kind.ALL_TO_ALL,
@@ -371,7 +391,7 @@ class ProcessGroupHFReduce(EngineGroup):
     ) -> Work:
         """Splits are rows of the first dimension for each rank; empty: equal ones."""
         flat, finish = writable(output)
-        sources = self._rows(source.contiguous(), input_splits)
+        sources = self._rows(readable(source), input_splits)
         work = self.alltoall(self._rows(flat, output_splits), sources, opts)
         return self._finish_with(work, [output], finish)
 
@@ -387,7 +407,7 @@ class ProcessGroupHFReduce(EngineGroup):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         (tensor,) = listed(tensors)
-        flat = tensor.contiguous().cpu()  # waits for a device that has it
+        flat = readable(tensor).cpu()  # waits for a device that has it
         self._connection.links.ensure([dst], Purpose.POST)
         operation = self._connection.post.send(
             to=dst,
@@ -448,7 +468,7 @@ class ProcessGroupHFReduce(EngineGroup):
             raise ValueError(
                 f"{tensor.numel()} elements cannot be divided among {self._size} ranks"
             )
-        flat = tensor.contiguous().view(-1)
+        flat = readable(tensor).view(-1)
         piece = flat.numel() // self._size
         return [flat[r * piece : (r + 1) * piece] for r in range(self._size)]
 

@@ -7,6 +7,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from fireflyer._native import hfreduce as native
+from fireflyer.errors import CollectiveError
 
 DTYPES = {
     torch.float32: native.DType.FLOAT32,
@@ -83,6 +84,8 @@ def check_dtypes(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
                 f"tensors of one call differ in dtype: {tensor.dtype} and {other.dtype}"
             )
         if other.device != tensor.device:
+            address_of(tensor)
+            address_of(other)
             raise ValueError(
                 f"tensors of one call lie on different devices: {tensor.device} and {other.device}"
             )
@@ -96,8 +99,46 @@ def buffers_of(tensors: Iterable[torch.Tensor]) -> Buffers:
     return [(t.data_ptr(), t.nbytes) for t in tensors]
 
 
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the first element of a tensor lies.
+
+    Raises:
+        CollectiveError: it has no elements in memory of its own, in strides.
+    """
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError as error:  # inside a transformation of torch.func
+            raise _without_memory(tensor) from error
+        if address or not tensor.numel():
+            return address
+    raise _without_memory(tensor)
+
+
+def _without_memory(tensor: torch.Tensor) -> CollectiveError:
+    if tensor.is_meta:
+        what, help_ = "a tensor on the meta device", "give it memory first"
+    elif tensor.layout is not torch.strided or tensor.is_nested:
+        what, help_ = f"a tensor of layout {tensor.layout}", "pass its to_dense(), or its parts"
+    elif hasattr(tensor, "to_local"):
+        what, help_ = f"a {type(tensor).__name__}", "pass its .to_local()"
+    else:
+        what, help_ = f"a {type(tensor).__name__}", "pass the tensors that it is made of"
+    return CollectiveError(
+        f"hfreduce moves what lies in memory of its own, in strides; {what}, {tuple(tensor.shape)}, "
+        f"does not: {help_}"
+    )
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous memory with the tensor's values."""
+    address_of(tensor)
+    return tensor.contiguous()
+
+
 def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
     """Contiguous memory with the tensor's values, and what brings results back to it if it is a copy."""
+    address_of(tensor)
     if tensor.is_contiguous():
         return tensor, None
     flat = tensor.contiguous()
@@ -108,6 +149,7 @@ def writable_on_host(
     tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, Callable[[], None] | None]:
     """The same in host memory, without the values of a tensor that lies elsewhere."""
+    address_of(tensor)
     if tensor.is_cpu:
         return writable(tensor)
     flat = torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer._native import hfreduce as native
@@ -14,7 +15,15 @@ from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
 from fireflyer.hfreduce.tensors import op_named
 from fireflyer.hfreduce.wire import Wire
 
-__all__ = ["ProcessGroupHFReduce", "Wire", "allreduce", "empty", "empty_like", "reduce_scatter"]
+__all__ = [
+    "ProcessGroupHFReduce",
+    "Wire",
+    "all_gather",
+    "allreduce",
+    "empty",
+    "empty_like",
+    "reduce_scatter",
+]
 
 
 def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -52,6 +61,7 @@ def allreduce(
     shared: bool = False,
     wire: str | Wire | None = None,
     priority: int = 0,
+    label: int = 0,
     async_op: bool = False,
 ) -> Any:
     """`torch.distributed.all_reduce`, in place, with what torch has no words for.
@@ -66,6 +76,8 @@ def allreduce(
             the group's `wire`, else the tensor's dtype.
         priority: among asynchronous operations that wait, higher ones run first; alike on all ranks. Such an
             operation can be cancelled while it waits, by `cancel()` of its Work.
+        label: a number of the caller's for what is reduced. Ranks that call with different ones disagree, as
+            with different sizes, before a byte is added.
         async_op: return a Work at once instead of waiting.
 
     Returns:
@@ -75,11 +87,13 @@ def allreduce(
         RankFailed: a rank died or did not join within the timeout.
         CollectiveError: the ranks do not call the same thing, or the group is broken.
         ConfigError: the group is of another backend.
-        ValueError: a priority that is no integer of 32 bits.
+        ValueError: a priority that is no integer of 32 bits, or a label that is none of 64 bits from 0 on.
     """
-    pg = _checked(group, priority, "allreduce")
+    pg = _checked(group, priority, label, "allreduce")
     codec = Wire(wire) if isinstance(wire, str) else wire
-    work = pg.reduce_tensor(tensor, op_named(op), not async_op, priority, codec, bool(shared))
+    work = pg.reduce_tensor(
+        tensor, op_named(op), not async_op, priority, codec, bool(shared), label
+    )
     if async_op:
         return work
     work.wait()
@@ -94,6 +108,7 @@ def reduce_scatter(
     *,
     wire: str | Wire | None = None,
     priority: int = 0,
+    label: int = 0,
     async_op: bool = False,
 ) -> Any:
     """`torch.distributed.reduce_scatter_tensor`, with what torch has no words for.
@@ -101,28 +116,66 @@ def reduce_scatter(
     Args:
         output: takes this rank's piece of the result.
         source: as many equal pieces as ranks; not modified. Both are zero-copy if they came from `empty`.
-        op, group, wire, priority, async_op: as for `allreduce`. A `Wire` with error feedback belongs to one
-            size of `source`.
+        op, group, wire, priority, label, async_op: as for `allreduce`. A `Wire` with error feedback belongs
+            to one size of `source`.
 
     Returns:
         With `async_op` a Work, else None.
 
     Raises:
         RankFailed, CollectiveError, ConfigError: as `allreduce`.
-        ValueError: a priority that is no integer of 32 bits, or sizes that do not fit.
+        ValueError: as `allreduce`, or sizes that do not fit.
     """
-    pg = _checked(group, priority, "reduce_scatter")
+    pg = _checked(group, priority, label, "reduce_scatter")
     codec = Wire(wire) if isinstance(wire, str) else wire
-    work = pg.reduce_scatter_pieces(output, source, op_named(op), not async_op, priority, codec)
+    work = pg.reduce_scatter_pieces(
+        output, source, op_named(op), not async_op, priority, codec, label
+    )
     if async_op:
         return work
     work.wait()
     return None
 
 
-def _checked(group: ProcessGroup | None, priority: int, caller: str) -> ProcessGroupHFReduce:
+def all_gather(
+    output: torch.Tensor,
+    source: torch.Tensor,
+    group: ProcessGroup | None = None,
+    *,
+    label: int = 0,
+    async_op: bool = False,
+) -> Any:
+    """`torch.distributed.all_gather_into_tensor`, with a label.
+
+    Args:
+        output: takes everybody's `source`, side by side.
+        source: of one size on all ranks. Both are zero-copy if they came from `empty`.
+        group, label, async_op: as for `allreduce`.
+
+    Returns:
+        With `async_op` a Work, else None.
+
+    Raises:
+        RankFailed, CollectiveError, ConfigError: as `allreduce`.
+        ValueError: an output that does not fit, or a label as for `allreduce`.
+    """
+    pg = _checked(group, 0, label, "all_gather")
+    opts = AllgatherOptions()
+    opts.asyncOp = async_op
+    work = pg.gather_pieces(output, source, opts, label)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _checked(
+    group: ProcessGroup | None, priority: int, label: int, caller: str
+) -> ProcessGroupHFReduce:
     if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise ValueError(f"priority={priority!r}: not an integer of 32 bits")
+    if not isinstance(label, int) or not 0 <= label < 2**64:
+        raise ValueError(f"label={label!r}: not an integer of 64 bits from 0 on")
     group = group or dist.group.WORLD
     if not isinstance(group, ProcessGroupHFReduce):
         raise ConfigError(f"hfreduce.{caller} needs a process group of backend 'hfreduce'")
