@@ -19,12 +19,13 @@ from torch.optim import Optimizer
 
 from fireflyer import allocator, hfreduce
 from fireflyer.errors import ConfigError, ShardsLost
+from fireflyer.haiscale import pending
 from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first, described
 from fireflyer.haiscale.elastic import Elastic
-from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
-from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times
+from fireflyer.haiscale.facts import Facts, bytes_to_send, refuse_wrapped, wire_bytes
+from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times, let_go
 from fireflyer.haiscale.states import share
-from fireflyer.haiscale.stepping import SplitOptimizer
+from fireflyer.haiscale.stepping import SplitOptimizer, check_holds
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.planned import PlannedHierarchy, Tree
 
@@ -96,6 +97,9 @@ class DistributedDataParallel(nn.Module):
             )
         allocator.follow(os.environ)
         _check_module(module)
+        if optimizer is not None:
+            check_holds(optimizer, module)
+        let_go(module.parameters())
         self.module = module
         self._group = group
         Wire(wire or "fp32")  # is there such a codec?
@@ -104,7 +108,7 @@ class DistributedDataParallel(nn.Module):
         self._times = Times()
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
-        self._at_once = any(map(_reads_behind_python, module.modules()))
+        self._at_once = any(map(pending.reads_behind_python, module.modules()))
         self._elastic: Elastic | None = None
         if elastic:
             if optimizer is None:
@@ -292,14 +296,9 @@ def _same(one: object, other: object) -> bool:
     return one is other
 
 
-def _reads_behind_python(module: nn.Module) -> bool:
-    """Compiled and scripted modules get at values of parameters without a call that could be seen."""
-    compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-    return compiled or isinstance(module, torch.jit.ScriptModule)
-
-
 def _check_module(module: nn.Module) -> None:
     """Raises ConfigError for what cannot be trained so."""
+    refuse_wrapped(module)
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("DistributedDataParallel: no parameter requires a gradient")

@@ -67,6 +67,14 @@ def facts_of(model: nn.Module) -> Facts:
     return model.facts()
 
 
+def refuse_wrapped(module: nn.Module) -> None:
+    """Raises ConfigError for a module that HaiScale has wrapped, or that has such a part."""
+    for name, part in module.named_modules():
+        if isinstance(part, Measurable):
+            place = f"{name} is" if name else "this module is"
+            raise ConfigError(f"{place} a {type(part).__name__} already: wrap its .module")
+
+
 def wire_bytes(dtype: torch.dtype, wire: str | None) -> float:
     """Bytes of an element between hosts; int8 with the scales of its blocks."""
     narrow = dtype.is_floating_point and dtype != torch.float64

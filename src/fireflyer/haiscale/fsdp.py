@@ -14,17 +14,18 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from fireflyer.errors import CollectiveError, ConfigError, WireError
-from fireflyer.haiscale import whole
+from fireflyer.haiscale import pending, whole
 from fireflyer.haiscale.agreement import check_alike, copy_from_first
 from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.elastic_shards import Shards
-from fireflyer.haiscale.facts import Facts
+from fireflyer.haiscale.facts import Facts, refuse_wrapped
 from fireflyer.haiscale.gathering import Gatherer
 from fireflyer.haiscale.mesh import (
     alone,
@@ -42,6 +43,7 @@ from fireflyer.haiscale.resharding import Claim, Mover, Part, Piece, Plan
 from fireflyer.haiscale.sharded_comm import Channels, Gather
 from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
+from fireflyer.haiscale.stepping import check_holds
 from fireflyer.haiscale.unsharding import Seat, put_on_blank, take_off
 from fireflyer.haiscale.wrapping import (
     WIRES,
@@ -166,6 +168,7 @@ class FullyShardedDataParallel(nn.Module):
         if elastic and joins:
             mesh = process_group = None  # those who are there say how everything lies
         _check_settings(backlog, forward_prefetch, gather_dtype, wire)
+        refuse_wrapped(module)
         parts = units_of(module, auto_wrap_policy)
         check_units(module, parts)
         trained = next(p for p in module.parameters() if p.requires_grad)
@@ -173,6 +176,7 @@ class FullyShardedDataParallel(nn.Module):
         settings = Settings(reshard_after_forward, mixed_precision, cpu_offload, param_init_fn)
         self._wires = Wires(wire, gather_dtype)
         self.module = module
+        self._at_once = any(map(pending.reads_behind_python, module.modules()))
         self.times = Times()
         self._parts, self._settings = parts, settings
         self._prefetch = (forward_prefetch, backward_prefetch)
@@ -202,6 +206,8 @@ class FullyShardedDataParallel(nn.Module):
         if joins:
             self._gatherer.closed = "this rank joins: reshard() comes first"
         self.optimizer = None if optimizer is None else _made(optimizer, [*module.parameters()])
+        if self.optimizer is not None:
+            check_holds(self.optimizer, module)
         self._elastic = self._made_elastic(whole_group, redivide, doors)
         if self._elastic is not None:
             self._sharding.weighing = self._elastic.weighing
@@ -240,12 +246,20 @@ class FullyShardedDataParallel(nn.Module):
             connect(unit, self._layout, self._sharding, gather)
         self._gatherer = Gatherer(self.module, self._units, self._sharding, *self._prefetch)
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._before_forward(get_eval_frame_callback() not in (None, False))
+        return self.module(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_forward(self, compiles: bool) -> None:
+        """`compiles`: what is called next is compiled, or runs compiled."""
         self._gatherer.check_open()
         if torch.is_grad_enabled():
             self._sharding.before_forward()
             refuse_unknown(self.module, self._units)
-        return self.module(*args, **kwargs)
+        if self._at_once or compiles:
+            self._sharding.settle()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

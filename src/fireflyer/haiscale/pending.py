@@ -6,7 +6,10 @@ an update is still to change, and what is needed last is waited for last. (ByteS
 the barrier between steps with hooks on modules; those miss a weight used outside its module's forward.)
 """
 
+import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +46,8 @@ _SAFE = {
     *(torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook),
 }
 """What reads neither value nor gradient."""
+_DETACH = torch.Tensor.detach
+_MAKE = nn.Parameter.__new__.__code__
 
 
 class Waits:
@@ -67,7 +72,13 @@ class Waits:
             return None
         for owner in found or list(_owners.values()):
             owner.arrive()
+        if func is _DETACH and _makes_parameter(sys._getframe(1)):
+            return nn.Parameter(_DETACH(args[0]), requires_grad=False)
         return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        owner_of(self).arrive()
+        return copy.deepcopy(self, memo)
 
 
 class Pending(Waits, nn.Parameter):
@@ -86,6 +97,12 @@ def _pending(value: Any) -> Iterator[Waits]:
             yield from _pending(item)
     elif isinstance(value, dict):
         yield from _pending(tuple(value.values()))
+
+
+def _makes_parameter(caller: FrameType) -> bool:
+    """`nn.Parameter(p)` asks for the class of p before p arrives, finds none that it knows, and wants a
+    detached tensor of the class that p has by then."""
+    return caller.f_code is _MAKE and caller.f_locals["cls"] is nn.Parameter
 
 
 def can_be(parameter: nn.Parameter) -> bool:
@@ -114,3 +131,9 @@ def _ordinary(kind: type) -> type:
 def owner_of(parameter: Waits) -> Owner:
     """Whom a pending parameter waits for."""
     return _owners[id(parameter)]
+
+
+def reads_behind_python(module: nn.Module) -> bool:
+    """Compiled and scripted modules get at values of parameters without a call that could be seen."""
+    compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    return compiled or isinstance(module, torch.jit.ScriptModule)
