@@ -9,7 +9,7 @@ the barrier between steps with hooks on modules; those miss a weight used outsid
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +74,8 @@ class Waits:
             owner.arrive()
         if func is _DETACH and _makes_parameter(sys._getframe(1)):
             return nn.Parameter(_DETACH(args[0]), requires_grad=False)
+        if torch._C._get_tracing_state() is not None:
+            return _in_place_of(sys._getframe(1))(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -103,6 +105,18 @@ def _makes_parameter(caller: FrameType) -> bool:
     """`nn.Parameter(p)` asks for the class of p before p arrives, finds none that it knows, and wants a
     detached tensor of the class that p has by then."""
     return caller.f_code is _MAKE and caller.f_locals["cls"] is nn.Parameter
+
+
+def _in_place_of(caller: FrameType) -> Callable[..., Any]:
+    """A tracer notes who calls, and compares with a trace in which nothing is pending."""
+    code = _call.__code__.replace(
+        co_filename=caller.f_code.co_filename, co_firstlineno=caller.f_lineno - 1
+    )
+    return FunctionType(code, {})
+
+
+def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 def can_be(parameter: nn.Parameter) -> bool:
