@@ -59,6 +59,15 @@ def traced(look: Callable[[], None]) -> None:
     assert "aten::add_" not in str(torch.jit.trace(forward, torch.ones(2)).graph)
 
 
+def compiled(look: Callable[[], None]) -> None:
+    def backend(graph: Any, _: Any) -> Any:
+        assert torch.compiler.is_compiling()
+        look()
+        return graph.forward
+
+    torch.compile(torch.sin, backend=backend)(torch.ones(2))
+
+
 def transformed(transform: Callable[..., Any]) -> Callable[..., None]:
     def run(look: Callable[[], None]) -> None:
         def inside(x: torch.Tensor) -> torch.Tensor:
@@ -82,10 +91,12 @@ PLACES: dict[str, Callable[[Callable[[], None]], None]] = {
     "jacrev": transformed(torch.func.jacrev),
     "jacfwd": transformed(torch.func.jacfwd),
     "trace": traced,
+    "compile": compiled,
 }
 
 
 def like_an_optimizer() -> None:
+    assert not torch.compiler.is_compiling()
     weight = torch.tensor([[1.5, 1.0], [1.0, 1.0]])
     weight.add_(weight)
     assert not weight.is_inference()
@@ -223,10 +234,11 @@ def test_crossing_equals_classic(
     assert start_gang(body, 2).results() == [[True, True]] * 2
 
 
-def test_a_compiled_sharded_model(start_gang: Callable[..., Any], store_path: str) -> None:
-    """Compiled code, inside or around, finds parameters that have arrived, and guards that hold."""
+def test_compiled_code(start_gang: Callable[..., Any], store_path: str) -> None:
+    """In a sharded model, around it, or of the same module apart from a replicated one: its parameters have
+    arrived. Guards on them hold, where the wrapper is called."""
 
-    def train(inside: bool = False, outside: bool = False) -> list[torch.Tensor]:
+    def sharded(inside: bool = False, outside: bool = False) -> list[torch.Tensor]:
         net: Any = Net(selective=False).double()
         if inside:
             net.inner = torch.compile(net.inner, backend="eager")
@@ -239,12 +251,29 @@ def test_a_compiled_sharded_model(start_gang: Callable[..., Any], store_path: st
             wrapped.optimizer.step()
         return [*wrapped.state_dict(full=True).values()]
 
+    def apart(crossing: bool) -> list[torch.Tensor]:
+        net = Net(selective=False).double()
+        optimizer = AdamW(net.parameters(), lr=0.05)
+        model = DistributedDataParallel(net, optimizer=optimizer if crossing else None)
+        read = torch.compile(net, backend="eager")
+        values: list[torch.Tensor] = []
+        for step in range(4):
+            optimizer.zero_grad()
+            (model(X.double() + step) ** 2).mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                values.append(read(X.double()))
+        return [*values, *net.parameters()]
+
+    def equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
     def body(rank: int, world: int) -> Any:
         init(store_path, rank, world)
         torch._dynamo.config.recompile_limit = 4
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        expected = train()
-        both = [train(inside=True), train(outside=True)]
-        return [torch.equal(a, b) for got in both for a, b in zip(got, expected, strict=True)]
+        expected = sharded()
+        both = equal(sharded(inside=True), expected), equal(sharded(outside=True), expected)
+        return *both, equal(apart(crossing=True), apart(crossing=False))
 
-    assert start_gang(body, 2).results() == [[True, True] * 2] * 2
+    assert start_gang(body, 2).results() == [(True, True, True)] * 2

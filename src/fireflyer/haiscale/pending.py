@@ -48,6 +48,8 @@ _SAFE = {
 """What reads neither value nor gradient."""
 _DETACH = torch.Tensor.detach
 _MAKE = nn.Parameter.__new__.__code__
+_CALLER = 2
+"""How many frames above `__torch_function__` its caller's is: one is of `torch.compiler.disable`."""
 
 
 class Waits:
@@ -56,6 +58,7 @@ class Waits:
     __slots__ = ()
 
     @classmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler would look for itself
     def __torch_function__(
         cls,
         func: Callable[..., Any],
@@ -72,10 +75,10 @@ class Waits:
             return None
         for owner in found or list(_owners.values()):
             owner.arrive()
-        if func is _DETACH and _makes_parameter(sys._getframe(1)):
+        if func is _DETACH and _makes_parameter(sys._getframe(_CALLER)):
             return nn.Parameter(_DETACH(args[0]), requires_grad=False)
         if torch._C._get_tracing_state() is not None:
-            return _in_place_of(sys._getframe(1))(func, args, kwargs or {})
+            return _in_place_of(sys._getframe(_CALLER))(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -1,9 +1,9 @@
 """Torch's state of a thread as it is at the top of a script.
 
 A deferred step runs wherever somebody looks at a parameter: in a forward under autocast or in inference mode,
-inside `torch.func`, a tracer, or the modes of activation checkpointing. None of that may reach the optimizer:
-`at_rest` puts it aside. The dispatcher's keys are set to those of a new thread, so what is not named here
-is put aside, too.
+inside `torch.func`, a compiler or tracer, or the modes of activation checkpointing. None of that may reach
+the optimizer: `at_rest` puts it aside. The dispatcher's keys are set to those of a new thread, so what is not
+named here is put aside, too.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ def _rests() -> bool:
         torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
         and not _C._len_torch_function_stack()
+        and not torch.compiler.is_compiling()
         and _C._dispatch_tls_local_include_set() == include
         and _C._dispatch_tls_local_exclude_set() == exclude
     )
@@ -60,6 +61,7 @@ def _put_aside() -> Iterator[None]:
         _disable_current_modes(),
         temporarily_clear_interpreter_stack(),
         _no_tracing(),
+        _no_compiling(),
         _no_function_modes(),
         _C._ForceDispatchKeyGuard(*_keys()),
     ):
@@ -77,6 +79,18 @@ def _no_tracing() -> Iterator[None]:
         yield
     finally:
         _C._set_tracing_state(before)
+
+
+@contextlib.contextmanager
+def _no_compiling() -> Iterator[None]:
+    """Optimizers have other arithmetic for compilers, which look at parameters while they compile."""
+    flags: Any = torch.compiler
+    before = flags._is_compiling_flag, flags._is_exporting_flag
+    flags._is_compiling_flag = flags._is_exporting_flag = False
+    try:
+        yield
+    finally:
+        flags._is_compiling_flag, flags._is_exporting_flag = before
 
 
 @contextlib.contextmanager
