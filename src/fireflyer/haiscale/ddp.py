@@ -49,6 +49,7 @@ class DistributedDataParallel(nn.Module):
             group's first rank.
         process_group: of backend "hfreduce"; the default group when None.
         optimizer: of `torch.optim`, or any other that updates each parameter from its own gradient and state.
+            Parameters that it does not have keep their averages, for others to step.
         wire: how gradients travel between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`); as they are
             when None.
         bucket_bytes: gradients are reduced in portions of about this size.
@@ -67,8 +68,9 @@ class DistributedDataParallel(nn.Module):
 
     Raises:
         ConfigError: the group is not of the hfreduce backend, nothing requires a gradient, a module makes
-            sparse gradients, the ranks' models differ, the optimizer cannot be cut in parts, `levels` is no
-            tree of all ranks, or comes with a wire.
+            sparse gradients or is a wrapper, the ranks' models differ, the optimizer cannot be cut in parts,
+            has no parameter of the module or steps for another wrapper, `levels` is no tree of all ranks, or
+            comes with a wire. From `forward`: the module was wrapped again.
         CollectiveError, RankFailed: a reduction failed; raised by `backward`, or by whoever waits.
     """
 
