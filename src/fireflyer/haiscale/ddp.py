@@ -19,13 +19,14 @@ from torch.optim import Optimizer
 
 from fireflyer import allocator, hfreduce
 from fireflyer.errors import ConfigError, ShardsLost
+from fireflyer.haiscale import pending
 from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first, described
 from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
-from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times
+from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times, let_go
 from fireflyer.haiscale.refusals import check_count, check_module, given
 from fireflyer.haiscale.states import share
-from fireflyer.haiscale.stepping import SplitOptimizer
+from fireflyer.haiscale.stepping import SplitOptimizer, check_holds
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.planned import PlannedHierarchy, Tree
 
@@ -49,6 +50,7 @@ class DistributedDataParallel(nn.Module):
             group's first rank.
         process_group: of backend "hfreduce"; the default group when None.
         optimizer: of `torch.optim`, or any other that updates each parameter from its own gradient and state.
+            Parameters that it does not have keep their averages, for others to step.
         wire: how gradients travel between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`); as they are
             when None.
         bucket_bytes: gradients are reduced in portions of about this size.
@@ -67,8 +69,9 @@ class DistributedDataParallel(nn.Module):
 
     Raises:
         ConfigError: the group is not of the hfreduce backend, nothing requires a gradient, a module makes
-            sparse gradients, the ranks' models or arguments differ, the optimizer cannot be cut in parts,
-            `levels` is no tree of all ranks, or comes with a wire.
+            sparse gradients or is a wrapper, the ranks' models or arguments differ, the optimizer cannot be
+            cut in parts, has no parameter of the module or steps for another wrapper, `levels` is no tree of
+            all ranks, or comes with a wire. From `forward`: the module was wrapped again.
         CollectiveError, RankFailed: a reduction failed; raised by `backward`, or by whoever waits.
     """
 
@@ -99,6 +102,9 @@ class DistributedDataParallel(nn.Module):
             )
         allocator.follow(os.environ)
         _check_module(module)
+        if optimizer is not None:
+            check_holds(optimizer, module)
+        let_go(module.parameters())
         self.module = module
         self._group = group
         if not isinstance(optimizer, Optimizer | None):
@@ -124,7 +130,7 @@ class DistributedDataParallel(nn.Module):
         self._times = Times()
         self._optimizer = optimizer
         self._broadcast_buffers = broadcast_buffers
-        self._at_once = any(map(_reads_behind_python, module.modules()))
+        self._at_once = any(map(pending.reads_behind_python, module.modules()))
         self._elastic: Elastic | None = None
         if elastic:
             if optimizer is None:
@@ -309,12 +315,6 @@ def _fill(tensors: Iterable[torch.Tensor], values: Iterable[torch.Tensor]) -> No
 
 def _same(one: object, other: object) -> bool:
     return one is other
-
-
-def _reads_behind_python(module: nn.Module) -> bool:
-    """Compiled and scripted modules get at values of parameters without a call that could be seen."""
-    compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-    return compiled or isinstance(module, torch.jit.ScriptModule)
 
 
 def _check_module(module: nn.Module) -> None:

@@ -57,6 +57,14 @@ class Measurable(Protocol):
         """As they are now; not collective."""
 
 
+@runtime_checkable
+class Wrapper(Measurable, Protocol):
+    """What this package wraps a model in."""
+
+    def settle(self) -> None:
+        """Returns when nothing is under way."""
+
+
 def facts_of(model: nn.Module) -> Facts:
     """Raises ConfigError for a module that is not wrapped by HaiScale."""
     if not isinstance(model, Measurable):
@@ -65,6 +73,14 @@ def facts_of(model: nn.Module) -> Facts:
             "DistributedDataParallel or FullyShardedDataParallel"
         )
     return model.facts()
+
+
+def refuse_wrapped(module: nn.Module) -> None:
+    """Raises ConfigError for a module that HaiScale has wrapped, or that has such a part."""
+    for name, part in module.named_modules():
+        if isinstance(part, Wrapper):
+            place = f"{name} is" if name else "this module is"
+            raise ConfigError(f"{place} a {type(part).__name__} already: wrap its .module")
 
 
 def wire_bytes(dtype: torch.dtype, wire: str | None) -> float:

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from fireflyer.errors import CollectiveError, ConfigError, WireError
-from fireflyer.haiscale import whole
+from fireflyer.haiscale import pending, whole
 from fireflyer.haiscale.agreement import check_alike, copy_from_first
 from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.elastic_shards import Shards
@@ -43,6 +44,7 @@ from fireflyer.haiscale.resharding import Claim, Mover, Part, Plan
 from fireflyer.haiscale.sharded_comm import Channels, Gather, Label
 from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
+from fireflyer.haiscale.stepping import check_holds
 from fireflyer.haiscale.unsharding import Seat, moved, put_on_blank, take_off
 from fireflyer.haiscale.wrapping import (
     AutoWrapPolicy,
@@ -164,30 +166,29 @@ class FullyShardedDataParallel(nn.Module):
         doors: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        whole_group = checked(process_group or dist.group.WORLD) if elastic else None
-        if whole_group is not None and optimizer is None:
-            raise ConfigError("elastic=True needs the optimizer: optimizer=...")
+        whole_group = _elastic_group(process_group, optimizer) if elastic else None
         joins = joins or (whole_group is not None and whole_group.joined)
         if elastic and joins:
             mesh = process_group = None  # those who are there say how everything lies
         check_module(module, type(self).__name__)
-        check_settings(
-            backlog=backlog,
-            forward_prefetch=forward_prefetch,
-            backward_prefetch=backward_prefetch,
-            gather_dtype=gather_dtype,
-            wire=wire,
-            mixed_precision=mixed_precision,
-        )
+        arguments: dict[str, Any] = {
+            "backlog": backlog,
+            "forward_prefetch": forward_prefetch,
+            "backward_prefetch": backward_prefetch,
+            "gather_dtype": gather_dtype,
+            "wire": wire,
+            "mixed_precision": mixed_precision,
+        }
+        check_settings(**arguments)
         parts = units_of(module, auto_wrap_policy)
         check_units(module, parts)
         trained = next(p for p in module.parameters() if p.requires_grad)
         wire = precision_of(mixed_precision, trained.dtype, wire)[1]
-        settings = Settings(
-            reshard_after_forward, mixed_precision, offloads(cpu_offload), param_init_fn
-        )
+        offload = offloads(cpu_offload)
+        settings = Settings(reshard_after_forward, mixed_precision, offload, param_init_fn)
         self._wires = Wires(wire, gather_dtype)
         self.module = module
+        self._at_once = any(map(pending.reads_behind_python, module.modules()))
         self.times = Times()
         self._parts, self._settings = parts, settings
         self._prefetch = (forward_prefetch, backward_prefetch)
@@ -195,21 +196,16 @@ class FullyShardedDataParallel(nn.Module):
             "units": [name for name, part in module.named_modules() if part in parts],
             "optimizer": None if optimizer is None else "given",
             "reshard_after_forward": reshard_after_forward,
-            "backward_prefetch": backward_prefetch,
-            "forward_prefetch": int(forward_prefetch),
-            "mixed_precision": mixed_precision,
-            "wire": wire,
-            "gather_dtype": gather_dtype,
             "cpu_offload": settings.cpu_offload,
-            "backlog": backlog,
             "elastic": elastic,
+            **arguments,
         }
         self._part: Part | None = None
         self._wanted: int | None = None
         self._good, self._discarded = True, False
+        if joins and (mesh is not None or process_group is not None):
+            raise ConfigError("joins=True: the group is told to reshard()")
         if joins:
-            if mesh is not None or process_group is not None:
-                raise ConfigError("joins=True: the group is told to reshard()")
             self._layout = alone()
             self._ranks = _place_in(self._layout.gather)
             put_on_blank(parts, self._layout, settings, ())
@@ -221,11 +217,9 @@ class FullyShardedDataParallel(nn.Module):
         self._connect()
         if joins:
             self._gatherer.closed = "this rank joins: reshard() comes first"
-        self.optimizer = None if optimizer is None else _made(optimizer, [*module.parameters()])
+        self.optimizer = None if optimizer is None else _made(optimizer, module)
         self._elastic = self._made_elastic(whole_group, redivide, doors)
-        if self._elastic is not None:
-            self._sharding.weighing = self._elastic.weighing
-        elif self.optimizer is not None:
+        if self._elastic is None and self.optimizer is not None:
             self._sharding.cross(self.optimizer)
 
     def _shard(
@@ -266,7 +260,9 @@ class FullyShardedDataParallel(nn.Module):
             return None
         assert self.optimizer is not None
         shards = Shards(self, self.optimizer, group)
-        return Elastic(shards, self.optimizer, group, redivide=redivide, doors=doors)
+        elastic = Elastic(shards, self.optimizer, group, redivide=redivide, doors=doors)
+        self._sharding.weighing = elastic.weighing
+        return elastic
 
     @property
     def elastic(self) -> Elastic:
@@ -287,12 +283,20 @@ class FullyShardedDataParallel(nn.Module):
             connect(unit, self._layout, self._sharding, gather)
         self._gatherer = Gatherer(self.module, self._units, self._sharding, *self._prefetch)
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._before_forward(get_eval_frame_callback() not in (None, False))
+        return self.module(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_forward(self, compiles: bool) -> None:
+        """`compiles`: what is called next is compiled, or runs compiled."""
         self._gatherer.check_open()
         if torch.is_grad_enabled():
             self._sharding.before_forward()
             refuse_unknown(self.module, self._units)
-        return self.module(*args, **kwargs)
+        if self._at_once or compiles:
+            self._sharding.settle()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -547,13 +551,23 @@ def _find_units(module: nn.Module, parts: Sequence[Any]) -> list[Unit]:
     return units
 
 
-def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+def _elastic_group(
+    process_group: ProcessGroup | None, optimizer: MakeOptimizer | None
+) -> ProcessGroupHFReduce:
+    """Of all ranks of an elastic model."""
+    if optimizer is None:
+        raise ConfigError("elastic=True needs the optimizer: optimizer=...")
+    return checked(process_group or dist.group.WORLD)
+
+
+def _made(make: MakeOptimizer, module: nn.Module) -> Optimizer:
     if not callable(make) or isinstance(make, Optimizer):
         raise ConfigError(
             "optimizer= takes a function from sharded parameters to an optimizer, e.g. "
             "functools.partial(AdamW, lr=1e-3): parameters are replaced by wrapping"
         )
-    made = make(parameters)
+    made = make([*module.parameters()])
     if not isinstance(made, Optimizer):
         raise ConfigError(f"optimizer= made a {type(made).__name__}, not a torch optimizer")
+    check_holds(made, module)
     return made

@@ -6,7 +6,10 @@ an update is still to change, and what is needed last is waited for last. (ByteS
 the barrier between steps with hooks on modules; those miss a weight used outside its module's forward.)
 """
 
+import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +46,10 @@ _SAFE = {
     *(torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook),
 }
 """What reads neither value nor gradient."""
+_DETACH = torch.Tensor.detach
+_MAKE = nn.Parameter.__new__.__code__
+_CALLER = 2
+"""How many frames above `__torch_function__` its caller's is: one is of `torch.compiler.disable`."""
 
 
 class Waits:
@@ -51,6 +58,7 @@ class Waits:
     __slots__ = ()
 
     @classmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiler would look for itself
     def __torch_function__(
         cls,
         func: Callable[..., Any],
@@ -67,7 +75,15 @@ class Waits:
             return None
         for owner in found or list(_owners.values()):
             owner.arrive()
+        if func is _DETACH and _makes_parameter(sys._getframe(_CALLER)):
+            return nn.Parameter(_DETACH(args[0]), requires_grad=False)
+        if torch._C._get_tracing_state() is not None:
+            return _in_place_of(sys._getframe(_CALLER))(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        owner_of(self).arrive()
+        return copy.deepcopy(self, memo)
 
 
 class Pending(Waits, nn.Parameter):
@@ -86,6 +102,24 @@ def _pending(value: Any) -> Iterator[Waits]:
             yield from _pending(item)
     elif isinstance(value, dict):
         yield from _pending(tuple(value.values()))
+
+
+def _makes_parameter(caller: FrameType) -> bool:
+    """`nn.Parameter(p)` asks for the class of p before p arrives, finds none that it knows, and wants a
+    detached tensor of the class that p has by then."""
+    return caller.f_code is _MAKE and caller.f_locals["cls"] is nn.Parameter
+
+
+def _in_place_of(caller: FrameType) -> Callable[..., Any]:
+    """A tracer notes who calls, and compares with a trace in which nothing is pending."""
+    code = _call.__code__.replace(
+        co_filename=caller.f_code.co_filename, co_firstlineno=caller.f_lineno - 1
+    )
+    return FunctionType(code, {})
+
+
+def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 def can_be(parameter: nn.Parameter) -> bool:
@@ -114,3 +148,9 @@ def _ordinary(kind: type) -> type:
 def owner_of(parameter: Waits) -> Owner:
     """Whom a pending parameter waits for."""
     return _owners[id(parameter)]
+
+
+def reads_behind_python(module: nn.Module) -> bool:
+    """Compiled and scripted modules get at values of parameters without a call that could be seen."""
+    compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    return compiled or isinstance(module, torch.jit.ScriptModule)

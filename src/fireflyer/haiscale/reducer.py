@@ -12,7 +12,7 @@ autograd of CPU modules runs hooks in the thread that called backward.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,10 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup, ReduceOp
 
 from fireflyer import hfreduce
-from fireflyer.errors import CollectiveError
+from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale import pending
 from fireflyer.haiscale.buckets import Bucket, plan
+from fireflyer.haiscale.resting import at_rest
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
 from fireflyer.haiscale.weighing import Weighing
 from fireflyer.hfreduce.planned import PlannedHierarchy
@@ -92,8 +93,37 @@ class Flight:
         self._reducer, self._bucket = reducer, bucket
         self.stepping = False
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return self._bucket.parameters
+
     def arrive(self) -> None:
         self._reducer.arrive(self._bucket)
+
+
+class Ready:
+    """What a parameter calls when its gradient is there."""
+
+    def __init__(self, reducer: "Reducer", index: int) -> None:
+        self.reducer, self._index = reducer, index
+
+    def __call__(self, _: torch.Tensor) -> None:
+        self.reducer.ready(self._index)
+
+
+def let_go(parameters: Iterable[nn.Parameter]) -> None:
+    """Ends the reducers of earlier wrappers of these parameters; a step that was asked for is done first."""
+    hooks = [
+        hook
+        for parameter in parameters
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+    ]
+    for reducer in dict.fromkeys(hook.reducer for hook in hooks if isinstance(hook, Ready)):
+        reducer.replaced = True
+        if reducer.in_backward:
+            reducer.abandon()
+        else:
+            reducer.stop()
 
 
 class Reducer:
@@ -103,6 +133,9 @@ class Reducer:
         named: the parameters that require gradients, by name, in the model's order.
         times: it adds to them.
         weighing: of ranks with unequal parts of a batch; its tail rides on the mask.
+
+    Attributes:
+        replaced: the parameters have another reducer.
     """
 
     def __init__(
@@ -115,9 +148,10 @@ class Reducer:
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
+        self._known = {id(parameter) for parameter in self.parameters}
         self.group, self.options = group, options
         self.times = times
-        self.synchronise = True
+        self.synchronise, self.replaced = True, False
         self.after_backward: Callable[[], None] = lambda: None
         self.in_backward = False
         self._observed: list[int] | None = []  # until the buckets have been laid out anew
@@ -135,18 +169,22 @@ class Reducer:
         self._under_way = UnderWay(times)
         self._lay_out(list(reversed(range(len(named)))))
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            parameter.register_post_accumulate_grad_hook(Ready(self, index))
             for index, parameter in enumerate(self.parameters)
         ]
 
     def cross(
         self, split: Callable[[Callable[[], None], Callable[[], None]], SplitOptimizer]
     ) -> None:
-        """From now on buckets are waited for, and stepped, when somebody looks at them."""
+        """From now on buckets are waited for when somebody looks at them, and the optimizer's stepped."""
         self._split = split(self._close_step, self.settle)
+        if not self._split.held().issuperset(map(id, self.parameters)):
+            self._lay_out(list(reversed(range(len(self.parameters)))))
 
     def _lay_out(self, order: Sequence[int]) -> None:
-        kinds = [(p.dtype, p.device) for p in self.parameters]
+        """A bucket is the optimizer's, or nobody's."""
+        held = self._split.held() if self._split is not None else ()
+        kinds = [(p.dtype, p.device, id(p) in held) for p in self.parameters]
         sizes = [p.nbytes for p in self.parameters]
         cuts = plan(sizes, kinds, order, self.options.bucket_bytes)
         self.buckets = [
@@ -161,6 +199,8 @@ class Reducer:
 
     def before_forward(self) -> None:
         """Once after the first backward: buckets in the order in which rank 0 saw gradients become ready."""
+        if self.replaced:
+            raise ConfigError("the module was wrapped again: train by the newer wrapper")
         if self.in_backward:
             raise CollectiveError(
                 "an earlier backward failed half way and the ranks may disagree: end this process group"
@@ -176,18 +216,36 @@ class Reducer:
 
     # Backward
 
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(_: torch.Tensor) -> None:
-            if self.synchronise:
-                self._ready(index)
+    def ready(self, index: int) -> None:
+        """A gradient has been accumulated."""
+        if self._flights:
+            self._join(index)
+        if self.synchronise:
+            self._ready(index)
 
-        return gradient_is_ready
+    def _join(self, index: int) -> None:
+        """Nobody has looked since the last backward, not even a forward: autograd has put this gradient where
+        that of the last backward will arrive. It is added to that."""
+        bucket, _ = self._place[index]
+        if bucket.number not in self._flights:
+            return
+        parameter = self.parameters[index]
+        with torch._C.DisableTorchFunctionSubclass():
+            fresh, parameter.grad = parameter.grad, None
+        self.arrive(bucket)
+        arrived: torch.Tensor | None = parameter.grad
+        if arrived is None:
+            parameter.grad = fresh
+        elif fresh is not None:
+            arrived.detach().add_(fresh.detach())
 
     def _begin_backward(self) -> None:
         self.settle()
         if self._weighing is not None:
             self._weighing.open()
         self._used[:] = bytes(len(self._used))
+        if self._observed is not None:
+            self._observed.clear()  # a graph can be gone through twice before the next forward
         self._next = 0
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
@@ -308,6 +366,12 @@ class Reducer:
         pending.restore(bucket.parameters)
         if bucket.work is None:
             return
+        with at_rest():
+            self._land(bucket)
+            if flight is not None and flight.stepping:
+                self._step(bucket.parameters)
+
+    def _land(self, bucket: Bucket) -> None:
         begun = self.times.clock()
         if self._mask_work is not None:
             self._mask_work.wait()
@@ -317,6 +381,7 @@ class Reducer:
             if self._weighing is not None:
                 self._weighing.read(told[len(self._used) :])
         work, bucket.work = bucket.work, None
+        assert work is not None
         work.wait()
         self.times.exposed_s += self.times.clock() - begun
         self._under_way.end()
@@ -326,8 +391,6 @@ class Reducer:
             bucket.parameters, bucket.views, bucket.indexes, strict=True
         ):
             parameter.grad = view if self._reached[index] else None
-        if flight is not None and flight.stepping:
-            self._step(bucket.parameters)
 
     def settle(self) -> None:
         """Nothing is under way any more."""
@@ -340,21 +403,17 @@ class Reducer:
         if any(flight.stepping for flight in self._flights.values()):
             self.settle()  # a step of its own was asked for before
         self._settings = self._split.settings()
-        away = [self.buckets[number] for number in self._flights]
-        self._step_now(away)
-        for flight in self._flights.values():
+        later = self._split.later(list(self._flights.values()))
+        self._step(self._split.others(p for flight in later for p in flight.parameters))
+        for flight in later:
             flight.stepping = True
 
-    def _step_now(self, away: Sequence[Bucket]) -> None:
-        """What is not under way: classic buckets, those already looked at, and what is not reduced at all."""
-        assert self._split is not None
-        later = [p for bucket in away for p in bucket.parameters]
-        self._apply(self._split.others(later))
-
     def _step(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Those that are not reduced here keep their gradients."""
         self._apply(parameters)
         for parameter in parameters:
-            parameter.grad = None
+            if id(parameter) in self._known:
+                parameter.grad = None
 
     def _apply(self, parameters: Sequence[nn.Parameter]) -> None:
         assert self._split is not None

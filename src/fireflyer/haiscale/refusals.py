@@ -6,6 +6,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fireflyer.errors import ConfigError
+from fireflyer.haiscale.facts import refuse_wrapped
 
 _ROWS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -16,11 +17,12 @@ def check_module(module: nn.Module, wrapper: str) -> None:
         wrapper: its name, for the error.
 
     Raises:
-        ConfigError: no module, or one that is already sharded, makes sparse gradients, or writes parameters
-            in its forward.
+        ConfigError: no module, or one that is already wrapped or sharded, makes sparse gradients, or writes
+            parameters in its forward.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{wrapper} takes a torch.nn.Module, not {given(module)}")
+    refuse_wrapped(module)
     for name, kind in _sharded(module):
         raise ConfigError(
             f"{wrapper}: {name} is already sharded ({kind}): wrap a module with plain parameters, once"

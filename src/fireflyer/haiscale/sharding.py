@@ -31,6 +31,7 @@ from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale import pending, pending_shard
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reducer import FIRST, Times, UnderWay
+from fireflyer.haiscale.resting import at_rest
 from fireflyer.haiscale.sharded_comm import Channels, Gather, Label, Replication, Scatter
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
 from fireflyer.haiscale.weighing import Weighing
@@ -81,6 +82,10 @@ class Flight:
         self.stepping = False
         self._away = True
         owner.under_way.begin()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for _, p in self.trained]
 
     def arrive(self) -> None:
         self._owner.arrive(self._unit)
@@ -375,13 +380,17 @@ class Sharding:
         flight = unit.flight
         if flight is None or flight.mask is None:
             return
+        with at_rest():
+            self._land(unit, flight, flight.mask)
+
+    def _land(self, unit: Unit, flight: Flight, mask: Mask) -> None:
         unit.flight = None
         trained = flight.trained
         pending.restore(p for _, p in trained)
         try:
             self._await(flight)
             begun = self.times.clock()
-            reached = flight.mask.reached()
+            reached = mask.reached()
         except BaseException:
             self._torn = self._torn or flight.stepping
             raise
@@ -410,14 +419,12 @@ class Sharding:
     def _close_step(self) -> None:
         """The script's `optimizer.step()`."""
         assert self._split is not None
-        flights = [unit.flight for unit in self.units if unit.flight is not None]
-        if any(flight.stepping for flight in flights):
+        if any(unit.flight.stepping for unit in self.units if unit.flight is not None):
             self.settle()  # a step of its own was asked for before
-            flights = []
         self._settings = self._split.settings()
-        later = [p for unit in self.units if unit.flight for _, p in unit.flight.trained]
-        self._apply(self._split.others(later))
-        for flight in flights:
+        later = self._split.later([one.flight for one in self.units if one.flight is not None])
+        self._step(self._split.others(p for flight in later for p in flight.parameters))
+        for flight in later:
             flight.stepping = True
 
     def _step(self, parameters: Sequence[nn.Parameter]) -> None:
