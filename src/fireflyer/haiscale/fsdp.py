@@ -171,7 +171,7 @@ class FullyShardedDataParallel(nn.Module):
         if elastic and joins:
             mesh = process_group = None  # those who are there say how everything lies
         check_module(module, type(self).__name__)
-        check_settings(
+        alike = check_settings(
             backlog=backlog,
             forward_prefetch=forward_prefetch,
             backward_prefetch=backward_prefetch,
@@ -195,14 +195,9 @@ class FullyShardedDataParallel(nn.Module):
             "units": [name for name, part in module.named_modules() if part in parts],
             "optimizer": None if optimizer is None else "given",
             "reshard_after_forward": reshard_after_forward,
-            "backward_prefetch": backward_prefetch,
-            "forward_prefetch": int(forward_prefetch),
-            "mixed_precision": mixed_precision,
-            "wire": wire,
-            "gather_dtype": gather_dtype,
             "cpu_offload": settings.cpu_offload,
-            "backlog": backlog,
             "elastic": elastic,
+            **alike,
         }
         self._part: Part | None = None
         self._wanted: int | None = None
@@ -221,12 +216,7 @@ class FullyShardedDataParallel(nn.Module):
         self._connect()
         if joins:
             self._gatherer.closed = "this rank joins: reshard() comes first"
-        self.optimizer = None if optimizer is None else _made(optimizer, [*module.parameters()])
-        self._elastic = self._made_elastic(whole_group, redivide, doors)
-        if self._elastic is not None:
-            self._sharding.weighing = self._elastic.weighing
-        elif self.optimizer is not None:
-            self._sharding.cross(self.optimizer)
+        self._take_optimizer(optimizer, whole_group, redivide, doors)
 
     def _shard(
         self, mesh: DeviceMesh | None, process_group: ProcessGroup | None, copies: bool
@@ -252,6 +242,21 @@ class FullyShardedDataParallel(nn.Module):
                 copy_from_first(_present(module), everyone)
             shard(self._parts, self._layout.mesh, everyone, settings)
         self._part = Part.of(self._layout)
+
+    def _take_optimizer(
+        self,
+        make: MakeOptimizer | None,
+        group: ProcessGroupHFReduce | None,
+        redivide: Callable[[int, int], object] | None,
+        doors: str | os.PathLike[str] | None,
+    ) -> None:
+        """Makes it, for elastic steps or to be stepped unit by unit. `group`: see `_made_elastic`."""
+        self.optimizer = None if make is None else _made(make, [*self.module.parameters()])
+        self._elastic = self._made_elastic(group, redivide, doors)
+        if self._elastic is not None:
+            self._sharding.weighing = self._elastic.weighing
+        elif self.optimizer is not None:
+            self._sharding.cross(self.optimizer)
 
     def _made_elastic(
         self,
