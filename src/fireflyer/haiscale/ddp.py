@@ -102,17 +102,17 @@ class DistributedDataParallel(nn.Module):
             )
         allocator.follow(os.environ)
         _check_module(module)
-        if optimizer is not None:
-            check_holds(optimizer, module)
-        let_go(module.parameters())
-        self.module = module
-        self._group = group
         if not isinstance(optimizer, Optimizer | None):
             raise ConfigError(
                 f"optimizer={given(optimizer)}: an optimizer on the module's parameters is taken"
             )
+        if optimizer is not None:
+            check_holds(optimizer, module)
         check_count("bucket_bytes", bucket_bytes, 1)
         Wire(wire or "fp32")  # is there such a codec?
+        let_go(module.parameters())
+        self.module = module
+        self._group = group
         self._alike = {
             "optimizer": None if optimizer is None else type(optimizer).__name__,
             "wire": wire,

@@ -171,15 +171,14 @@ class FullyShardedDataParallel(nn.Module):
         if elastic and joins:
             mesh = process_group = None  # those who are there say how everything lies
         check_module(module, type(self).__name__)
-        arguments: dict[str, Any] = {
-            "backlog": backlog,
-            "forward_prefetch": forward_prefetch,
-            "backward_prefetch": backward_prefetch,
-            "gather_dtype": gather_dtype,
-            "wire": wire,
-            "mixed_precision": mixed_precision,
-        }
-        check_settings(**arguments)
+        alike = check_settings(
+            backlog=backlog,
+            forward_prefetch=forward_prefetch,
+            backward_prefetch=backward_prefetch,
+            gather_dtype=gather_dtype,
+            wire=wire,
+            mixed_precision=mixed_precision,
+        )
         parts = units_of(module, auto_wrap_policy)
         check_units(module, parts)
         trained = next(p for p in module.parameters() if p.requires_grad)
@@ -198,7 +197,7 @@ class FullyShardedDataParallel(nn.Module):
             "reshard_after_forward": reshard_after_forward,
             "cpu_offload": settings.cpu_offload,
             "elastic": elastic,
-            **arguments,
+            **alike,
         }
         self._part: Part | None = None
         self._wanted: int | None = None
@@ -217,10 +216,7 @@ class FullyShardedDataParallel(nn.Module):
         self._connect()
         if joins:
             self._gatherer.closed = "this rank joins: reshard() comes first"
-        self.optimizer = None if optimizer is None else _made(optimizer, module)
-        self._elastic = self._made_elastic(whole_group, redivide, doors)
-        if self._elastic is None and self.optimizer is not None:
-            self._sharding.cross(self.optimizer)
+        self._take_optimizer(optimizer, whole_group, redivide, doors)
 
     def _shard(
         self, mesh: DeviceMesh | None, process_group: ProcessGroup | None, copies: bool
@@ -247,6 +243,21 @@ class FullyShardedDataParallel(nn.Module):
             shard(self._parts, self._layout.mesh, everyone, settings)
         self._part = Part.of(self._layout)
 
+    def _take_optimizer(
+        self,
+        make: MakeOptimizer | None,
+        group: ProcessGroupHFReduce | None,
+        redivide: Callable[[int, int], object] | None,
+        doors: str | os.PathLike[str] | None,
+    ) -> None:
+        """Makes it, for elastic steps or to be stepped unit by unit. `group`: see `_made_elastic`."""
+        self.optimizer = None if make is None else _made(make, self.module)
+        self._elastic = self._made_elastic(group, redivide, doors)
+        if self._elastic is not None:
+            self._sharding.weighing = self._elastic.weighing
+        elif self.optimizer is not None:
+            self._sharding.cross(self.optimizer)
+
     def _made_elastic(
         self,
         group: ProcessGroupHFReduce | None,
@@ -260,9 +271,7 @@ class FullyShardedDataParallel(nn.Module):
             return None
         assert self.optimizer is not None
         shards = Shards(self, self.optimizer, group)
-        elastic = Elastic(shards, self.optimizer, group, redivide=redivide, doors=doors)
-        self._sharding.weighing = elastic.weighing
-        return elastic
+        return Elastic(shards, self.optimizer, group, redivide=redivide, doors=doors)
 
     @property
     def elastic(self) -> Elastic:

@@ -37,8 +37,12 @@ def check_settings(
     gather_dtype: torch.dtype | None,
     wire: str | None,
     mixed_precision: object,
-) -> None:
-    """Raises ConfigError for a value that an argument of `FullyShardedDataParallel` does not take."""
+) -> dict[str, object]:
+    """Arguments of `FullyShardedDataParallel`, which must be alike on all ranks.
+
+    Raises:
+        ConfigError: a value that one does not take.
+    """
     check_count("backlog", backlog, 1)
     check_count("forward_prefetch", forward_prefetch, 0)
     if not isinstance(backward_prefetch, BackwardPrefetch | None):
@@ -55,6 +59,14 @@ def check_settings(
             "taken, e.g. MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32); "
             "buffers keep their types"
         )
+    return {
+        "backlog": backlog,
+        "forward_prefetch": int(forward_prefetch),
+        "backward_prefetch": backward_prefetch,
+        "gather_dtype": gather_dtype,
+        "wire": wire,
+        "mixed_precision": mixed_precision,
+    }
 
 
 def offloads(cpu_offload: object) -> bool:
