@@ -261,8 +261,10 @@ class Cluster:
 
     def heal(self) -> None:
         """Waits until all serve, the clients are done and the disks were read through."""
-        world, mended = self.world, self.world.now
+        world, mended, habits = self.world, self.world.now, self.profile.habits
         bound = mended + self.profile.times.recovery_wait_s + 30.0
+        if self.profile.beyond:  # each operation on what is damaged everywhere may last that long
+            bound += habits.operations * (habits.deadline + habits.pause)
         since, version = mended, 0
         while complaint := next(self.complaints(since), ""):
             if self.chain.version != version:

@@ -351,5 +351,5 @@ class StorageProcess(Node):
         for inode, index, version, *_ in self.store.page(None, 1000):
             whole, status = self.contents_of(ChunkId(inode, index), version, as_is=False)
             assert status in (Status.ok, Status.corrupt), f"{self.name}: {index}: {status}"
-            found[index] = (version, whole.data if whole is not None else None)
+            found[index] = (version, whole.data if whole and status is Status.ok else None)
         return found
