@@ -1,5 +1,6 @@
 """Sessions, orphans, expiry, stripes, layouts, batches, idempotency: what the service promises over time."""
 
+import errno
 import os
 import signal
 import threading
@@ -342,3 +343,16 @@ def test_new_files_use_the_newest_table_and_no_more_chains_than_it_has(cluster: 
     assert layout(b"wide") == (3, 16)
     cluster.service.use_table(7, 9, 1)
     assert layout(b"same") == (3, 16)
+
+
+def test_a_refusal_is_kept_with_a_path_that_is_no_text(cluster: Cluster) -> None:
+    paths = [b"no\x84where/d", b"\xff" * 256]
+    calls = [
+        Request(ROOT, 1, m.MakeDirectory(1, path), n + 1, 0, again=True)
+        for n, path in enumerate(paths)
+    ]
+    first: list[Any] = cluster.service.answer_many(calls)
+    assert [answer.errno for answer in first] == [errno.ENOENT, errno.ENAMETOOLONG]
+    again: list[Any] = cluster.service.answer_many(calls)
+    assert [answer.fields() for answer in again] == [answer.fields() for answer in first]
+    assert [answer.fields()["path"] for answer in first] == paths

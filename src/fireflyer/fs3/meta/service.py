@@ -4,6 +4,7 @@ Thread contract: `execute` and `execute_many` from any thread; requests given to
 Invariants: nothing is answered before it is durable; an inode number is given once, for ever.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -123,14 +124,15 @@ REFUSED = b"\xc1"  # begins no msgpack: a recorded refusal follows
 def _refusal(error: FireflyerError) -> bytes:
     """What a refused request leaves."""
     if isinstance(error, FileError):
-        return REFUSED + encode((error.errno or 0, error.filename))
+        path = os.fsencode(error.filename or "")  # a name need not be UTF-8
+        return REFUSED + encode((error.errno or 0, path, error.detail))
     raise error
 
 
 def _recorded(record: bytes) -> msgspec.Raw | FireflyerError:
     """The answer in a record, still encoded."""
     if record.startswith(REFUSED):
-        return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, str]))
+        return FileError(*msgspec.msgpack.decode(record[1:], type=tuple[int, bytes, str]))
     return msgspec.Raw(record)
 
 
