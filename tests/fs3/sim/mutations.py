@@ -250,16 +250,16 @@ MUTANTS = (
     Mutant(
         "a read does not wait for what is pending",
         REPLICA + "reads.cpp",
-        "  if (chunk.pending == 0) {\n    serve_parked(*found);\n",
+        "  if (chunk.pending == 0) {\n    serve_parked(place);\n",
         "  if (chunk.pending != 0 && !chunk.removes) {\n    chunk.reads.pop_back();\n"
         "    act(ServeRead{read.op, read.chunk, chunk.pending});\n"
-        "  } else if (true) {\n    serve_parked(*found);\n",
+        "  } else if (true) {\n    serve_parked(place);\n",
     ),
     Mutant(
         "a read needs no lease",
         REPLICA + "reads.cpp",
-        "if (!serving() || !leased() || read.chain_version != chain_) {",
-        "if (!serving() || read.chain_version != chain_) {",
+        "if (!serving() || !leased() || chain_version != chain_) return Glance::refuse;",
+        "if (!serving() || chain_version != chain_) return Glance::refuse;",
         ("leases",),
     ),
     Mutant(

@@ -2,8 +2,10 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.fs3.sim.mutations import MUTANTS, Mutant
 from tests.fs3.sim.profiles import FAMILIES, KINDS, Profile
 from tests.fs3.sim.simulate import HISTORIES, Result, chunk_history, history, many
 
@@ -49,3 +51,10 @@ def test_a_process_that_dies_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
     )
     failed = [result for result in many("chunks", range(3, 6), PROCESSES) if result.error]
     assert [result.seed for result in failed] == [4]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_rule_of_each_mutant_is_where_it_says(mutant: Mutant) -> None:
+    """So that `make sim-mutants` finds it."""
+    root = Path(__file__).parents[3]
+    assert (root / mutant.file).read_text().count(mutant.old) == 1
