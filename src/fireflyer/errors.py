@@ -22,6 +22,7 @@
     │   ├── VersionExists      the version is published, or was once
     │   └── AccessDenied       it is not for this user
     ├── TaskError              the platform refuses or cannot do what was asked of a task
+    ├── WorkspaceError         a workspace or environment that cannot be shipped, taken in or made
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay
@@ -252,6 +253,10 @@ class AccessDenied(DatasetError):
 
 class TaskError(FireflyerError):
     """The platform refuses, or cannot do, what was asked of a task."""
+
+
+class WorkspaceError(FireflyerError):
+    """A workspace or an environment cannot be shipped, taken in or made."""
 
 
 class LabError(FireflyerError):

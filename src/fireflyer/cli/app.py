@@ -11,6 +11,15 @@ from fireflyer.cli.config import config
 from fireflyer.cli.fs import fs
 from fireflyer.cli.handing import hand_over
 from fireflyer.cli.record import record
+from fireflyer.cli.running_options import (
+    LimitOption,
+    NodesOption,
+    RanksOption,
+    RehearseOption,
+    VenvLockOption,
+    WorkspaceOption,
+)
+from fireflyer.cli.workspace import workspace as workspaces
 from fireflyer.program import in_one_line
 
 app = typer.Typer(
@@ -26,6 +35,7 @@ app = typer.Typer(
   fireflyer demo                        train a model, lose a worker, carry on
   fireflyer run train.py --lr 0.1       run a script as a task and follow it
   fireflyer run --nodes 2 -d train.py   two nodes, in the background
+  fireflyer run --workspace . train.py  ship the folder, run in the copy
   fireflyer ps                          what runs and what waits
   fireflyer logs -f t1                  follow a task's output
   fireflyer record pack photos/ -o p.ffr  a folder as one record file
@@ -129,8 +139,8 @@ def run(
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Nodes.")] = 1,
-    ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, help="Ranks on each node.")] = 1,
+    nodes: NodesOption = None,
+    ranks: RanksOption = None,
     name: Annotated[str, typer.Option(help="Name for people; default: the script's.")] = "",
     env: Annotated[
         list[str] | None,
@@ -155,6 +165,10 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Time to save and leave on stop.")
     ] = 30.0,
+    workspace: WorkspaceOption = None,
+    workspace_limit: LimitOption = 256,
+    venv_lock: VenvLockOption = None,
+    rehearse: RehearseOption = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the task's id and return.")
     ] = False,
@@ -180,10 +194,15 @@ def run(
     from fireflyer.cli.running import Launch, launch
 
     request = Launch(
-        script=script, args=tuple(args or ()), nodes=nodes, ranks=ranks, name=name,
+        script=script, args=tuple(args or ()), nodes=nodes or 1, ranks=ranks or 1, name=name,
         env=tuple(env or ()), start=start, max_restarts=max_restarts, elastic=elastic,
-        grace_s=grace,
+        grace_s=grace, workspace=workspace, workspace_limit=workspace_limit << 20, venv_lock=venv_lock,
     )  # fmt: skip
+    if rehearse is not None:
+        from fireflyer.cli.rehearsing import rehearsed
+
+        shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
+        raise typer.Exit(rehearsed(request, home, rehearse, shaped=bool(nodes or ranks), **shown))
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 
 
@@ -289,6 +308,7 @@ app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)
 app.add_typer(config)
+app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")
 hand_over(app, "bench", "Measure against peers: fireflyer bench NAME --help.", "fireflyer.bench")

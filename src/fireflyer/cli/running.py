@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from fireflyer.cli import printing
 from fireflyer.cli.following import Tail, follow
 from fireflyer.errors import ConfigError
 from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
+from fireflyer.hai.home import locate
 from fireflyer.hai.model import Event, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
+from fireflyer.hai.workspaces import shipping
+from fireflyer.hai.workspaces.inside import check_inside, folder_in, relative_to
+from fireflyer.hai.workspaces.manifest import identify, in_words
+from fireflyer.hai.workspaces.snapshot import take
 from fireflyer.program import plain
 
 
@@ -31,21 +37,52 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     elastic: bool
     grace_s: float
+    workspace: Path | None
+    workspace_limit: int
+    """In bytes."""
+    venv_lock: Path | None
 
 
 def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
     """Submits the task and follows it unless detached; returns the exit code."""
-    spec = _spec(request)
-    check(spec)
-    client = Client.connect(home, nodes=max(request.nodes, 2))
+    spec, client = prepare(request, home)
     view = client.submit(spec)
     if detach:
         _say(view, json=json)
         return 0
-    state = _follow(client, view, all_ranks=all_ranks, json=json)
+    state = follow_task(client, view, all_ranks=all_ranks, json=json)
     if json and state is not None:
         printing.as_json(client.task(view.id))
     return 0 if state == "finished" else 1
+
+
+def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
+    """The task, checked and with all that it needs shipped, and a server that answers."""
+    spec = _spec(request)
+    check(spec)
+    snapshot = None
+    if request.workspace is not None:
+        snapshot = take(request.workspace, request.workspace_limit, without=locate(home).path)
+        root = str(request.workspace)
+        spec = replace(
+            spec,
+            script=relative_to(root, request.script),
+            cwd=folder_in(root, spec.cwd),
+            workspace=identify(snapshot.manifest),
+        )
+        check_inside(spec, snapshot.manifest)
+    client = Client.connect(home, nodes=max(request.nodes, 2))
+    if snapshot is not None:
+        shipped = shipping.ship_snapshot(client, snapshot)
+        for what in shipped.left_out:
+            note(f"left out of the workspace: {what}")
+        note(
+            f"workspace {shipped.id[:12]}: {shipped.files} files, {in_words(shipped.bytes)}; sent "
+            f"{shipped.sent_files} files, {in_words(shipped.sent_bytes)}"
+        )
+    if request.venv_lock is not None:
+        spec = replace(spec, venv=shipping.give_lock(client, request.venv_lock))
+    return spec, client
 
 
 def steer(home: Path | None, verb: str, task: str, goal: str | None, *, json: bool) -> None:
@@ -90,7 +127,7 @@ def _spec(request: Launch) -> TaskSpec:
     )
 
 
-def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskState | None:
+def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskState | None:
     """Follows until the task is over; None when the user left before."""
     world = view.spec.nodes * view.spec.ranks_per_node
     out = sys.stderr.buffer if json else sys.stdout.buffer
@@ -106,17 +143,17 @@ def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskS
         else:
             told = event.kind not in ("rank_started", "gang_ended")
         if told:
-            _note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
+            note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
 
     try:
         try:
             return follow(client, view.id, tail, seen, tell)
         except KeyboardInterrupt:
-            _note(f"stopping {view.id}; Ctrl-C again returns at once")
+            note(f"stopping {view.id}; Ctrl-C again returns at once")
             client.stop(view.id)
             return follow(client, view.id, tail, seen, tell)
     except KeyboardInterrupt:
-        _note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
+        note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
         return None
 
 
@@ -127,6 +164,7 @@ def _say(view: View, *, json: bool) -> None:
         sys.stdout.write(f"{view.id}\n")
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """A line for people on stderr."""
     sys.stderr.write(f"fireflyer: {text}\n")
     sys.stderr.flush()

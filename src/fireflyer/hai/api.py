@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fireflyer import errors
 from fireflyer.hai.controller import Controller
 from fireflyer.hai.model import LeaseRequest, TaskSpec
+from fireflyer.hai.workspaces.routes import routes
 
 ATTEMPT_HEADER = "X-Fireflyer-Attempt"
 NEXT_HEADER = "X-Fireflyer-Next"
@@ -27,6 +28,7 @@ Wait = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 
 _STATUS: list[tuple[type[Exception], int]] = [
     (errors.ConfigError, 400),
+    (errors.WorkspaceError, 400),
     (errors.TaskError, 409),
     (errors.NoSpace, 507),
     (errors.FireflyerError, 500),
@@ -46,6 +48,7 @@ def build(controller: Controller, token: str, shut_down: Callable[[bool], None])
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     _task_routes(app, controller)
+    app.include_router(routes(controller.workspaces))
 
     @app.get("/events")
     async def events(after: Seq = 0, task: str | None = None, wait_s: Wait = 0.0) -> Response:

@@ -241,6 +241,17 @@ class Client:
         finally:
             os.close(process)
 
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any] | None = None,
+        *,
+        body: bytes | None = None,
+    ) -> bytes:
+        """The answer to a request that has no method of its own here."""
+        return self._ask(method, path, query, body=body)[0]
+
     # -- one request -------------------------------------------------------------------------------
 
     def _view(self, method: str, path: str, body: bytes | None = None) -> TaskView:

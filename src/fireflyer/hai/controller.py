@@ -37,6 +37,7 @@ from fireflyer.hai.scheduler import (
     Task,
 )
 from fireflyer.hai.store import Moment, Row, Store
+from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
 
 MAX_WAIT_S = 60.0
@@ -67,6 +68,7 @@ class Controller:
         self._home = home
         self._store = store
         self._engine = engine
+        self.workspaces = Workspaces(home, self._live_specs)
         self._nodes: tuple[str, ...] = ()
         self._usable: tuple[str, ...] = ()
         self._look_at_nodes()
@@ -83,6 +85,7 @@ class Controller:
     async def run(self, ready: Callable[[], None]) -> None:
         """Takes up what an earlier server left, calls `ready`, then serves until cancelled or failed."""
         self._failed = asyncio.get_running_loop().create_future()
+        self.workspaces.depot.open()
         self._take_up()
         ready()
         reader = asyncio.create_task(self._read_engine())
@@ -151,6 +154,7 @@ class Controller:
             TaskError: it asks for more nodes than there are.
         """
         check(spec)
+        self.workspaces.admit(spec)
         if self._draining:
             raise TaskError("the server is shutting down and takes no more tasks")
         fresh = Task(
@@ -380,6 +384,8 @@ class Controller:
         try:
             gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._home.tasks / action.task / "output").mkdir(mode=0o700, exist_ok=True)
+            if not await self._prepared(action):
+                return
             await self._engine.launch(gang)
         except (FireflyerError, OSError) as error:
             when = now()
@@ -395,19 +401,52 @@ class Controller:
             return
         self._store.launched(action.task, action.attempt)
 
+    async def _prepared(self, action: Launch) -> bool:
+        """Makes what the attempt needs; False where it is not to start any more."""
+        spec = self._store.row(action.task).spec
+        if not (spec.workspace or spec.venv):
+            return True
+
+        def unwanted() -> bool:
+            task = self._tasks[action.task]
+            return self._closing or task.stopping or task.state == "suspending"
+
+        log = self._directory(action.task, action.attempt) / "0.log"
+        preparing = self.workspaces.prepare(action.task, spec, log)
+        if await finish_unless(preparing, unwanted, lambda: self._news.wait()):
+            return True
+        if not self._closing:  # else it comes back as lost: it never reached the engine
+            task, when = self._tasks[action.task], now()
+            ended = GangEnded(
+                task=action.task,
+                attempt=action.attempt,
+                outcome="stopped" if task.stopping else "suspended",
+                reason="before its ranks were started",
+                monotonic_ns=when.monotonic_ns,
+                wall=when.wall,
+            )
+            self._observe(ended)
+        return False
+
+    def _live_specs(self) -> list[TaskSpec]:
+        return [row.spec for row in self._store.rows(live=True)]
+
     async def _recover(self, task: Task) -> None:
         await self._engine.recover(self._gang(task.id, task.attempt, task.placement))
 
     def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
         row = self._store.row(name)
         spec = row.spec
+        paths = self.workspaces.paths(name, spec)
+        inherited = {k: v for k, v in os.environ.items() if k not in RESERVED}
         return Gang(
             task=name,
             attempt=attempt,
-            script=spec.script,
+            script=paths.script,
             args=spec.args,
-            cwd=spec.cwd,
-            env={k: v for k, v in os.environ.items() if k not in RESERVED} | spec.env,
+            cwd=paths.cwd,
+            env=paths.environment(inherited) | spec.env,
+            python=paths.python,
             nodes=nodes,
             ranks_per_node=spec.ranks_per_node,
             start=spec.start,

@@ -40,6 +40,10 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attempt."""
     grace_s: float = 30.0
     """Time the ranks get to save and leave on suspend or stop before they are killed."""
+    workspace: str = ""
+    """Id of a workspace that was shipped; `script` and `cwd` are then relative to it. Empty: none."""
+    venv: str = ""
+    """Id of a lock file that the server has: the ranks run in its environment. Empty: in the server's own."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

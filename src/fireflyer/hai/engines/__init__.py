@@ -56,6 +56,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Once its ranks have opened their doors, the loss of some does not end it."""
     rejoins: int = 0
     """How often each rank may be started again in this attempt, as a newcomer; elastic gangs only."""
+    python: str = ""
+    """The interpreter of the ranks; empty: that of the platform."""
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):

@@ -169,6 +169,7 @@ class LocalEngine:
             port=port,
             preload=self._preload,
             elastic=gang.elastic,
+            python=gang.python,
         )
 
     async def recover(self, gang: Gang) -> None:

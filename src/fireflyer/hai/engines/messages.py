@@ -40,6 +40,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1"
     """Where this node is reached."""
     elastic: bool = False
+    python: str = ""
+    """The interpreter of the ranks; empty: that of the supervisor."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):

@@ -299,7 +299,7 @@ class Supervisor:
                 self._watch(self._keepsake.socket.fileno(), self._start_keeper)
             if part.start == "exec":
                 while left:
-                    attempt.started(left[0], exec_rank(left[0], sys.executable))
+                    attempt.started(left[0], exec_rank(left[0], part.python or sys.executable))
                     left = left[1:]
         except OSError as error:
             self._cannot_start(attempt, left, f"{part.node} cannot start the ranks: {error}")
@@ -324,7 +324,7 @@ class Supervisor:
         specs, self._waiting = tuple(self._waiting), []
         try:
             if self._forks is None:
-                self._forks = ForkServer(part.preload, server_environment(part))
+                self._forks = ForkServer(part.preload, server_environment(part), part.python)
                 self._watch(self._forks.socket.fileno(), self._take_replies)
             self._forks.request(specs)
         except OSError as error:
