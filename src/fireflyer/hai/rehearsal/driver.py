@@ -1,10 +1,11 @@
 """Plays a plan on a task. One thread follows the history, one the output of rank 0, one makes the events."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 
-from fireflyer.errors import FireflyerError
+from fireflyer.errors import FireflyerError, TaskError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import TERMINAL, Event, TaskView
 from fireflyer.hai.rehearsal.injector import Injector
@@ -152,8 +153,11 @@ class Rehearsal:
                 attempt, step = self._attempt, self._told().last
             if ready is None:
                 resumed = attempt
-                self._client.resume(self._task.id)
+                with contextlib.suppress(TaskError):  # somebody else was faster
+                    self._client.resume(self._task.id)
                 continue
+            if ready.kind == "resume":
+                resumed = attempt
             pending.remove(ready)
             self._make(ready, attempt, step)
 
