@@ -168,7 +168,18 @@ def test_bodies_are_split_wherever_they_are_cut() -> None:
 class Killer:
     """Replaces calls of `os` in this process by ones that end it at the n-th."""
 
-    NAMES = ("open", "replace", "rename", "fsync", "mkdir", "write", "unlink", "fchmod", "symlink")
+    NAMES = (
+        "open",
+        "replace",
+        "rename",
+        "fsync",
+        "mkdir",
+        "write",
+        "unlink",
+        "fchmod",
+        "symlink",
+        "close",
+    )
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -231,4 +242,4 @@ def test_killed_at_any_point_there_is_a_whole_workspace_or_none(
         points = point
         if not killed:
             break
-    assert 40 < points < 399
+    assert 25 < points < 399

@@ -5,6 +5,7 @@
     snapshot.py    a folder becomes a manifest
     stream.py      many blobs in one request body (pure)
     depot.py       blobs and manifests in the home
+    syncing.py    what was written survives a power cut
     placing.py     a manifest becomes a folder: a task's, or one that is pulled
     shipping.py    the client's side: ship, list, pull, prune
     routes.py      the server's side

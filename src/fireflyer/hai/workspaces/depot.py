@@ -25,6 +25,7 @@ import msgspec
 from fireflyer.errors import Corrupted, NoSpace, StorageError, WorkspaceError
 from fireflyer.hai.workspaces.manifest import MAX_BYTES, Manifest, decode, encode, identify
 from fireflyer.hai.workspaces.stream import Begun, Ended, Splitter
+from fireflyer.hai.workspaces.syncing import sync_all, sync_names
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +98,13 @@ class Depot:
                 if sha256 not in claims or _size(self._blobs / sha256) != size
             ]
             if not missing:
-                _sync(self._blobs)
+                sync_names(self._blobs)
                 folder = self._folder(user)
                 if not folder.exists():
                     folder.mkdir(mode=0o700)
-                    _sync(self._manifests)
+                    sync_names(self._manifests)
                 self._write(folder / f"{name}.json", encode(manifest))
-                _sync(folder)
+                sync_names(folder)
         return Offer(id=name, missing=tuple(missing))
 
     def receive(self, user: str) -> "Receiver":
@@ -118,10 +119,12 @@ class Depot:
             self._claims[user] = claims
         return self._claims[user]
 
-    def _take(self, user: str, sha256: str, partial: Path) -> None:
+    def _take(self, user: str, whole: list[tuple[str, Path]]) -> None:
+        sync_all(self._partial)
         with self._lock:
-            os.replace(partial, self._blobs / sha256)
-            self._claimed(user).add(sha256)
+            for sha256, partial in whole:
+                os.replace(partial, self._blobs / sha256)
+                self._claimed(user).add(sha256)
 
     def _new(self) -> Path:
         with self._lock:
@@ -242,7 +245,7 @@ class Depot:
 
 
 class Receiver:
-    """Writes the blobs of one upload; each is there once all its bytes are and have its hash."""
+    """Writes the blobs of one upload; they are there once all of it has come and is on disk."""
 
     def __init__(self, depot: Depot, user: str) -> None:
         self._depot = depot
@@ -252,6 +255,8 @@ class Receiver:
         self._path = Path()
         self._digest = hashlib.sha256()
         self._sha256 = ""
+        self._whole: list[tuple[str, Path]] = []
+        """Verified, to be taken once they are on disk."""
 
     def feed(self, data: bytes) -> None:
         """The next bytes of the body.
@@ -281,25 +286,29 @@ class Receiver:
                 f"the blob {self._sha256[:12]} came with other bytes: its file changed while it was "
                 "shipped; ship again"
             )
-        with self._file as file:
-            file.flush()
-            os.fsync(file.fileno())
+        self._file.close()
         self._file = None
-        self._depot._take(self._user, self._sha256, self._path)
+        self._whole.append((self._sha256, self._path))
 
     def finish(self) -> None:
-        """The body is over.
+        """The body is over: takes its blobs in.
 
         Raises:
             WorkspaceError: in the middle of a blob.
+            NoSpace, StorageError: they cannot be written.
         """
         self._splitter.finish()
+        with _translated(self._path):
+            self._depot._take(self._user, self._whole)
+        self._whole = []
 
     def close(self) -> None:
         """Removes what has not come whole."""
         if self._file is not None:
             self._file.close()
             self._path.unlink(missing_ok=True)
+        for _, path in self._whole:
+            path.unlink(missing_ok=True)
 
 
 def _create(path: Path) -> BinaryIO:
@@ -312,14 +321,6 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from fireflyer.errors import Corrupted, FireflyerError, NoSpace, StorageError, WorkspaceError
 from fireflyer.hai.workspaces.depot import Depot
 from fireflyer.hai.workspaces.manifest import Entry, Manifest
+from fireflyer.hai.workspaces.syncing import sync_all, sync_names
 
 _FICLONE = 0x40049409
 _NO_CLONE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM}
@@ -67,14 +68,14 @@ def place(manifest: Manifest, folder: Path, fetch: Callable[[Entry, int], None])
             _remove(partial)
         partial.mkdir(mode=0o700)
         _fill(manifest, partial, fetch)
-        _sync(partial)
+        sync_all(partial)
         try:
             os.rename(partial, folder)  # over nothing, or an empty directory
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise WorkspaceError(f"{folder} is there already and not empty") from None
             raise
-        _sync(folder.parent)
+        sync_names(folder.parent)
     except FireflyerError:
         with contextlib.suppress(OSError):
             _remove(partial)
@@ -96,7 +97,6 @@ def _fill(manifest: Manifest, folder: Path, fetch: Callable[[Entry, int], None])
     for entry in kinds["link"]:
         (folder / entry.path).symlink_to(entry.target)
     for entry in reversed(kinds["directory"]):
-        _sync(folder / entry.path)
         (folder / entry.path).chmod(entry.mode)
 
 
@@ -111,7 +111,6 @@ def _file(path: Path, entry: Entry, fetch: Callable[[Entry, int], None]) -> None
         if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
             raise _Differs(entry)
         os.fchmod(file.fileno(), entry.mode)
-        os.fsync(file.fileno())
 
 
 class _Differs(Corrupted):
@@ -148,11 +147,3 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -42,7 +42,7 @@ def routes(workspaces: Workspaces, user_of: Callable[[Request], str] = nobody) -
         try:
             async for piece in body:
                 await asyncio.to_thread(receiver.feed, piece)
-            receiver.finish()
+            await asyncio.to_thread(receiver.finish)
         except FireflyerError:
             await _drain(body)
             raise
