@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from fireflyer.cli import printing
+from fireflyer.cli.durations import seconds
 from fireflyer.cli.following import Tail, follow
 from fireflyer.errors import ConfigError
 from fireflyer.hai.admission import check
@@ -31,6 +32,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     elastic: bool
     grace_s: float
+    max_node_faults: int
+    watchdog: str
+    """E.g. "30m"; "0": none."""
 
 
 def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
@@ -87,6 +91,8 @@ def _spec(request: Launch) -> TaskSpec:
         max_restarts=request.max_restarts,
         elastic=request.elastic,
         grace_s=request.grace_s,
+        max_node_faults=request.max_node_faults,
+        watchdog_s=seconds(request.watchdog, "--watchdog"),
     )
 
 
@@ -104,7 +110,7 @@ def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskS
         if event.kind == "rank_exited":
             told = view.spec.elastic and event.detail["code"] != 0
         else:
-            told = event.kind not in ("rank_started", "gang_ended")
+            told = event.kind not in ("rank_started", "gang_ended", "progress", "acted")
         if told:
             _note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
 

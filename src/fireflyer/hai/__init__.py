@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fireflyer.hai.client import Client
     from fireflyer.hai.leasing import elastic, hold, in_task, lease
-    from fireflyer.hai.rank import Task, suspend_requested, suspended, task
+    from fireflyer.hai.rank import (
+        Task,
+        heartbeat,
+        saved,
+        suspend_requested,
+        suspended,
+        task,
+    )
 
 __all__ = [
     "Client",
     "Task",
     "elastic",
+    "heartbeat",
     "hold",
     "in_task",
     "lease",
+    "saved",
     "suspend_requested",
     "suspended",
     "task",
@@ -25,9 +34,11 @@ _HOME = {
     "Client": "fireflyer.hai.client",
     "Task": "fireflyer.hai.rank",
     "elastic": "fireflyer.hai.leasing",
+    "heartbeat": "fireflyer.hai.rank",
     "hold": "fireflyer.hai.leasing",
     "in_task": "fireflyer.hai.leasing",
     "lease": "fireflyer.hai.leasing",
+    "saved": "fireflyer.hai.rank",
     "suspend_requested": "fireflyer.hai.rank",
     "suspended": "fireflyer.hai.rank",
     "task": "fireflyer.hai.rank",
