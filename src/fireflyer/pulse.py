@@ -16,6 +16,7 @@ signal that does nothing to a process that does not expect it.
 
 import contextlib
 import faulthandler
+import fcntl
 import mmap
 import os
 import signal
@@ -29,6 +30,9 @@ STEPS = 64
 """Steps whose time is kept."""
 
 STACKS_SIGNAL = signal.SIGURG
+
+STACKS_DESCRIPTOR = 900
+"""High, so that a script that closes what it inherited does not soon open another file under its number."""
 
 _MAGIC = b"FFP1"
 _NUMBER = struct.Struct("<I")
@@ -202,8 +206,12 @@ def write_stacks_on_signal() -> None:
     if not path:
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+        low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, STACKS_DESCRIPTOR)
+        finally:
+            os.close(low)
+        faulthandler.register(STACKS_SIGNAL, file=high, all_threads=True)
 
 
 write_stacks_on_signal()
