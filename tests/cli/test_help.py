@@ -12,6 +12,7 @@ import fireflyer
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
+    "faults", "ledger",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
 GROUPS = ["record", "ckpt", "fs", "config", "workspace"]

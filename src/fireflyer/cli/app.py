@@ -156,6 +156,15 @@ def run(
         ),
     ] = "fork",
     max_restarts: Annotated[int, typer.Option(min=0, help="Attempts to spend on faults.")] = 3,
+    max_node_faults: Annotated[
+        int, typer.Option(min=0, help="Attempts to spend on faults of nodes and network.")
+    ] = 10,
+    watchdog: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="No output and no heartbeat for so long: it hangs, e.g. 30m."
+        ),
+    ] = "0",
     elastic: Annotated[
         bool,
         typer.Option(
@@ -196,7 +205,8 @@ def run(
     request = Launch(
         script=script, args=tuple(args or ()), nodes=nodes or 1, ranks=ranks or 1, name=name,
         env=tuple(env or ()), start=start, max_restarts=max_restarts, elastic=elastic,
-        grace_s=grace, workspace=workspace, workspace_limit=workspace_limit << 20, venv_lock=venv_lock,
+        grace_s=grace, max_node_faults=max_node_faults, watchdog=watchdog,
+        workspace=workspace, workspace_limit=workspace_limit << 20, venv_lock=venv_lock,
     )  # fmt: skip
     if rehearse is not None:
         from fireflyer.cli.rehearsing import rehearsed
@@ -302,6 +312,45 @@ def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
     from fireflyer.hai.client import Client
 
     printing.nodes(Client(home).nodes(), json=json)
+
+
+@app.command()
+def faults(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Observations to show.")] = 20,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Also why, and the source of each rule.")
+    ] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Show the rules for faults, and what was observed and done of late.
+
+    Own rules: faults.toml in the platform's folder, read when the server starts.
+    """
+    from fireflyer.cli import faulting
+
+    faulting.show(home, limit, full=rules, json=json)
+
+
+@app.command()
+def ledger(
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="All nodes, with the time in which nothing held them.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Only the last so long, e.g. 24h. [default: all]")
+    ] = "",
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Show where the time of tasks went: useful, lost, waiting, by cause.
+
+    Without TASK: each task and their sum.
+    """
+    from fireflyer.cli import ledgering
+
+    ledgering.show(home, task, cluster=cluster, since=since, json=json)
 
 
 app.add_typer(record)

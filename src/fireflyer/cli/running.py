@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fireflyer.cli import printing
+from fireflyer.cli.durations import seconds
 from fireflyer.cli.following import Tail, follow
 from fireflyer.errors import ConfigError
 from fireflyer.hai.admission import check
@@ -41,6 +42,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     workspace_limit: int
     """In bytes."""
     venv_lock: Path | None
+    max_node_faults: int
+    watchdog: str
+    """E.g. "30m"; "0": none."""
 
 
 def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
@@ -124,6 +128,8 @@ def _spec(request: Launch) -> TaskSpec:
         max_restarts=request.max_restarts,
         elastic=request.elastic,
         grace_s=request.grace_s,
+        max_node_faults=request.max_node_faults,
+        watchdog_s=seconds(request.watchdog, "--watchdog"),
     )
 
 
@@ -141,7 +147,7 @@ def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> T
         if event.kind == "rank_exited":
             told = view.spec.elastic and event.detail["code"] != 0
         else:
-            told = event.kind not in ("rank_started", "gang_ended")
+            told = event.kind not in ("rank_started", "gang_ended", "progress", "acted")
         if told:
             note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
 

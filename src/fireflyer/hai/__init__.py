@@ -12,7 +12,14 @@ if TYPE_CHECKING:
         receive_suspend_command,
         set_whole_life_state,
     )
-    from fireflyer.hai.rank import Task, suspend_requested, suspended, task
+    from fireflyer.hai.rank import (
+        Task,
+        heartbeat,
+        saved,
+        suspend_requested,
+        suspended,
+        task,
+    )
 
 __all__ = [
     "Client",
@@ -20,10 +27,12 @@ __all__ = [
     "elastic",
     "get_whole_life_state",
     "go_suspend",
+    "heartbeat",
     "hold",
     "in_task",
     "lease",
     "receive_suspend_command",
+    "saved",
     "set_whole_life_state",
     "suspend_requested",
     "suspended",
@@ -37,10 +46,12 @@ _HOME = {
     "elastic": "fireflyer.hai.leasing",
     "get_whole_life_state": "fireflyer.hai.oldnames",
     "go_suspend": "fireflyer.hai.oldnames",
+    "heartbeat": "fireflyer.hai.rank",
     "hold": "fireflyer.hai.leasing",
     "in_task": "fireflyer.hai.leasing",
     "lease": "fireflyer.hai.leasing",
     "receive_suspend_command": "fireflyer.hai.oldnames",
+    "saved": "fireflyer.hai.rank",
     "set_whole_life_state": "fireflyer.hai.oldnames",
     "suspend_requested": "fireflyer.hai.rank",
     "suspended": "fireflyer.hai.rank",

@@ -27,6 +27,8 @@ def check(spec: TaskSpec) -> None:
         "nodes (--nodes)": (spec.nodes, 1, 10_000),
         "ranks_per_node (--ranks)": (spec.ranks_per_node, 1, 1024),
         "max_restarts (--max-restarts)": (spec.max_restarts, 0, 1_000_000),
+        "max_node_faults (--max-node-faults)": (spec.max_node_faults, 0, 1_000_000),
+        "watchdog_s (--watchdog)": (spec.watchdog_s, 0, 30 * 86_400),
         "grace_s (--grace)": (spec.grace_s, 0, 86_400),
     }
     for field, (given, low, high) in limits.items():

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fireflyer import errors
 from fireflyer.hai.controller import Controller
+from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.model import LeaseRequest, TaskSpec
 from fireflyer.hai.workspaces.routes import routes
 
@@ -57,6 +58,18 @@ def build(controller: Controller, token: str, shut_down: Callable[[bool], None])
     @app.get("/nodes")
     async def nodes() -> Response:
         return _json(controller.nodes())
+
+    @app.get("/faults")
+    async def faults(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+        return _json(controller.faults.recent(limit))
+
+    @app.post("/observations")
+    async def observed(request: Request) -> Response:
+        try:
+            found = msgspec.json.decode(await request.body(), type=Validator)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise errors.ConfigError(f"the observation cannot be read: {error}") from None
+        return _json(controller.observed(found))
 
     @app.post("/shutdown")
     async def shutdown(keep: bool = False) -> Response:

@@ -22,19 +22,31 @@ import msgspec
 from fireflyer.errors import FireflyerError, TaskError
 from fireflyer.hai import scheduler
 from fireflyer.hai.admission import RESERVED, check
-from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded, NodesChanged
+from fireflyer.hai.engines import (
+    Engine,
+    EngineEvent,
+    Gang,
+    GangEnded,
+    NodeObserved,
+    NodesChanged,
+)
+from fireflyer.hai.faults.attending import Attendant
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, load
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch
 from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
 from fireflyer.hai.scheduler import (
     Action,
     Launch,
+    Note,
     Release,
     State,
     Step,
     StopGang,
     SuspendGang,
     Task,
+    Verdict,
 )
 from fireflyer.hai.store import Moment, Row, Store
 from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
@@ -79,6 +91,9 @@ class Controller:
         self._watch = DirectoryWatch()
         self._draining = False
         self._closing = False
+        self.faults = Attendant(
+            *(load(home.path), store, engine, self._tasks, self._directory, self._call, self._tell)
+        )
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -89,13 +104,16 @@ class Controller:
         self._take_up()
         ready()
         reader = asyncio.create_task(self._read_engine())
+        watcher = asyncio.create_task(self.faults.watch())
+        parts: set[asyncio.Future[None]] = {reader, watcher, self._failed}
         try:
-            await asyncio.wait({reader, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            for done in (reader, self._failed):
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for done in parts:
                 if done.done():
                     done.result()
         finally:
             reader.cancel()
+            watcher.cancel()
             self._failed.cancel()
 
     async def close(self) -> None:
@@ -142,9 +160,20 @@ class Controller:
     # -- requests ----------------------------------------------------------------------------------
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Each node's name and the task on it, or None."""
+        """Each node's name, the task on it or None, and its GPUs."""
         holder = {node: task.id for task in self._tasks.values() for node in task.placement}
-        return [{"name": node, "task": holder.get(node)} for node in self._nodes]
+        return [
+            {"name": node.name, "task": holder.get(node.name), "gpus": node.gpus}
+            for node in self._engine.nodes()
+        ]
+
+    def observed(self, found: Validator) -> Decision:
+        """Takes in the result of a check of a node; it is done already what the rules make of it.
+
+        Raises:
+            TaskError: no such node.
+        """
+        return self.faults.observed(found, self._nodes)
 
     def submit(self, spec: TaskSpec) -> TaskView:
         """Takes a task in; it is on disk when this returns.
@@ -159,7 +188,7 @@ class Controller:
             raise TaskError("the server is shutting down and takes no more tasks")
         fresh = Task(
             id="", order=0, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
-            max_restarts=spec.max_restarts,
+            max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
         )  # fmt: skip
         step = scheduler.admit(fresh, len(self._nodes))
         name = self._store.add(spec, secrets.token_hex(32), step, now())
@@ -342,8 +371,16 @@ class Controller:
         task = self._tasks.get(event.task)
         if task is None:
             return
-        step = scheduler.observe(task, event)
+        if isinstance(event, NodeObserved):
+            self.faults.heard(event)
+            return
+        verdict = Verdict()
+        notes: tuple[Note, ...] = ()
+        if isinstance(event, GangEnded):
+            verdict, notes = self.faults.ended(task, event)
+        step = scheduler.observe(task, event, verdict)
         if step.notes:
+            step = msgspec.structs.replace(step, notes=(*notes, *step.notes))
             self._apply(step, Moment(event.monotonic_ns, event.wall))
 
     def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -470,6 +507,7 @@ class Controller:
         if task is not None and task.state == "queued" and not reason:
             reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._usable), task)
         lease = self._store.lease(row.task, row.attempt)
+        node_faults, avoid = self._store.faults(row.task)
         return TaskView(
             id=row.task,
             spec=row.spec,
@@ -479,6 +517,8 @@ class Controller:
             generation=0 if lease is None else lease.generation,
             members=() if lease is None else lease.members,
             restarts=row.restarts,
+            node_faults=min(node_faults, row.spec.max_node_faults),
+            avoid=avoid,
             ranks=self._ranks(row),
             directory=str(self._home.tasks / row.task),
             created=row.created,
@@ -504,8 +544,11 @@ class Controller:
                 ends[rank] = describe_exit(event.detail)
         over = "lost" if attempt.outcome is not None else None
         directory = self._directory(row.task, row.attempt)
+        pace = partial(self.faults.desk.step_of, row.task, row.attempt)
         return tuple(
             RankView(
+                step=pace(rank)[0],
+                slower=pace(rank)[1],
                 rank=rank,
                 node=attempt.nodes[rank // row.spec.ranks_per_node],
                 pid=pids.get(rank),
