@@ -11,11 +11,11 @@ import pytest
 import fireflyer
 
 VERBS = [
-    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
-    "faults", "ledger",
+    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
+    "nodes", "drain", "undrain", "faults", "ledger",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
-GROUPS = ["record", "ckpt", "fs", "config", "workspace"]
+GROUPS = ["window", "record", "ckpt", "fs", "config", "workspace"]
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """

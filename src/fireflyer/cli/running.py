@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from fireflyer.cli import printing
 from fireflyer.cli.durations import seconds
 from fireflyer.cli.following import Tail, follow
+from fireflyer.cli.looking import duration, size_mib
 from fireflyer.errors import ConfigError
 from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
 from fireflyer.hai.home import locate
-from fireflyer.hai.model import Event, TaskSpec, TaskState
+from fireflyer.hai.model import PRIORITIES, Event, Priority, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
 from fireflyer.hai.workspaces import shipping
 from fireflyer.hai.workspaces.inside import check_inside, folder_in, relative_to
@@ -45,6 +46,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_node_faults: int
     watchdog: str
     """E.g. "30m"; "0": none."""
+    gpus: int
+    memory: str
+    priority: str
+    group: str
+    labels: tuple[str, ...]
+    """"K=V"."""
+    expect: str
 
 
 def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
@@ -116,6 +124,12 @@ def _spec(request: Launch) -> TaskSpec:
         env[name] = value
     if request.start not in ("fork", "exec"):
         raise ConfigError(f"--start must be fork or exec, not {request.start!r}")
+    labels = dict(item.split("=", 1) for item in request.labels if "=" in item)
+    if len(labels) < len(request.labels):
+        raise ConfigError("a --label is K=V, each K once")
+    priority = request.priority.lower().replace("-", "_")
+    if priority not in ("auto", *PRIORITIES):
+        raise ConfigError(f"--priority must be auto, {', '.join(PRIORITIES)}, not {priority!r}")
     return TaskSpec(
         script=os.path.abspath(request.script),
         args=request.args,
@@ -130,6 +144,12 @@ def _spec(request: Launch) -> TaskSpec:
         grace_s=request.grace_s,
         max_node_faults=request.max_node_faults,
         watchdog_s=seconds(request.watchdog, "--watchdog"),
+        gpus=request.gpus,
+        memory_mib=size_mib(request.memory) if request.memory else 0,
+        priority=cast(Priority, priority),
+        group=request.group,
+        labels=labels,
+        expected_s=duration(request.expect) if request.expect else 0.0,
     )
 
 

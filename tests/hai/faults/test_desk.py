@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from fireflyer import pulse
-from fireflyer.hai import scheduler
+from fireflyer.hai import lifecycle
 from fireflyer.hai.engines import GangEnded
 from fireflyer.hai.faults.desk import (
     EXPLAINS_S,
@@ -22,8 +22,8 @@ from fireflyer.hai.faults.desk import (
 )
 from fireflyer.hai.faults.observations import Hang, Network, Observation, Straggler, Xid
 from fireflyer.hai.faults.rules import default_rules
+from fireflyer.hai.lifecycle import Note, Task, Verdict
 from fireflyer.hai.model import Event, TaskSpec
-from fireflyer.hai.scheduler import Note, State, Task, Verdict
 
 TASK = Task(
     id="t1", order=1, nodes=2, world=2, max_restarts=1, max_node_faults=2, state="running", attempt=1,
@@ -262,7 +262,7 @@ def test_where_a_log_says_that_it_ended(log: str, place: str) -> None:
 
 
 def after(task: Task, verdict: Verdict) -> Task:
-    return scheduler.observe(task, end(), verdict).task
+    return lifecycle.observe(task, end(), verdict).task
 
 
 def again(task: Task) -> Task:
@@ -288,28 +288,3 @@ def test_faults_of_nodes_have_a_budget_of_their_own() -> None:
 def test_a_rule_can_end_a_task_before_its_budget_is_used() -> None:
     task = after(TASK, Verdict(stop="enough"))
     assert (task.state, task.reason) == ("failed", "it ended; enough")
-
-
-def test_avoided_nodes_are_left_out_as_long_as_there_are_others() -> None:
-    task = after(TASK, Verdict(cause="node", avoid=frozenset({"n1"})))
-    assert task.avoid == {"n1"}
-    state = State(tasks={"t1": task}, nodes=("n0", "n1", "n2"))
-    (launch,) = scheduler.plan(state, 0.0)
-    assert isinstance(launch, scheduler.Launch)
-    assert launch.nodes == ("n0", "n2")
-    few = State(tasks={"t1": task}, nodes=("n0", "n1"))
-    (launch,) = scheduler.plan(few, 0.0)
-    assert isinstance(launch, scheduler.Launch)
-    assert launch.nodes == ("n0", "n1")
-
-
-def test_a_task_waits_for_another_node_rather_than_take_one_that_it_avoids() -> None:
-    task = after(TASK, Verdict(cause="node", avoid=frozenset({"n1"})))
-    other = Task(
-        id="t0", order=0, nodes=1, world=1, max_restarts=0, state="running", placement=("n2",)
-    )
-    state = State(tasks={"t0": other, "t1": task}, nodes=("n0", "n1", "n2"))
-    assert not any(isinstance(a, scheduler.Launch) for a in scheduler.plan(state, 0.0))
-    assert scheduler.waiting_for(state, task) == (
-        "waits for 2 nodes; 1 free, 1 more that it avoids after a fault"
-    )

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.errors import FireflyerError, TaskError
+from fireflyer.errors import TaskError
 from fireflyer.hai.engines import Engine, GangEnded, NodeObserved
 from fireflyer.hai.faults import desk
 from fireflyer.hai.faults.observations import Observation, Validator
 from fireflyer.hai.faults.rules import Decision, Faults, Rule
-from fireflyer.hai.scheduler import Note, Task, Verdict
+from fireflyer.hai.lifecycle import Note, Task, Verdict
+from fireflyer.hai.marks import Mark
 from fireflyer.hai.store import Moment, Store
 from fireflyer.log import get_logger
 
@@ -39,6 +40,7 @@ class Attendant:
         directory: Callable[[str, int], Path],
         call: Callable[[str, Callable[[], Coroutine[Any, Any, None]]], None],
         tell: Callable[[], None],
+        drain: Callable[[str, Mark], None],
     ) -> None:
         """
         Args:
@@ -49,6 +51,7 @@ class Attendant:
             directory: of an attempt of a task.
             call: has an engine call made behind the earlier ones of a task.
             tell: wakes whoever waits for news.
+            drain: marks a node; raises TaskError for one that there is not.
         """
         self.desk = desk.Desk(rules, store.newest(KINDS, 2 * desk.REMEMBERED))
         self._store = store
@@ -57,6 +60,7 @@ class Attendant:
         self._directory = directory
         self._call = call
         self._tell = tell
+        self._drain = drain
 
     def recent(self, limit: int) -> Faults:
         """The rules in force and the newest observations."""
@@ -72,13 +76,13 @@ class Attendant:
         if not self.desk.knows(event.task, event.attempt, event.observation):
             self.notice(event.task, event.attempt, event.observation)
 
-    def observed(self, found: Validator, nodes: tuple[str, ...]) -> Decision:
+    def observed(self, found: Validator) -> Decision:
         """Takes in the result of a check of a node, and does what the rules say.
 
         Raises:
             TaskError: no such node.
         """
-        if found.node not in nodes:
+        if all(found.node != node.name for node in self._engine.nodes()):
             raise TaskError(f"there is no node {found.node!r}; `fireflyer nodes` lists them")
         holder = next((t for t in self._tasks.values() if found.node in t.placement), None)
         at = self._store.last_on(found.node) if holder is None else (holder.id, holder.attempt)
@@ -104,15 +108,11 @@ class Attendant:
 
     def drain(self, node: str, reason: str) -> None:
         """Nothing new is placed on the node from now on."""
-
-        async def drain() -> None:
-            try:
-                await self._engine.drain(node, reason)
-            except FireflyerError as error:
-                _log.warning("%s is not drained: %s", node, error)
-
         _log.warning("draining %s: %s", node, reason)
-        self._call(f"drain {node}", drain)
+        try:
+            self._drain(node, Mark(health="drained", reason=reason))
+        except TaskError as error:
+            _log.warning("%s is not drained: %s", node, error)
 
     async def watch(self) -> None:
         """Looks at the logs and pulses of running attempts, for ever."""

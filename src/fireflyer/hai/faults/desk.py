@@ -18,8 +18,8 @@ from fireflyer.hai.engines import GangEnded
 from fireflyer.hai.faults.observations import Exit, Hang, Observation, Seen, Silence, Straggler
 from fireflyer.hai.faults.rules import Decision, Rule, decide, gravest
 from fireflyer.hai.faults.watching import Pace, Quiet, behind
+from fireflyer.hai.lifecycle import ACTIVE, Note, Task, Verdict
 from fireflyer.hai.model import Event, TaskSpec
-from fireflyer.hai.scheduler import ACTIVE, Note, Task, Verdict
 
 EXPLAINS_S = 300.0
 """For how long an observation that ended nothing explains the end of its attempt."""

@@ -1,16 +1,10 @@
-"""The scheduler: which task runs where, and what each event makes of a task. Pure: no I/O, no clock.
+"""The life of one task: what each request and event makes of it. Pure: no I/O, no clock.
 
-`request`, `grant` and `observe` take one task and one input and return the task's new value, the lines
-of history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
-gang starts or gives back what it kept warm. The server writes each `Step` in one transaction before
-it makes any of the calls.
-
-Policy: first in, first out by submission. A node holds one task; a gang gets all its nodes at once
-or waits; the first task that does not fit holds back all later ones. A resumed or restarted task
-keeps its place in the order of submission.
+`request`, `grant`, `observe` and `decide` take one task and one input and return the task's new value, the
+lines of history to write and the calls to make of the engine. Which gang starts where, and who makes room, is
+decided by `planner.py`. The server writes each `Step` in one transaction before it makes any of the calls.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -38,6 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     order: int
     """Place in the order of submission."""
+    user: str = ""
     nodes: int
     world: int
     """Number of ranks."""
@@ -50,6 +45,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that the active attempt holds; empty outside ACTIVE."""
     previous: tuple[str, ...] = ()
     """Nodes of the last attempt while the engine keeps something warm there; a restart prefers them."""
+    preempted: bool = False
+    """It is suspending to make room, and goes back into the queue by itself."""
     stopping: bool = False
     """A stop was asked for and the attempt has not ended yet."""
     unsure: bool = False
@@ -77,13 +74,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is to be no further attempt; empty: there may be."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `plan` looks at."""
-
-    tasks: Mapping[str, Task]
-    nodes: tuple[str, ...]
-
-
 class Launch(msgspec.Struct, frozen=True, tag=True):
     """Start attempt `attempt` of a task on these nodes."""
 
@@ -102,6 +92,15 @@ class StopGang(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Have a running task save and leave, to make room; it goes back into the queue by itself."""
+
+    task: str
+    attempt: int
+    why: str
+    """For people."""
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Give back what the engine kept warm after this attempt."""
 
@@ -109,7 +108,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-Action = Launch | SuspendGang | StopGang | Release
+Action = Launch | Preempt | SuspendGang | StopGang | Release
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -127,17 +126,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[Action, ...] = ()
 
 
-def admit(task: Task, nodes: int) -> Step:
-    """Takes a new task into the queue.
-
-    Raises:
-        TaskError: it asks for more nodes than the server has.
-    """
-    if task.nodes > nodes:
-        raise TaskError(
-            f"the task asks for {count(task.nodes, 'node')} and this server has {nodes}; "
-            "start the server with more (fireflyer up --nodes N) or ask for fewer"
-        )
+def admit(task: Task) -> Step:
+    """Takes a new task into the queue."""
     return Step(task=task, notes=(Note("submitted"), Note("queued")))
 
 
@@ -173,7 +163,10 @@ def _stop(task: Task) -> Step:
 
 def _suspend(task: Task) -> Step:
     if task.state in ("suspending", "suspended") and not task.stopping:
-        return Step(task=task)
+        if not task.preempted:
+            return Step(task=task)
+        note = Note("suspending", {"reason": "suspend was asked for"})
+        return Step(task=_replace(task, preempted=False, reason=""), notes=(note,))
     if task.state in TERMINAL:
         raise TaskError(f"task {task.id} has already {_ended(task)}")
     if task.stopping:
@@ -184,7 +177,20 @@ def _suspend(task: Task) -> Step:
     return _enter(task, "suspended", "suspended while queued")
 
 
+def preempt(task: Task, why: str) -> Step:
+    """Has an active task make room; whatever is on its way out already changes nothing."""
+    if task.state not in ("starting", "running") or task.stopping:
+        return Step(task=task)
+    return Step(
+        task=_replace(task, state="suspending", preempted=True, reason=why),
+        notes=(Note("suspending", {"reason": why, "preempted": True}),),
+        actions=(SuspendGang(task.id, task.attempt),),
+    )
+
+
 def _resume(task: Task) -> Step:
+    if task.preempted:
+        return Step(task=task)
     if task.state == "suspending":
         raise TaskError(f"task {task.id} is still suspending; resume it once it is suspended")
     if task.state in TERMINAL:
@@ -274,9 +280,10 @@ def _gang_ended(task: Task, event: GangEnded, verdict: Verdict) -> Step:
     fault = event.outcome in ("failed", "lost")
     free = task.unsure and event.outcome == "lost"
     wants_stop = task.stopping
-    wants_suspend = task.state == "suspending"
+    wants_suspend = task.state == "suspending" and not task.preempted
+    preempted = task.reason if task.preempted else ""
     task = _replace(
-        task, placement=(), previous=task.placement, stopping=False, unsure=False,
+        task, placement=(), previous=task.placement, stopping=False, preempted=False, unsure=False,
         started=frozenset(), exited=frozenset(), newcomers=frozenset(), lease=None,
     )  # fmt: skip
     if event.outcome == "finished":
@@ -284,6 +291,8 @@ def _gang_ended(task: Task, event: GangEnded, verdict: Verdict) -> Step:
     if wants_stop or event.outcome == "stopped":
         return _enter(task, "stopped", event.reason, note)
     if not fault:
+        if preempted:
+            return _enter(task, "queued", preempted, note, Note("preempted", {"reason": preempted}))
         return _enter(task, "suspended", event.reason, note)
     if not free:
         charged = _charge(task, verdict)
@@ -319,48 +328,6 @@ def _charge(task: Task, verdict: Verdict) -> Task | str:
     return _replace(task, node_faults=task.node_faults + 1)
 
 
-def plan(state: State, now: float) -> list[Action]:
-    """Decides what to do now, in order. `now` is in seconds; first in, first out does not look at it.
-
-    A queued task that asks for more nodes than exist (the server came back with fewer) is passed over.
-    """
-    del now
-    held = {node for task in state.tasks.values() for node in task.placement}
-    free = [node for node in state.nodes if node not in held]
-    actions: list[Action] = []
-    allowed: list[str] = []
-    blocked = False
-    queue = (task for task in state.tasks.values() if task.state == "queued")
-    for task in sorted(queue, key=lambda task: task.order):
-        if task.nodes > len(state.nodes):
-            fits = False
-        else:
-            allowed = _allowed(task, state.nodes, free)
-            fits = not blocked and task.nodes <= len(allowed)
-            blocked = not fits
-        if fits:
-            chosen = _choose(task, allowed)
-            free = [node for node in free if node not in chosen]
-            actions.append(Launch(task.id, task.attempt + 1, chosen))
-        elif task.previous:
-            actions.append(Release(task.id, task.attempt))
-    return actions
-
-
-def _allowed(task: Task, nodes: tuple[str, ...], free: list[str]) -> list[str]:
-    """The free nodes without those that the task avoids, unless there would be too few without them."""
-    if sum(node not in task.avoid for node in nodes) < task.nodes:
-        return free
-    return [node for node in free if node not in task.avoid]
-
-
-def _choose(task: Task, free: list[str]) -> tuple[str, ...]:
-    """The nodes that the task had, in their old order, then the first free ones."""
-    kept = [node for node in task.previous if node in free]
-    others = [node for node in free if node not in kept]
-    return tuple((kept + others)[: task.nodes])
-
-
 def decide(task: Task, action: Action) -> Step:
     """Turns one action of `plan` into the step that records it."""
     match action:
@@ -371,22 +338,10 @@ def decide(task: Task, action: Action) -> Step:
             return msgspec.structs.replace(step, notes=noted, actions=(action,))
         case Release():
             return Step(task=_replace(task, previous=()), actions=(action,))
+        case Preempt():
+            return preempt(task, action.why)
         case SuspendGang() | StopGang():
             raise ValueError(f"not an action of plan: {action}")
-
-
-def waiting_for(state: State, task: Task) -> str:
-    """Why a queued task does not run yet, in words."""
-    if task.nodes > len(state.nodes):
-        return f"asks for {count(task.nodes, 'node')}; the server has {len(state.nodes)}"
-    held = {node for other in state.tasks.values() for node in other.placement}
-    free = [node for node in state.nodes if node not in held]
-    allowed = len(_allowed(task, state.nodes, free))
-    if task.nodes > allowed:
-        avoided = len(free) - allowed
-        suffix = f", {avoided} more that it avoids after a fault" if avoided else ""
-        return f"waits for {count(task.nodes, 'node')}; {allowed} free{suffix}"
-    return "waits for tasks submitted earlier"
 
 
 def count(number: int, noun: str) -> str:
