@@ -22,6 +22,7 @@
     │   ├── VersionExists      the version is published, or was once
     │   └── AccessDenied       it is not for this user
     ├── TaskError              the platform refuses or cannot do what was asked of a task
+    ├── TraceError             a trace of jobs that cannot be read or replayed
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay
@@ -252,6 +253,10 @@ class AccessDenied(DatasetError):
 
 class TaskError(FireflyerError):
     """The platform refuses, or cannot do, what was asked of a task."""
+
+
+class TraceError(FireflyerError):
+    """A trace of jobs cannot be read, or not be replayed on the cluster that was asked for."""
 
 
 class LabError(FireflyerError):
