@@ -20,13 +20,12 @@ from typing import Any
 import msgspec
 
 from fireflyer.errors import FireflyerError, TaskError
-from fireflyer.hai import scheduler
+from fireflyer.hai import lifecycle
 from fireflyer.hai.admission import RESERVED, check
 from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded, NodesChanged
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch
-from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
-from fireflyer.hai.scheduler import (
+from fireflyer.hai.lifecycle import (
     Action,
     Launch,
     Release,
@@ -36,6 +35,7 @@ from fireflyer.hai.scheduler import (
     SuspendGang,
     Task,
 )
+from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
 from fireflyer.hai.store import Moment, Row, Store
 from fireflyer.log import get_logger
 
@@ -128,7 +128,7 @@ class Controller:
         for task in list(self._tasks.values()):
             if task.state == "suspended":
                 continue
-            step = scheduler.request(task, "stop")
+            step = lifecycle.request(task, "stop")
             if step.notes:
                 self._apply(step, now())
             if at_once and task.placement:
@@ -157,14 +157,14 @@ class Controller:
             id="", order=0, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
             max_restarts=spec.max_restarts,
         )  # fmt: skip
-        step = scheduler.admit(fresh, len(self._nodes))
+        step = lifecycle.admit(fresh, len(self._nodes))
         name = self._store.add(spec, secrets.token_hex(32), step, now())
         self._tasks[name] = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
         self._schedule()
         self._tell()
         return self.view(name)
 
-    def request(self, name: str, what: scheduler.Request) -> TaskView:
+    def request(self, name: str, what: lifecycle.Request) -> TaskView:
         """Stops, suspends or resumes a task.
 
         Raises:
@@ -174,7 +174,7 @@ class Controller:
         if task is None:
             row = self._store.row(name)
             task = Task(id=name, order=0, nodes=0, world=0, max_restarts=0, state=row.state)
-        step = scheduler.request(task, what)
+        step = lifecycle.request(task, what)
         if step.notes:
             self._apply(step, now())
         return self.view(name)
@@ -189,7 +189,7 @@ class Controller:
         if task is None:
             self._store.row(name)
             return False
-        step = scheduler.grant(task, asked)
+        step = lifecycle.grant(task, asked)
         if step is None:
             _log.info(
                 "%s attempt %d: refused generation %d to %s, which come from %d",
@@ -245,7 +245,7 @@ class Controller:
         world = row.spec.nodes * row.spec.ranks_per_node
         number = row.attempt if attempt is None else attempt
         if not 0 <= rank < world:
-            has = scheduler.count(world, "rank")
+            has = lifecycle.count(world, "rank")
             raise TaskError(f"task {name} has {has}; there is no rank {rank}")
         if number == 0:
             raise TaskError(f"task {name} has not started yet, so it has no log")
@@ -309,8 +309,8 @@ class Controller:
         if self._draining:
             return
         state = State(tasks=self._tasks, nodes=self._usable)
-        for action in scheduler.plan(state, time.monotonic()):
-            self._commit(scheduler.decide(self._tasks[action.task], action), now())
+        for action in lifecycle.plan(state, time.monotonic()):
+            self._commit(lifecycle.decide(self._tasks[action.task], action), now())
 
     def _tell(self) -> None:
         """Wakes whoever waits for news."""
@@ -338,7 +338,7 @@ class Controller:
         task = self._tasks.get(event.task)
         if task is None:
             return
-        step = scheduler.observe(task, event)
+        step = lifecycle.observe(task, event)
         if step.notes:
             self._apply(step, Moment(event.monotonic_ns, event.wall))
 
@@ -429,7 +429,7 @@ class Controller:
         reason = row.reason
         task = self._tasks.get(row.task)
         if task is not None and task.state == "queued" and not reason:
-            reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._usable), task)
+            reason = lifecycle.waiting_for(State(tasks=self._tasks, nodes=self._usable), task)
         lease = self._store.lease(row.task, row.attempt)
         return TaskView(
             id=row.task,

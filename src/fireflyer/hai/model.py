@@ -112,7 +112,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     kind: str
     """submitted, queued, starting, rank_started, running, leased, rank_joined, rank_exited, gang_ended,
-    restarting, suspending, suspended, resumed, stopping, finished, failed, stopped."""
+    restarting, suspending, preempted, suspended, resumed, stopping, finished, failed, stopped."""
     detail: dict[str, Any]
     """rank_started: rank, node, pid; leased: generation, members, token; rank_joined: rank, node;
     rank_exited: rank, node, code, signal, suspended; gang_ended: outcome, reason. The rank_ kinds of

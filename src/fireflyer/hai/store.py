@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from fireflyer.errors import Corrupted, NoSpace, StorageError, TaskError
+from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
-from fireflyer.hai.scheduler import ACTIVE, Launch, Note, Step, Task
 
 PRODUCT = "fireflyer hai"
 VERSION = 1

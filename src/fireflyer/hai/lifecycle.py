@@ -43,6 +43,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that the active attempt holds; empty outside ACTIVE."""
     previous: tuple[str, ...] = ()
     """Nodes of the last attempt while the engine keeps something warm there; a restart prefers them."""
+    preempted: bool = False
+    """It is suspending to make room, and goes back into the queue by itself."""
     stopping: bool = False
     """A stop was asked for and the attempt has not ended yet."""
     unsure: bool = False
@@ -80,6 +82,15 @@ class StopGang(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Have a running task save and leave, to make room; it goes back into the queue by itself."""
+
+    task: str
+    attempt: int
+    why: str
+    """For people."""
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Give back what the engine kept warm after this attempt."""
 
@@ -87,7 +98,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-Action = Launch | SuspendGang | StopGang | Release
+Action = Launch | Preempt | SuspendGang | StopGang | Release
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -151,7 +162,10 @@ def _stop(task: Task) -> Step:
 
 def _suspend(task: Task) -> Step:
     if task.state in ("suspending", "suspended") and not task.stopping:
-        return Step(task=task)
+        if not task.preempted:
+            return Step(task=task)
+        note = Note("suspending", {"reason": "suspend was asked for"})
+        return Step(task=_replace(task, preempted=False, reason=""), notes=(note,))
     if task.state in TERMINAL:
         raise TaskError(f"task {task.id} has already {_ended(task)}")
     if task.stopping:
@@ -162,7 +176,20 @@ def _suspend(task: Task) -> Step:
     return _enter(task, "suspended", "suspended while queued")
 
 
+def preempt(task: Task, why: str) -> Step:
+    """Has an active task make room; whatever is on its way out already changes nothing."""
+    if task.state not in ("starting", "running") or task.stopping:
+        return Step(task=task)
+    return Step(
+        task=_replace(task, state="suspending", preempted=True, reason=why),
+        notes=(Note("suspending", {"reason": why, "preempted": True}),),
+        actions=(SuspendGang(task.id, task.attempt),),
+    )
+
+
 def _resume(task: Task) -> Step:
+    if task.preempted:
+        return Step(task=task)
     if task.state == "suspending":
         raise TaskError(f"task {task.id} is still suspending; resume it once it is suspended")
     if task.state in TERMINAL:
@@ -249,9 +276,10 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
     fault = event.outcome in ("failed", "lost")
     free = task.unsure and event.outcome == "lost"
     wants_stop = task.stopping
-    wants_suspend = task.state == "suspending"
+    wants_suspend = task.state == "suspending" and not task.preempted
+    preempted = task.reason if task.preempted else ""
     task = _replace(
-        task, placement=(), previous=task.placement, stopping=False, unsure=False,
+        task, placement=(), previous=task.placement, stopping=False, preempted=False, unsure=False,
         started=frozenset(), exited=frozenset(), newcomers=frozenset(), lease=None,
     )  # fmt: skip
     if event.outcome == "finished":
@@ -259,6 +287,8 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
     if wants_stop or event.outcome == "stopped":
         return _enter(task, "stopped", event.reason, note)
     if not fault:
+        if preempted:
+            return _enter(task, "queued", preempted, note, Note("preempted", {"reason": preempted}))
         return _enter(task, "suspended", event.reason, note)
     if not free:
         if task.restarts >= task.max_restarts:
@@ -316,6 +346,8 @@ def decide(task: Task, action: Action) -> Step:
             return msgspec.structs.replace(step, notes=noted, actions=(action,))
         case Release():
             return Step(task=_replace(task, previous=()), actions=(action,))
+        case Preempt():
+            return preempt(task, action.why)
         case SuspendGang() | StopGang():
             raise ValueError(f"not an action of plan: {action}")
 
