@@ -11,6 +11,7 @@ from fireflyer.cli.config import config
 from fireflyer.cli.fs import fs
 from fireflyer.cli.handing import hand_over
 from fireflyer.cli.record import record
+from fireflyer.cli.sim import sim
 from fireflyer.program import in_one_line
 
 app = typer.Typer(
@@ -285,6 +286,7 @@ def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
     printing.nodes(Client(home).nodes(), json=json)
 
 
+app.command()(sim)
 app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)

@@ -1,8 +1,9 @@
 """Faults as a cluster of 1,250 nodes met them in a year, scaled to the simulated one.
 
-Numbers: tables VI (Xid errors of one year), VII (failures by month, October 2023 to March 2024) and VIII (flash cuts of
-links by day) of arXiv 2408.14158. Of the network failures of table VII five months of six are the flash cuts of table
-VIII, so only the latter are used; the Xids of table VII are in table VI. Repair times are in no table: they are assumptions.
+Numbers: tables VI (Xid errors of one year), VII (failures by month, October 2023 to March 2024) and VIII
+(flash cuts of links by day) of arXiv 2408.14158. Of the network failures of table VII five months of six
+are the flash cuts of table VIII, so only the latter are used; the Xids of table VII are in table VI.
+Repair times are in no table: they are assumptions.
 """
 
 import heapq
@@ -23,8 +24,8 @@ DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 
 Effect = Literal["task", "link", "node"]
-"""task: one GPU's program dies; link: gangs of several nodes with a member there die, the node stays; node: all die there,
-and it is down for a while."""
+"""task: one GPU's program dies; link: gangs of several nodes with a member there die, the node stays;
+node: all die there, and it is down for a while."""
 
 XID_YEAR: Mapping[str, Mapping[int, int]] = {
     "software": {13: 45, 31: 2487, 43: 4342, 45: 240},
@@ -65,9 +66,14 @@ KINDS: Mapping[str, Kind] = {
     "memory": Kind("node", MEMORY_ECC * 365 / MEMORY_DAYS, 24 * HOUR_MS),
     "network": Kind("link", 0.0, 0),
 }
-"""Repairs, assumed: a reset of GPUs takes 10 minutes, an exchange of parts a day. A cut link is back at once."""
+"""Repairs, assumed: a reset of GPUs takes 10 minutes, an exchange of parts a day. A cut link is back at
+once."""
 
-SETS = {"none": (), "paper": tuple(KINDS), "hardware": ("nvlink", "ecc", "gpu", "memory", "network")}
+SETS = {
+    "none": (),
+    "paper": tuple(KINDS),
+    "hardware": ("nvlink", "ecc", "gpu", "memory", "network"),
+}
 
 
 def parse(words: str) -> dict[str, float]:
@@ -86,13 +92,16 @@ def parse(words: str) -> dict[str, float]:
             times = -1.0
         if any(kind not in KINDS for kind in kinds) or not 0 <= times <= 1e6:
             known = ", ".join([*SETS, *KINDS])
-            raise ConfigError(f"faults {word!r} are not understood; write NAME or NAME:FACTOR of {known}")
+            raise ConfigError(
+                f"faults {word!r} are not understood; write NAME or NAME:FACTOR of {known}"
+            )
         rates.update(dict.fromkeys(kinds, times))
     return {kind: times for kind, times in rates.items() if times}
 
 
 def stream(rates: Mapping[str, float], nodes: int, seed: int) -> Iterator[Fault]:
-    """Faults in order of time, without end (none at all: an empty iterator). They do not depend on the policy.
+    """Faults in order of time, without end (none at all: an empty iterator). They do not depend on the
+    policy.
 
     Args:
         rates: from `parse`.

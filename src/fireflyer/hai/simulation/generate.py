@@ -1,8 +1,9 @@
-"""Traces made from a seed, calibrated to what is published of four clusters: for tests, and where there is no file.
+"""Traces made from a seed, calibrated to what is published of four clusters: for tests, and where there is
+no file.
 
-Run times are log-normal with the published mean and median; gangs are powers of two, shares falling by a constant
-factor from one to the next, fitted to the published mean. Arrivals are a Poisson process with a daily wave.
-Only `random.Random` draws, whose methods used here give the same numbers on every machine.
+Run times are log-normal with the published mean and median; gangs are powers of two, shares falling by a
+constant factor from one to the next, fitted to the published mean. Arrivals are a Poisson process with a
+daily wave. Only `random.Random` draws, whose methods used here give the same numbers on every machine.
 """
 
 import bisect
@@ -56,9 +57,13 @@ def generate(
         TraceError: there is no such calibration, or a number is out of range.
     """
     if cluster not in CLUSTERS:
-        raise TraceError(f"no cluster {cluster!r} to generate from; there are: {', '.join(CLUSTERS)}")
+        raise TraceError(
+            f"no cluster {cluster!r} to generate from; there are: {', '.join(CLUSTERS)}"
+        )
     if jobs < 1 or capacity < 1 or users < 1 or not 0 < load <= 100:
-        raise TraceError("a generated trace needs at least one job, GPU and user, and a load above 0")
+        raise TraceError(
+            "a generated trace needs at least one job, GPU and user, and a load above 0"
+        )
     table = CLUSTERS[cluster]
     draw = random.Random(f"{cluster}/{seed}")
     sizes, weights = gang_sizes(table.mean_gpus, min(table.most_gpus, capacity))
@@ -89,7 +94,8 @@ def generate(
 
 
 def gang_sizes(mean: float, most: int) -> tuple[list[int], list[float]]:
-    """Powers of two up to `most` and their cumulative weights, whose mean size is `mean` or as close as can be."""
+    """Powers of two up to `most` and their cumulative weights, whose mean size is `mean` or as close as
+    can be."""
     sizes = [1 << power for power in range(most.bit_length())]
     low, high = 0.0, 1.0
     for _ in range(60):

@@ -1,7 +1,7 @@
 """`fireflyer events --json` as a trace: what the platform's own tasks asked for, and how long they worked.
 
-An array, as `events --json` prints it, or an object a line, as `events -f --json` does. Of a task that has not
-ended yet, or never ran, nothing is taken.
+An array, as `events --json` prints it, or an object a line, as `events -f --json` does. Of a task that has
+not ended yet, or never ran, nothing is taken.
 """
 
 from collections.abc import Iterator

@@ -5,9 +5,10 @@ from array import array
 CAUSES = (
     "useful", "lost", "checkpoint", "restart", "suspend", "fragmentation", "idle", "faulty",
 )  # fmt: skip
-"""useful: work that counted; lost: work that a fault undid; checkpoint: stalls of periodic saves; restart: GPUs held
-from the launch until work began; suspend: GPUs held from the request to suspend until they were free;
-fragmentation: idle though as much demand was waiting; idle: no demand; faulty: of nodes that are down."""
+"""useful: work that counted; lost: work that a fault undid; checkpoint: stalls of periodic saves; restart:
+GPUs held from the launch until work began; suspend: GPUs held from the request to suspend until they were
+free; fragmentation: idle though as much demand was waiting; idle: no demand; faulty: of nodes that are
+down."""
 
 
 class Ledger:
@@ -58,7 +59,8 @@ class Ledger:
         self.now = now
 
     def split(self) -> dict[str, int]:
-        """GPU-milliseconds by cause, in the order of CAUSES; their sum is capacity x time while nothing is held."""
+        """GPU-milliseconds by cause, in the order of CAUSES; their sum is capacity x time while nothing is
+        held."""
         idle = self.capacity * self.now - self.held_ms - self.down_ms - self.fragmentation_ms
         parts = (
             self.useful, self.lost, self.checkpoint, self.restart, self.suspend,

@@ -113,7 +113,8 @@ def philly(source: Source, text: str) -> Iterator[Record]:
 
 
 def swf(source: Source, text: str) -> Iterator[Record]:
-    """The Standard Workload Format of the Parallel Workloads Archive, version 2: a processor is taken as a GPU."""
+    """The Standard Workload Format of the Parallel Workloads Archive, version 2: a processor is taken as a
+    GPU."""
     for line, words in enumerate(map(str.split, text.splitlines()), start=1):
         if not words or words[0].startswith((";", "#")):
             continue

@@ -1,10 +1,12 @@
 """The event loop: arrivals, starts, ends, faults and repairs of a trace around the scheduler's own `plan`.
 
-The world here is what the controller and the engines are in production. Simulated time is in integer milliseconds;
-the scheduler gets it in seconds. Nothing depends on the wall clock but `plan_s`, which is measured.
+The world here is what the controller and the engines are in production. Simulated time is in integer
+milliseconds; the scheduler gets it in seconds. Nothing depends on the wall clock but `plan_s`, which is
+measured.
 """
 
 import heapq
+import itertools
 import math
 import time
 from collections import Counter
@@ -13,9 +15,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from fireflyer.errors import TraceError
-from fireflyer.hai.cluster import PRIORITIES, Cluster, Node, plan
+from fireflyer.hai.cluster import PRIORITIES, Cluster, Node
 from fireflyer.hai.cluster import Job as Wanted
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
+from fireflyer.hai.planner import plan
+from fireflyer.hai.policies import DEFAULT, Policy
 from fireflyer.hai.simulation import faults
 from fireflyer.hai.simulation.ledger import Ledger
 from fireflyer.hai.simulation.trace import Job, Trace
@@ -37,12 +41,16 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     zones: int = 1
     leaf_nodes: int = 20
     """Nodes below one switch."""
-    policy: str = "fifo"
+    policy: str = DEFAULT
+    rules: Policy | None = None
+    """Of the policy; None: as production has them."""
     whole_nodes: bool = False
     """A job takes whole nodes, as on HAI; else some GPUs of each of its nodes."""
     costs: Costs = Costs()
     fault_rates: dict[str, float] = {}
     """From `faults.parse`."""
+    estimates: float = 0.0
+    """What the scheduler is told of the work that is left, as a multiple of the truth; 0: nothing."""
     tick_ms: int = 0
     """Plan only at multiples of it; 0: after the events of each moment, as in production."""
     seed: int = 0
@@ -53,7 +61,7 @@ class Run:
 
     __slots__ = (
         "active_before", "active_mean", "active_since", "cross_zone", "ended", "epoch", "faults",
-        "first", "gpus", "job", "left", "lost", "phase", "preemptions", "since", "wanted",
+        "first", "gpus", "held_ms", "job", "left", "lost", "phase", "preemptions", "since", "wanted",
     )  # fmt: skip
 
     def __init__(self, job: Job, wanted: Wanted, gpus: int) -> None:
@@ -67,8 +75,8 @@ class Run:
         """Grows when what was expected of the attempt will not happen."""
         self.first = self.ended = -1
         self.preemptions = self.faults = 0
-        self.lost = 0
-        """Milliseconds of work done twice."""
+        self.held_ms = 0
+        """Time with nodes."""
         self.active_before = 0
         self.active_mean = 0.0
         """Tasks in the system while it was, on average, itself among them."""
@@ -131,13 +139,17 @@ class _World:
         ]  # fmt: skip
         self.zone = {node.name: node.zone for node in self.nodes}
         self.cluster = Cluster(self.nodes, policy=setup.policy)
+        if setup.rules is not None:
+            self.cluster.policy = setup.rules  # before it knows any job
         self.ledger = Ledger(setup.nodes * setup.gpus)
         self.runs: dict[str, Run] = {}
         self.too_large = 0
         for job in trace.jobs:
             self._admit(job)
         if not self.runs:
-            raise TraceError(f"no job of {trace.source} fits {setup.nodes} nodes of {setup.gpus} GPUs")
+            raise TraceError(
+                f"no job of {trace.source} fits {setup.nodes} nodes of {setup.gpus} GPUs"
+            )
         self.events: list[tuple[int, int, Callable[..., None], object, int]] = []
         self.made = 0
         self.down_until = [0] * setup.nodes
@@ -167,7 +179,7 @@ class _World:
     def run(self, progress: Callable[[int], None]) -> Replay:
         began = time.perf_counter()
         runs = list(self.runs.values())
-        events, ledger, queue = self.events, self.ledger, self.cluster.queue
+        events, ledger, cluster = self.events, self.ledger, self.cluster
         arrived, total, reported = 0, len(runs), 0
         tick = self.setup.tick_ms
         look = due = NEVER
@@ -190,8 +202,8 @@ class _World:
                 due = now - now % tick + tick
             else:
                 due = NEVER
-                acted = bool(queue) and self._plan(now)
-                look = self._look(now) if queue else NEVER
+                acted = bool(cluster.queue) and self._plan(now)
+                look = self._look(now) if cluster.queue else NEVER
                 if not acted and look == next_arrival == NEVER and self._idle():
                     raise self._stuck(total)
             moments += 1
@@ -242,7 +254,12 @@ class _World:
         run.active_before = ledger.active_ms
         ledger.active += 1
         ledger.queued += run.gpus
+        self._estimate(run)
         self.cluster.submit(run.wanted, now / 1000)
+
+    def _estimate(self, run: Run) -> None:
+        if self.setup.estimates:
+            run.wanted.estimate_s = run.left / 1000 * self.setup.estimates
 
     def _act(self, action: Action, now: int) -> None:
         self.cluster.apply(action, now / 1000)
@@ -259,7 +276,7 @@ class _World:
             run.first = now
         if self.setup.zones > 1 and len(action.nodes) > 1:
             zones = [self.zone[node] for node in action.nodes]
-            pairs = sum(a != b for a, b in zip(zones, zones[1:], strict=False))
+            pairs = sum(a != b for a, b in itertools.pairwise(zones))
             run.cross_zone = max(run.cross_zone, pairs)
         run.phase, run.since = STARTING, now
         self._at(now + self.costs.restart_ms, self._started, run, run.epoch)
@@ -267,7 +284,9 @@ class _World:
     def _started(self, now: int, run: Run, epoch: int) -> None:
         if epoch != run.epoch:
             return
-        self.ledger.restart += (now - run.since) * run.gpus
+        passed = now - run.since
+        run.held_ms += passed
+        self.ledger.restart += passed * run.gpus
         run.phase, run.since = WORKING, now
         self.cluster.running(run.wanted.id, now / 1000)
         self._at(now + self.costs.time_for(run.left), self._end, run, epoch)
@@ -275,9 +294,10 @@ class _World:
     def _end(self, now: int, run: Run, epoch: int) -> None:
         if epoch != run.epoch:
             return
-        ledger = self.ledger
+        ledger, passed = self.ledger, now - run.since
+        run.held_ms += passed
         ledger.useful += run.left * run.gpus
-        ledger.checkpoint += (now - run.since - run.left) * run.gpus
+        ledger.checkpoint += (passed - run.left) * run.gpus
         ledger.held -= run.gpus
         ledger.active -= 1
         run.phase, run.left, run.ended = OVER, 0, now
@@ -294,6 +314,7 @@ class _World:
 
     def _suspended(self, now: int, run: Run, epoch: int) -> None:
         if epoch == run.epoch:
+            run.held_ms += now - run.since
             self.ledger.suspend += (now - run.since) * run.gpus
             self._requeue(run, now)
 
@@ -301,6 +322,7 @@ class _World:
         """The attempt's current phase is over before its time. `saves`: its work is kept."""
         ledger, passed = self.ledger, now - run.since
         run.epoch += 1
+        run.held_ms += passed
         if run.phase == STARTING:
             ledger.restart += passed * run.gpus
         elif run.phase == SUSPENDING:
@@ -312,12 +334,12 @@ class _World:
             ledger.lost += (done - kept) * run.gpus
             ledger.checkpoint += (passed - done) * run.gpus
             run.left -= kept
-            run.lost += done - kept
 
     def _requeue(self, run: Run, now: int) -> None:
         self.ledger.held -= run.gpus
         self.ledger.queued += run.gpus
         run.phase, run.since = QUEUED, now
+        self._estimate(run)
         self.cluster.requeue(run.wanted.id, now / 1000)
 
     # -- faults ----------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
     sacct -a -X -P -S 2026-01-01 -o JobID,User,Account,Submit,ElapsedRaw,AllocTRES,NNodes,State > jobs.txt
 
-Needed: JobID or JobIDRaw, Submit, ElapsedRaw or Elapsed (or Start and End), and what tells the size: AllocTRES or
-ReqTRES, AllocGRES or ReqGRES, else NNodes or AllocNodes. Used where there: User, Account, Partition, State.
+Needed: JobID or JobIDRaw, Submit, ElapsedRaw or Elapsed (or Start and End), and what tells the size:
+AllocTRES or ReqTRES, AllocGRES or ReqGRES, else NNodes or AllocNodes. Used where there: User, Account,
+Partition, State.
 """
 
 import re

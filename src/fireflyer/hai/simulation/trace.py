@@ -1,4 +1,5 @@
-"""The jobs of a trace, whatever format they came in. Times are integer milliseconds, so that sums are exact."""
+"""The jobs of a trace, whatever format they came in. Times are integer milliseconds, so that sums are
+exact."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -142,8 +143,7 @@ def with_users(trace: Trace, source: UserFrom | None) -> Trace:
                 "use --user-from job, which makes each job its own user"
             )
     jobs = tuple(
-        msgspec.structs.replace(job, user=user)
-        for job, user in zip(trace.jobs, users, strict=True)
+        msgspec.structs.replace(job, user=user) for job, user in zip(trace.jobs, users, strict=True)
     )
     return msgspec.structs.replace(trace, jobs=jobs)
 
