@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
 
-.PHONY: help setup demo test lint bench soak soak-fs3 native-test fuzz sim sim-mutants stubs clean
+.PHONY: help setup demo test lint bench soak soak-fs3 native-test fuzz sim sim-mutants cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -43,6 +43,9 @@ sim: setup  ## fs3 under a deterministic simulator: N=1000 histories, or the one
 
 sim-mutants: setup  ## takes one rule of fs3's protocol away at a time; the simulator must notice (minutes each)
 	@$(PY) -m tests.fs3.sim.mutants $(ARGS)
+
+cluster-histories: setup  ## the scheduler's promises over N=50000 random histories of clusters
+	@$(PY) -m tests.hai.plan.histories --count $(or $(N),50000) $(ARGS)
 
 stubs: setup  ## regenerate the committed type stubs of the native module
 	@scripts/stubs.sh

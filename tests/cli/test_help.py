@@ -11,11 +11,11 @@ import pytest
 import fireflyer
 
 VERBS = [
-    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
-    "sim",
+    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
+    "nodes", "drain", "undrain", "sim",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
-GROUPS = ["record", "ckpt", "fs", "config"]
+GROUPS = ["window", "record", "ckpt", "fs", "config"]
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """

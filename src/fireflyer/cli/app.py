@@ -1,15 +1,16 @@
 """All verbs and their options. What a verb does is imported when it runs, so `--help` stays fast."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fireflyer import __version__
 from fireflyer.cli.ckpt import ckpt
+from fireflyer.cli.cluster import cluster_verbs, window
 from fireflyer.cli.config import config
 from fireflyer.cli.fs import fs
 from fireflyer.cli.handing import hand_over
+from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
 from fireflyer.cli.record import record
 from fireflyer.cli.sim import sim
 from fireflyer.program import in_one_line
@@ -28,6 +29,7 @@ app = typer.Typer(
   fireflyer run train.py --lr 0.1       run a script as a task and follow it
   fireflyer run --nodes 2 -d train.py   two nodes, in the background
   fireflyer ps                          what runs and what waits
+  fireflyer why t1                      what a task waits for
   fireflyer logs -f t1                  follow a task's output
   fireflyer record pack photos/ -o p.ffr  a folder as one record file
   fireflyer ckpt ls runs/gpt            the checkpoints of a run
@@ -37,17 +39,6 @@ app = typer.Typer(
 `fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage.
 """,
 )
-
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        metavar="DIR",
-        help="The platform's folder; else $FIREFLYER_HOME, else ~/.local/state/fireflyer.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]
 
 INTERRUPTED = 130
 """What Typer makes of a KeyboardInterrupt."""
@@ -90,6 +81,14 @@ def up(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
     ] = 0,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="timeshare, fifo, fifo-backfill, las or fairshare. Remembered by the home. "
+            "[default: timeshare]",
+        ),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave tasks running when Ctrl-C or SIGTERM ends it.")
     ] = False,
@@ -102,7 +101,7 @@ def up(
     """
     from fireflyer.cli.serving import choose, serve
 
-    serve(home, choose(home, engine, partition), nodes, port, keep)
+    serve(home, choose(home, engine, partition), nodes, port, keep, policy)
 
 
 @app.command()
@@ -156,6 +155,29 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Time to save and leave on stop.")
     ] = 30.0,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes.")] = 0,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory of each node, e.g. 64GiB.")
+    ] = "",
+    priority: Annotated[
+        str,
+        typer.Option(
+            metavar="LEVEL",
+            help="low, normal, above_normal, high, very_high, extreme_high, or auto: "
+            "the highest with quota left.",
+        ),
+    ] = "normal",
+    group: Annotated[str, typer.Option(help="Group, for quotas and reservations.")] = "",
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="K=V", help="For people; may be repeated."),
+    ] = None,
+    expect: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="How long it works, e.g. 90m; helps backfill and `why`."
+        ),
+    ] = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the task's id and return.")
     ] = False,
@@ -183,7 +205,8 @@ def run(
     request = Launch(
         script=script, args=tuple(args or ()), nodes=nodes, ranks=ranks, name=name,
         env=tuple(env or ()), start=start, max_restarts=max_restarts, elastic=elastic,
-        grace_s=grace,
+        grace_s=grace, gpus=gpus, memory=memory, priority=priority, group=group,
+        labels=tuple(label or ()), expect=expect,
     )  # fmt: skip
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 
@@ -277,16 +300,9 @@ _steering(
 )  # fmt: skip
 
 
-@app.command()
-def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
-    """List the nodes and what they hold."""
-    from fireflyer.cli import printing
-    from fireflyer.hai.client import Client
-
-    printing.nodes(Client(home).nodes(), json=json)
-
-
+cluster_verbs(app)
 app.command()(sim)
+app.add_typer(window)
 app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)

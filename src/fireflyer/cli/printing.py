@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.hai.client import NodeView
 from fireflyer.hai.model import Event, RankView, TaskView
 from fireflyer.program import plain
 
@@ -79,13 +78,6 @@ def task(view: TaskView, *, json: bool) -> None:
             for rank in view.ranks
         ]
         table(("RANK", "NODE", "PID", "STATE", "LOG"), rows)
-
-
-def nodes(found: list[NodeView], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    table(("NODE", "TASK"), [(node.name, node.task or "-") for node in found])
 
 
 def events(found: list[Event], *, json: bool) -> None:

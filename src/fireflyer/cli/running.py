@@ -9,10 +9,11 @@ import msgspec
 
 from fireflyer.cli import printing
 from fireflyer.cli.following import Tail, follow
+from fireflyer.cli.looking import duration, size_mib
 from fireflyer.errors import ConfigError
 from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
-from fireflyer.hai.model import Event, TaskSpec, TaskState
+from fireflyer.hai.model import PRIORITIES, Event, Priority, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
 from fireflyer.program import plain
 
@@ -31,6 +32,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     elastic: bool
     grace_s: float
+    gpus: int
+    memory: str
+    priority: str
+    group: str
+    labels: tuple[str, ...]
+    """"K=V"."""
+    expect: str
 
 
 def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
@@ -75,6 +83,12 @@ def _spec(request: Launch) -> TaskSpec:
         env[name] = value
     if request.start not in ("fork", "exec"):
         raise ConfigError(f"--start must be fork or exec, not {request.start!r}")
+    labels = dict(item.split("=", 1) for item in request.labels if "=" in item)
+    if len(labels) < len(request.labels):
+        raise ConfigError("a --label is K=V, each K once")
+    priority = request.priority.lower().replace("-", "_")
+    if priority not in ("auto", *PRIORITIES):
+        raise ConfigError(f"--priority must be auto, {', '.join(PRIORITIES)}, not {priority!r}")
     return TaskSpec(
         script=os.path.abspath(request.script),
         args=request.args,
@@ -87,6 +101,12 @@ def _spec(request: Launch) -> TaskSpec:
         max_restarts=request.max_restarts,
         elastic=request.elastic,
         grace_s=request.grace_s,
+        gpus=request.gpus,
+        memory_mib=size_mib(request.memory) if request.memory else 0,
+        priority=cast(Priority, priority),
+        group=request.group,
+        labels=labels,
+        expected_s=duration(request.expect) if request.expect else 0.0,
     )
 
 

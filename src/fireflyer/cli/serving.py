@@ -33,11 +33,18 @@ def choose(home: Path | None, engine: str | None, partition: str | None) -> Engi
     raise ConfigError(f"--engine must be local or slurm, not {engine!r}")
 
 
-def serve(home: Path | None, engine: EngineFile, nodes: int | None, port: int, keep: bool) -> None:
+def serve(
+    home: Path | None,
+    engine: EngineFile,
+    nodes: int | None,
+    port: int,
+    keep: bool,
+    policy: str | None,
+) -> None:
     """Serves in the foreground; says so on stderr once requests are answered.
 
     Raises:
-        ConfigError: the engine cannot be used, or has nodes of its own.
+        ConfigError: the engine cannot be used, or has nodes of its own; or there is no such policy.
     """
     if engine.engine == "slurm":
         if nodes is not None:
@@ -46,8 +53,9 @@ def serve(home: Path | None, engine: EngineFile, nodes: int | None, port: int, k
     else:
         nodes_text = f"nodes: {nodes or DEFAULT_NODES}"
     options = Options(
-        home=locate(home), engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep
-    )
+        home=locate(home), engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep,
+        policy=policy,
+    )  # fmt: skip
     where = options.home
     where.create()
     log.configure(logging.INFO)

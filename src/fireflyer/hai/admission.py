@@ -37,6 +37,9 @@ def check(spec: TaskSpec) -> None:
         "ranks_per_node (--ranks)": (spec.ranks_per_node, 1, 1024),
         "max_restarts (--max-restarts)": (spec.max_restarts, 0, 1_000_000),
         "grace_s (--grace)": (spec.grace_s, 0, 86_400),
+        "gpus (--gpus)": (spec.gpus, 0, 1024),
+        "memory_mib (--memory)": (spec.memory_mib, 0, 1 << 40),
+        "expected_s (--expect)": (spec.expected_s, 0, 1e9),
     }
     for field, (given, low, high) in limits.items():
         if not low <= given <= high:
@@ -58,7 +61,8 @@ def check_text(spec: TaskSpec) -> None:
         ConfigError: names the field.
     """
     texts = [("the script's path", spec.script), ("the working directory", spec.cwd)]
-    texts += [("the task's name (--name)", spec.name)]
+    texts += [("the task's name (--name)", spec.name), ("the group (--group)", spec.group)]
+    texts += [("a label (--label)", text) for item in spec.labels.items() for text in item]
     texts += [
         (f"argument {number} of the script", text) for number, text in enumerate(spec.args, 1)
     ]

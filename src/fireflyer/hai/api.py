@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fireflyer import errors
+from fireflyer.hai.cluster_api import cluster_routes
 from fireflyer.hai.controller import Controller
 from fireflyer.hai.model import LeaseRequest, TaskSpec
 
@@ -46,14 +47,11 @@ def build(controller: Controller, token: str, shut_down: Callable[[bool], None])
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     _task_routes(app, controller)
+    cluster_routes(app, controller)
 
     @app.get("/events")
     async def events(after: Seq = 0, task: str | None = None, wait_s: Wait = 0.0) -> Response:
         return _json(await controller.events(after, task, wait_s))
-
-    @app.get("/nodes")
-    async def nodes() -> Response:
-        return _json(controller.nodes())
 
     @app.post("/shutdown")
     async def shutdown(keep: bool = False) -> Response:

@@ -22,7 +22,17 @@ class Capacity:
     only whole. Memory that is not known (0) is not limited.
     """
 
-    __slots__ = ("_at_least", "_jobs", "free", "idle", "memory", "total", "total_memory")
+    __slots__ = (
+        "_at_least",
+        "_jobs",
+        "_sized",
+        "free",
+        "idle",
+        "largest",
+        "memory",
+        "total",
+        "total_memory",
+    )
 
     def __init__(self) -> None:
         self.total: list[int] = []
@@ -33,6 +43,9 @@ class Capacity:
         self._jobs: list[int] = []
         self.idle = 0
         """Nodes that hold no job."""
+        self.largest = 0
+        """GPUs of the largest node."""
+        self._sized: dict[tuple[int, int], int] = {}
         self._at_least: list[int] = [0]
         """[g]: nodes with at least g free GPUs; [0] is unused."""
 
@@ -45,6 +58,8 @@ class Capacity:
         other.memory = self.memory.copy()
         other._jobs = self._jobs.copy()
         other.idle = self.idle
+        other.largest = self.largest
+        other._sized = self._sized
         other._at_least = self._at_least.copy()
         return other
 
@@ -57,6 +72,8 @@ class Capacity:
         self.memory.append(memory_mib)
         self._jobs.append(0)
         self._at_least.extend([0] * (gpus + 1 - len(self._at_least)))
+        self.largest = max(self.largest, gpus)
+        self._sized.clear()
         self.idle |= 1 << place
         self._shift(place, gpus)
         return place
@@ -64,6 +81,8 @@ class Capacity:
     def resize(self, place: int, gpus: int, memory_mib: int) -> None:
         """The node has another size now. What is taken stays taken: free may become negative."""
         self._at_least.extend([0] * (gpus + 1 - len(self._at_least)))
+        self.largest = max(self.largest, gpus)
+        self._sized.clear()
         self._shift(place, self.free[place] + gpus - self.total[place])
         self.memory[place] += memory_mib - self.total_memory[place]
         self.total[place], self.total_memory[place] = gpus, memory_mib
@@ -105,6 +124,18 @@ class Capacity:
                 if self.total_memory[place] and self.memory[place] < memory_mib:
                     found ^= 1 << place
         return found
+
+    def sized(self, gpus: int, memory_mib: int, among: int) -> int:
+        """The nodes of `among` that are large enough, whatever they hold."""
+        found = self._sized.get((gpus, memory_mib))
+        if found is None:
+            found = 0
+            for place, total in enumerate(self.total):
+                memory = self.total_memory[place] or memory_mib
+                if total >= gpus and memory >= memory_mib:
+                    found |= 1 << place
+            self._sized[gpus, memory_mib] = found
+        return found & among
 
     def tightest(self, gpus: int, among: int) -> int:
         """Of nodes that fit, those with the fewest free GPUs: best fit."""

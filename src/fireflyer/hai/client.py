@@ -23,7 +23,18 @@ from fireflyer import errors
 from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
 from fireflyer.hai.admission import check_text
 from fireflyer.hai.home import Home, ServerFile, locate
-from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskState, TaskView
+from fireflyer.hai.model import (
+    TERMINAL,
+    DrainRequest,
+    Event,
+    LeaseRequest,
+    NodeView,
+    TaskSpec,
+    TaskState,
+    TaskView,
+    WhyView,
+    WindowView,
+)
 
 START_DEADLINE_S = 60.0
 CALL_DEADLINE_S = 30.0
@@ -31,14 +42,6 @@ CALL_DEADLINE_S = 30.0
 
 _POLL_S = 20.0
 """How long one request waits for news; longer waits ask again."""
-
-
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual node as of now."""
-
-    name: str
-    task: str | None
-    """The task that holds it."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +130,34 @@ class Client:
     def resume(self, id: str) -> TaskView:
         """Puts a suspended task back into the queue."""
         return self._view("POST", _path(id, "resume"))
+
+    def why(self, id: str) -> WhyView:
+        """What a task waits for, and the moment before which it does not start."""
+        data, _ = self._ask("GET", _path(id, "why"))
+        return msgspec.json.decode(data, type=WhyView)
+
+    def drain(self, node: str, reason: str, until: float | None = None) -> None:
+        """Nothing new starts on the node until `undrain`, or until a moment of the wall clock."""
+        body = msgspec.json.encode(DrainRequest(reason=reason, until=until))
+        self._ask("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
+
+    def undrain(self, node: str) -> None:
+        """The node may be used again."""
+        self._ask("POST", f"/nodes/{quote(node, safe='')}/undrain")
+
+    def windows(self) -> list[WindowView]:
+        """Maintenance windows and reservations that are not over, by when they begin."""
+        data, _ = self._ask("GET", "/windows")
+        return msgspec.json.decode(data, type=list[WindowView])
+
+    def add_window(self, window: WindowView) -> WindowView:
+        """Takes nodes out for some time; returns it with its id."""
+        data, _ = self._ask("POST", "/windows", body=msgspec.json.encode(window))
+        return msgspec.json.decode(data, type=WindowView)
+
+    def remove_window(self, id: str) -> None:
+        """It no longer counts."""
+        self._ask("DELETE", f"/windows/{quote(id, safe='')}")
 
     def lease(self, id: str, asked: LeaseRequest) -> bool:
         """Whether the part of the task that asks may go on; ranks call `fireflyer.hai.lease`."""

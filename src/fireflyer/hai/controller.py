@@ -22,20 +22,31 @@ import msgspec
 from fireflyer.errors import FireflyerError, TaskError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.admission import RESERVED, check
+from fireflyer.hai.dispatch import Dispatch
 from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded, NodesChanged
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch
 from fireflyer.hai.lifecycle import (
     Action,
     Launch,
+    Preempt,
     Release,
-    State,
     Step,
     StopGang,
     SuspendGang,
     Task,
 )
-from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
+from fireflyer.hai.marks import Marks
+from fireflyer.hai.model import (
+    TERMINAL,
+    Event,
+    LeaseRequest,
+    RankView,
+    TaskSpec,
+    TaskView,
+    WhyView,
+)
+from fireflyer.hai.policies import DEFAULT
 from fireflyer.hai.store import Moment, Row, Store
 from fireflyer.log import get_logger
 
@@ -43,6 +54,11 @@ MAX_WAIT_S = 60.0
 """The longest that one request may wait for news."""
 
 EVENTS_PER_ANSWER = 1000
+
+LONGEST_SLEEP_S = 3600.0
+
+HISTORY = 100_000
+"""So many events of a task are read to learn what it had of the cluster before."""
 
 LOG_BYTES_PER_ANSWER = 1 << 20
 
@@ -61,14 +77,17 @@ class LogPiece(msgspec.Struct, frozen=True):
 
 
 class Controller:
-    """Tasks of one home on one engine. All methods run on the event loop of `run`."""
+    """Tasks of one home on one engine. All methods run on the event loop of `run`.
 
-    def __init__(self, home: Home, store: Store, engine: Engine) -> None:
+    Raises:
+        ConfigError: no such policy.
+    """
+
+    def __init__(self, home: Home, store: Store, engine: Engine, policy: str = DEFAULT) -> None:
         self._home = home
         self._store = store
         self._engine = engine
-        self._nodes: tuple[str, ...] = ()
-        self._usable: tuple[str, ...] = ()
+        self.dispatch = Dispatch(policy, Marks(store))
         self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -77,6 +96,7 @@ class Controller:
         self._watch = DirectoryWatch()
         self._draining = False
         self._closing = False
+        self._look_again: asyncio.TimerHandle | None = None
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -98,6 +118,8 @@ class Controller:
     async def close(self) -> None:
         """Wakes every waiting request and lets go of the engine; attempts run on."""
         self._closing = True
+        if self._look_again is not None:
+            self._look_again.cancel()
         self._tell()
         for call in list(self._calls.values()):
             await asyncio.wait({call})
@@ -108,6 +130,8 @@ class Controller:
         for task in self._store.load():
             if task.state not in TERMINAL:
                 self._tasks[task.id] = task
+                history = self._store.events(0, task.id, HISTORY)
+                self.dispatch.take_up(task, self._store.row(task.id).spec, history)
             if task.placement:
                 self._call(task.id, partial(self._recover, task))
                 if task.stopping:
@@ -138,11 +162,6 @@ class Controller:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Each node's name and the task on it, or None."""
-        holder = {node: task.id for task in self._tasks.values() for node in task.placement}
-        return [{"name": node, "task": holder.get(node)} for node in self._nodes]
-
     def submit(self, spec: TaskSpec) -> TaskView:
         """Takes a task in; it is on disk when this returns.
 
@@ -157,9 +176,12 @@ class Controller:
             id="", order=0, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
             max_restarts=spec.max_restarts,
         )  # fmt: skip
-        step = lifecycle.admit(fresh, len(self._nodes))
+        self.dispatch.check(spec)
+        step = lifecycle.admit(fresh)
         name = self._store.add(spec, secrets.token_hex(32), step, now())
-        self._tasks[name] = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
+        task = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
+        self._tasks[name] = task
+        self.dispatch.submit(task, spec)
         self._schedule()
         self._tell()
         return self.view(name)
@@ -207,6 +229,15 @@ class Controller:
             TaskError: no such task.
         """
         return self._view(self._store.row(name))
+
+    def why(self, name: str) -> WhyView:
+        """What a task waits for.
+
+        Raises:
+            TaskError: no such task.
+        """
+        row = self._store.row(name)
+        return self.dispatch.why(name, row.state, row.reason)
 
     def views(self, *, live: bool) -> list[TaskView]:
         """All tasks in order of submission, or only those that are not over."""
@@ -297,7 +328,10 @@ class Controller:
     def _commit(self, step: Step, when: Moment) -> None:
         self._store.write(step, when)
         task = step.task
+        before = self._tasks.get(task.id)
         self._tasks[task.id] = task
+        if before is not None:
+            self.dispatch.follow(before, task)
         for note in step.notes:
             _log.info("%s attempt %d: %s %s", task.id, task.attempt, note.kind, note.detail or "")
         for action in step.actions:
@@ -306,11 +340,39 @@ class Controller:
             del self._tasks[task.id]
 
     def _schedule(self) -> None:
-        if self._draining:
+        """Plans until there is nothing to do now, and once more when the plan says so."""
+        if self._draining or self._closing:
             return
-        state = State(tasks=self._tasks, nodes=self._usable)
-        for action in lifecycle.plan(state, time.monotonic()):
-            self._commit(lifecycle.decide(self._tasks[action.task], action), now())
+        wait_s: float | None = 0.0
+        while wait_s == 0.0:
+            for action in self.dispatch.plan():
+                step = lifecycle.decide(self._tasks[action.task], action)
+                self.dispatch.apply(action)
+                self._commit(step, now())
+            wait_s = self.dispatch.wait_s()
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
+        if wait_s is not None:
+            later = min(wait_s, LONGEST_SLEEP_S)
+            self._look_again = asyncio.get_running_loop().call_later(later, self.replan)
+
+    async def undrain(self, node: str) -> None:
+        """Takes a node's mark off, the engine's own too.
+
+        Raises:
+            TaskError: no such node, or the engine does not allow it.
+        """
+        self.dispatch.mark(node, None)
+        if any(found.name == node and found.state == "drained" for found in self._engine.nodes()):
+            await self._engine.undrain(node)
+            self._look_at_nodes()
+        self.replan()
+
+    def replan(self) -> None:
+        """Plans anew: nodes, windows, quotas or the time have changed."""
+        self._schedule()
+        self._tell()
 
     def _tell(self) -> None:
         """Wakes whoever waits for news."""
@@ -330,9 +392,7 @@ class Controller:
                 self._observe(event)
 
     def _look_at_nodes(self) -> None:
-        nodes = self._engine.nodes()
-        self._nodes = tuple(node.name for node in nodes)
-        self._usable = tuple(node.name for node in nodes if node.state == "up")
+        self.dispatch.set_nodes(self._engine.nodes())
 
     def _observe(self, event: EngineEvent) -> None:
         task = self._tasks.get(event.task)
@@ -371,6 +431,8 @@ class Controller:
                 await self._engine.suspend(action.task, action.attempt, self._grace(action.task))
             case StopGang():
                 await self._engine.stop(action.task, action.attempt, self._grace(action.task))
+            case Preempt():
+                raise AssertionError("a preemption is carried out as a suspend")
             case Release():
                 await self._engine.release(action.task)
                 self._store.released(action.task, action.attempt)
@@ -429,7 +491,7 @@ class Controller:
         reason = row.reason
         task = self._tasks.get(row.task)
         if task is not None and task.state == "queued" and not reason:
-            reason = lifecycle.waiting_for(State(tasks=self._tasks, nodes=self._usable), task)
+            reason = self.dispatch.waiting_for(task.id)
         lease = self._store.lease(row.task, row.attempt)
         return TaskView(
             id=row.task,

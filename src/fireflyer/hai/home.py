@@ -6,6 +6,7 @@
     ├── start.lock              locked by whoever is starting a server, until it answers
     ├── server.json             pid, port and token file of the server
     ├── engine.json             what runs the tasks, once it was said: also the next server has it
+    ├── policy                  the scheduling policy, likewise
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a server in the background
     └── tasks/<id>/             output/ and <attempt>/<rank>.log
@@ -57,6 +58,7 @@ class Home:
         self.start_lock = path / "start.lock"
         self.server = path / "server.json"
         self.engine = path / "engine.json"
+        self.policy = path / "policy"
         self.token = path / "token"
         self.log = path / "server.log"
         self.tasks = path / "tasks"

@@ -1,16 +1,10 @@
-"""The scheduler: which task runs where, and what each event makes of a task. Pure: no I/O, no clock.
+"""The life of one task: what each request and event makes of it. Pure: no I/O, no clock.
 
-`request`, `grant` and `observe` take one task and one input and return the task's new value, the lines
-of history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
-gang starts or gives back what it kept warm. The server writes each `Step` in one transaction before
-it makes any of the calls.
-
-Policy: first in, first out by submission. A node holds one task; a gang gets all its nodes at once
-or waits; the first task that does not fit holds back all later ones. A resumed or restarted task
-keeps its place in the order of submission.
+`request`, `grant`, `observe` and `decide` take one task and one input and return the task's new value, the
+lines of history to write and the calls to make of the engine. Which gang starts where, and who makes room, is
+decided by `planner.py`. The server writes each `Step` in one transaction before it makes any of the calls.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -31,6 +25,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     order: int
     """Place in the order of submission."""
+    user: str = ""
     nodes: int
     world: int
     """Number of ranks."""
@@ -55,13 +50,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of newcomers in the active attempt: kind, rank, incarnation."""
     lease: Lease | None = None
     """Who holds the active attempt; None: all its ranks, at generation 0."""
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `plan` looks at."""
-
-    tasks: Mapping[str, Task]
-    nodes: tuple[str, ...]
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -116,17 +104,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[Action, ...] = ()
 
 
-def admit(task: Task, nodes: int) -> Step:
-    """Takes a new task into the queue.
-
-    Raises:
-        TaskError: it asks for more nodes than the server has.
-    """
-    if task.nodes > nodes:
-        raise TaskError(
-            f"the task asks for {count(task.nodes, 'node')} and this server has {nodes}; "
-            "start the server with more (fireflyer up --nodes N) or ask for fewer"
-        )
+def admit(task: Task) -> Step:
+    """Takes a new task into the queue."""
     return Step(task=task, notes=(Note("submitted"), Note("queued")))
 
 
@@ -303,39 +282,6 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
     return _enter(task, "queued", f"restarting: {event.reason}", note, restarting)
 
 
-def plan(state: State, now: float) -> list[Action]:
-    """Decides what to do now, in order. `now` is in seconds; first in, first out does not look at it.
-
-    A queued task that asks for more nodes than exist (the server came back with fewer) is passed over.
-    """
-    del now
-    held = {node for task in state.tasks.values() for node in task.placement}
-    free = [node for node in state.nodes if node not in held]
-    actions: list[Action] = []
-    blocked = False
-    queue = (task for task in state.tasks.values() if task.state == "queued")
-    for task in sorted(queue, key=lambda task: task.order):
-        if task.nodes > len(state.nodes):
-            fits = False
-        else:
-            fits = not blocked and task.nodes <= len(free)
-            blocked = not fits
-        if fits:
-            chosen = _choose(task, free)
-            free = [node for node in free if node not in chosen]
-            actions.append(Launch(task.id, task.attempt + 1, chosen))
-        elif task.previous:
-            actions.append(Release(task.id, task.attempt))
-    return actions
-
-
-def _choose(task: Task, free: list[str]) -> tuple[str, ...]:
-    """The nodes that the task had, in their old order, then the first free ones."""
-    kept = [node for node in task.previous if node in free]
-    others = [node for node in free if node not in kept]
-    return tuple((kept + others)[: task.nodes])
-
-
 def decide(task: Task, action: Action) -> Step:
     """Turns one action of `plan` into the step that records it."""
     match action:
@@ -350,17 +296,6 @@ def decide(task: Task, action: Action) -> Step:
             return preempt(task, action.why)
         case SuspendGang() | StopGang():
             raise ValueError(f"not an action of plan: {action}")
-
-
-def waiting_for(state: State, task: Task) -> str:
-    """Why a queued task does not run yet, in words."""
-    if task.nodes > len(state.nodes):
-        return f"asks for {count(task.nodes, 'node')}; the server has {len(state.nodes)}"
-    held = {node for other in state.tasks.values() for node in other.placement}
-    free = sum(node not in held for node in state.nodes)
-    if task.nodes > free:
-        return f"waits for {count(task.nodes, 'node')}; {free} free"
-    return "waits for tasks submitted earlier"
 
 
 def count(number: int, noun: str) -> str:

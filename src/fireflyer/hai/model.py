@@ -4,6 +4,7 @@ A task is a chain of attempts. These structs cross the HTTP API as JSON; the cli
 they are.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +15,14 @@ TaskState = Literal[
 
 TERMINAL: frozenset[TaskState] = frozenset({"finished", "failed", "stopped"})
 """States that a task never leaves."""
+
+
+Priority = Literal["auto", "low", "normal", "above_normal", "high", "very_high", "extreme_high"]
+
+PRIORITIES: Mapping[str, int] = {
+    "low": 8, "normal": 10, "above_normal": 20, "high": 30, "very_high": 40, "extreme_high": 50,
+}  # fmt: skip
+"""HAI's levels. "auto" is the highest level for which the user has a quota with room left, else normal."""
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +49,18 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attempt."""
     grace_s: float = 30.0
     """Time the ranks get to save and leave on suspend or stop before they are killed."""
+    gpus: int = 0
+    """Of each node; 0: whole nodes."""
+    memory_mib: int = 0
+    """Of each node; 0: whatever there is."""
+    priority: Priority = "normal"
+    """auto: the highest one for which the user has a quota with room left."""
+    group: str = ""
+    """For quotas and reservations."""
+    labels: dict[str, str] = {}
+    """For people and programs; the scheduler does not look at them."""
+    expected_s: float = 0.0
+    """How long it works, if known; 0: not known. Backfill, windows and `why` use it; nothing ends by it."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +122,60 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """`<home>/tasks/<id>`: one folder an attempt, and `output/`, which outlives attempts."""
     created: float
     """Wall clock, seconds since 1970."""
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as of now."""
+
+    name: str
+    task: str | None = None
+    """The first task that holds something of it."""
+    tasks: tuple[str, ...] = ()
+    state: Literal["ready", "suspect", "drained", "down"] = "ready"
+    """suspect: used where nothing else is free; drained: what runs there goes on, nothing new starts; down:
+    nothing runs there."""
+    reason: str = ""
+    until: float | None = None
+    """When it is ready again by itself; wall clock."""
+    gpus: int = 0
+    free: int = 0
+    """GPUs; of a node without GPUs 1 if it is idle."""
+    leaf: str = ""
+    zone: str = ""
+
+
+class WindowView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes that are taken out for some time: a maintenance, or a reservation for a user or group."""
+
+    id: str = ""
+    nodes: tuple[str, ...]
+    begin: float
+    end: float
+    """Wall clock, seconds since 1970."""
+    reason: str = ""
+    user: str = ""
+    group: str = ""
+
+
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Takes a node out of use."""
+
+    reason: str
+    until: float | None = None
+    """Wall clock; None: until `undrain`."""
+
+
+class WhyView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task waits for."""
+
+    task: str
+    state: TaskState
+    text: str
+    ahead: int = 0
+    """Queued tasks that come before it."""
+    earliest: float | None = None
+    """The moment before which it does not start, wall clock; None: not known."""
+    policy: str
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from fireflyer.hai import api
 from fireflyer.hai.controller import Controller
 from fireflyer.hai.engines import Engine
 from fireflyer.hai.home import EngineFile, Home, ServerFile, locate, write_private
+from fireflyer.hai.policies import DEFAULT, policy_named
 from fireflyer.hai.store import Store
 
 DEFAULT_NODES = 2
@@ -47,6 +48,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Number of virtual nodes of the local engine."""
     port: int = 0
     """0: any free port."""
+    policy: str | None = None
+    """Scheduling policy; None: what the home remembers, else the default."""
     keep: bool = False
     """Leave tasks running when a signal ends the server."""
 
@@ -94,6 +97,7 @@ def serve(
     try:
         with _listen(options.port) as listener, contextlib.closing(Store(home.database)) as store:
             _settle_engine(options, store)
+            options = msgspec.structs.replace(options, policy=_settle_policy(options))
             asyncio.run(_serve(options, listener, store, make_engine, ready))
     finally:
         os.close(lock)
@@ -115,6 +119,22 @@ def _settle_engine(options: Options, store: Store) -> None:
             "with a server on that engine (`fireflyer up --engine ...`)"
         )
     home.write_engine(wanted)
+
+
+def _settle_policy(options: Options) -> str:
+    """Remembers the policy that was asked for, else recalls the last one.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    file = options.home.policy
+    name = options.policy
+    if name is None:
+        name = file.read_text().strip() if file.exists() else DEFAULT
+    policy_named(name)
+    if options.policy is not None:
+        write_private(file, f"{name}\n".encode())
+    return name
 
 
 @contextlib.contextmanager
@@ -141,7 +161,7 @@ async def _serve(
     ready: Callable[[ServerFile], None],
 ) -> None:
     home = options.home
-    controller = Controller(home, store, make_engine(options))
+    controller = Controller(home, store, make_engine(options), options.policy or DEFAULT)
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
     config = uvicorn.Config(

@@ -187,6 +187,16 @@ class Store:
         with self._translated(), self._connection.begin():
             yield self._connection
 
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """For the tables of other modules.
+
+        Raises:
+            StorageError: the database cannot be read or written.
+        """
+        with self._transaction() as connection:
+            yield connection
+
     # -- writing -----------------------------------------------------------------------------------
 
     def add(self, spec: TaskSpec, secret: str, step: Step, when: Moment) -> str:
@@ -303,6 +313,7 @@ class Store:
             restarts=row.restarts,
             placement=nodes if active else (),
             previous=nodes if row.warm and not active else (),
+            preempted=row.state == "suspending" and self._makes_room(connection, row.id),
             stopping=row.stopping,
             unsure=active and last is not None and not last.launched,
             started=frozenset(ranks["rank_started"]),
@@ -310,6 +321,13 @@ class Store:
             newcomers=frozenset(newcomers),
             lease=self._last_lease(connection, row.id, row.attempt) if active else None,
         )
+
+    def _makes_room(self, connection: sa.Connection, task: int) -> bool:
+        """Whether the last suspend was the scheduler's."""
+        at = (_event.c.task == task) & (_event.c.kind == "suspending")
+        query = sa.select(_event.c.detail).where(at).order_by(_event.c.seq.desc()).limit(1)
+        detail = connection.execute(query).scalar_one()
+        return bool(msgspec.json.decode(detail).get("preempted"))
 
     def _last_lease(self, connection: sa.Connection, task: int, attempt: int) -> Lease | None:
         at = (_event.c.task == task) & (_event.c.attempt == attempt) & (_event.c.kind == "leased")

@@ -6,23 +6,22 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fireflyer.errors import TaskError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankJoined, RankStarted
-from fireflyer.hai.lifecycle import ACTIVE, Action, Launch, Release, State, Step, Task
-from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest
+from fireflyer.hai.cluster import Window
+from fireflyer.hai.dispatch import Dispatch
+from fireflyer.hai.engines import EngineEvent, GangEnded, Node, RankExited, RankJoined, RankStarted
+from fireflyer.hai.lifecycle import ACTIVE, Action, Launch, Preempt, Release, Step, Task
+from fireflyer.hai.marks import Mark, Marks
+from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskSpec
 
 WHEN: dict[str, Any] = {"monotonic_ns": 0, "wall": 0.0}
 
 
 def task(number: int, nodes: int = 1, **fields: Any) -> Task:
     return Task(id=f"t{number}", order=number, nodes=nodes, world=nodes, max_restarts=1, **fields)
-
-
-def state(*tasks: Task, nodes: int = 3) -> State:
-    return State(tasks={t.id: t for t in tasks}, nodes=tuple(f"n{i}" for i in range(nodes)))
 
 
 def running(number: int, *nodes: str, **fields: Any) -> Task:
@@ -36,40 +35,6 @@ def ended(found: Task, outcome: Any, reason: str = "why") -> Step:
 
 def kinds(step: Step) -> list[str]:
     return [note.kind for note in step.notes]
-
-
-def test_first_in_first_out_by_submission() -> None:
-    assert lifecycle.plan(state(task(2), task(1), nodes=1), 0.0) == [Launch("t1", 1, ("n0",))]
-
-
-def test_a_gang_gets_all_its_nodes_or_waits_and_holds_back_later_tasks() -> None:
-    assert lifecycle.plan(state(running(1, "n1"), task(2, 3), task(3)), 0.0) == []
-    after = state(running(1, "n1"), task(2, 2), task(3))
-    assert lifecycle.plan(after, 0.0) == [Launch("t2", 1, ("n0", "n2"))]
-
-
-def test_a_task_larger_than_the_server_is_refused_and_never_blocks() -> None:
-    with pytest.raises(TaskError, match="asks for 4 nodes and this server has 3"):
-        lifecycle.admit(task(1, 4), 3)
-    found = state(task(1, 4), task(2))
-    assert lifecycle.plan(found, 0.0) == [Launch("t2", 1, ("n0",))]
-    assert lifecycle.waiting_for(found, found.tasks["t1"]) == "asks for 4 nodes; the server has 3"
-
-
-def test_a_restart_prefers_its_nodes_in_their_order() -> None:
-    step = ended(running(1, "n2", "n0"), "failed")
-    assert (step.task.state, step.task.restarts) == ("queued", 1)
-    assert kinds(step) == ["gang_ended", "restarting", "queued"]
-    assert step.actions == ()
-    assert lifecycle.plan(state(step.task), 0.0) == [Launch("t1", 2, ("n2", "n0"))]
-
-
-def test_a_restart_that_has_to_wait_gives_back_its_warmth() -> None:
-    waiting = ended(running(2, "n0", "n1"), "lost").task
-    actions = lifecycle.plan(state(waiting, task(1, 2)), 0.0)
-    assert actions == [Launch("t1", 1, ("n0", "n1")), Release("t2", 1)]
-    released = lifecycle.decide(waiting, actions[1]).task
-    assert lifecycle.plan(state(released, running(1, "n0", "n1")), 0.0) == []
 
 
 def test_newcomers_are_told_once_and_do_not_count_as_ranks() -> None:
@@ -186,8 +151,7 @@ def test_only_the_attempt_in_force_gets_leases(attempt: int) -> None:
 def test_a_new_attempt_begins_at_generation_0() -> None:
     over = ended(granted(running(1, "n0", "n1"), ask(1, 0)), "failed").task
     assert lifecycle.grant(over, ask(2, 1)) is None
-    (launch,) = lifecycle.plan(state(over), 0.0)
-    assert lifecycle.decide(over, launch).task.lease is None
+    assert lifecycle.decide(over, Launch("t1", 2, ("n0", "n1"))).task.lease is None
 
 
 @settings(max_examples=100, deadline=None)
@@ -237,6 +201,26 @@ def test_a_fault_while_suspending_costs_a_restart_and_still_suspends() -> None:
     assert ended(spent, "failed").task.state == "failed"
 
 
+def test_who_makes_room_goes_back_into_the_queue_by_itself() -> None:
+    step = lifecycle.decide(running(1, "n0"), Preempt("t1", 1, "makes room for t2"))
+    assert (step.task.state, step.task.reason) == ("suspending", "makes room for t2")
+    assert step.actions == (lifecycle.SuspendGang("t1", 1),)
+    assert lifecycle.request(step.task, "resume").notes == ()
+    over = ended(step.task, "suspended")
+    assert kinds(over) == ["gang_ended", "preempted", "queued"]
+    assert (over.task.state, over.task.restarts, over.task.previous) == ("queued", 0, ("n0",))
+    fault = ended(step.task, "failed")
+    assert (fault.task.state, fault.task.restarts) == ("queued", 1)
+
+
+def test_a_user_s_suspend_outlasts_a_preemption() -> None:
+    room = lifecycle.decide(running(1, "n0"), Preempt("t1", 1, "makes room for t2")).task
+    step = lifecycle.request(room, "suspend")
+    assert (kinds(step), step.actions) == (["suspending"], ())
+    assert ended(step.task, "suspended").task.state == "suspended"
+    assert ended(lifecycle.request(room, "stop").task, "suspended").task.state == "stopped"
+
+
 def test_stop_and_suspend_of_a_queued_task_take_effect_at_once() -> None:
     assert lifecycle.request(task(1), "stop").task.state == "stopped"
     assert lifecycle.request(task(1), "suspend").task.state == "suspended"
@@ -251,6 +235,19 @@ def test_what_is_over_refuses(over: Any, what: Any) -> None:
         lifecycle.request(task(1, state=over), what)
 
 
+class Unmarked(Marks):
+    """Nothing is remembered of nodes."""
+
+    def __init__(self) -> None:
+        pass
+
+    def all(self) -> dict[str, Mark]:
+        return {}
+
+    def windows(self) -> list[Window]:
+        return []
+
+
 class Platform(RuleBasedStateMachine):
     """A server in miniature: the scheduler's steps against an engine whose gangs end at random."""
 
@@ -258,6 +255,9 @@ class Platform(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.now = 0.0
+        self.dispatch = Dispatch("fifo", Unmarked(), lambda: self.now)
+        self.specs: dict[str, TaskSpec] = {}
         self.tasks: dict[str, Task] = {}
         self.gangs: dict[tuple[str, int], tuple[str, ...]] = {}
         self.launched: set[tuple[str, int]] = set()
@@ -265,6 +265,16 @@ class Platform(RuleBasedStateMachine):
         self.asked: set[tuple[str, int, str]] = set()
         self.history: dict[str, list[str]] = {}
         self.old: list[EngineEvent] = []
+
+    @initialize(policy=st.sampled_from(["fifo", "timeshare", "las"]))
+    def choose(self, policy: str) -> None:
+        self.restart_server(policy)
+
+    def restart_server(self, policy: str) -> None:
+        self.dispatch = Dispatch(policy, Unmarked(), lambda: self.now)
+        self.dispatch.set_nodes([Node(name=f"n{number}") for number in range(self.NODES)])
+        for name, found in self.tasks.items():
+            self.dispatch.take_up(found, self.specs[name], [])
 
     def apply(self, step: Step) -> None:
         name = step.task.id
@@ -274,6 +284,8 @@ class Platform(RuleBasedStateMachine):
         if before is not None and before.state != step.task.state:
             assert step.notes[-1].kind in (step.task.state, "starting")
         self.tasks[name] = step.task
+        if before is not None:
+            self.dispatch.follow(before, step.task)
         self.history.setdefault(name, []).extend(note.kind for note in step.notes)
         for action in step.actions:
             self.perform(action)
@@ -294,25 +306,50 @@ class Platform(RuleBasedStateMachine):
             self.asked.add((*at, "stop" if isinstance(action, lifecycle.StopGang) else "suspend"))
 
     def schedule(self) -> None:
-        found = State(tasks=self.tasks, nodes=tuple(f"n{i}" for i in range(self.NODES)))
-        for action in lifecycle.plan(found, 0.0):
-            self.apply(lifecycle.decide(self.tasks[action.task], action))
-        assert lifecycle.plan(found, 0.0) == [], "a second plan finds more to do"
+        wait_s: float | None = 0.0
+        while wait_s == 0.0:
+            for action in self.dispatch.plan():
+                step = lifecycle.decide(self.tasks[action.task], action)
+                self.dispatch.apply(action)
+                self.apply(step)
+            wait_s = self.dispatch.wait_s()
+        assert self.dispatch.plan() == [], "a second plan finds more to do"
+
+    @rule(elapsed=st.sampled_from([1.0, 600.0, 7200.0, 1e6]))
+    def wait(self, elapsed: float) -> None:
+        self.now += elapsed
+        self.schedule()
 
     def see(self, event: EngineEvent) -> None:
         self.old.append(event)
         self.apply(lifecycle.observe(self.tasks[event.task], event))
         self.schedule()
 
-    @rule(nodes=st.integers(1, 4), restarts=st.integers(0, 2))
-    def submit(self, nodes: int, restarts: int) -> None:
+    @rule(
+        nodes=st.integers(1, 4),
+        restarts=st.integers(0, 2),
+        user=st.sampled_from("ab"),
+        priority=st.sampled_from(["low", "normal", "high"]),
+    )
+    def submit(self, nodes: int, restarts: int, user: str, priority: Any) -> None:
         number = len(self.tasks) + 1
-        fresh = Task(id=f"t{number}", order=number, nodes=nodes, world=nodes, max_restarts=restarts)
+        fresh = Task(
+            id=f"t{number}",
+            order=number,
+            user=user,
+            nodes=nodes,
+            world=nodes,
+            max_restarts=restarts,
+        )
+        spec = TaskSpec(script="/s.py", cwd="/", nodes=nodes, priority=priority)
         if nodes > self.NODES:
-            with pytest.raises(TaskError):
-                lifecycle.admit(fresh, self.NODES)
+            with pytest.raises(TaskError, match="asks for 4 nodes and this server has 3"):
+                self.dispatch.check(spec)
             return
-        self.apply(lifecycle.admit(fresh, self.NODES))
+        self.dispatch.check(spec)
+        self.specs[fresh.id] = spec
+        self.apply(lifecycle.admit(fresh))
+        self.dispatch.submit(fresh, spec)
         self.schedule()
 
     @rule(data=st.data(), what=st.sampled_from(["stop", "suspend", "resume"]))
@@ -384,7 +421,19 @@ class Platform(RuleBasedStateMachine):
             if found.state == "starting" and not found.started:
                 doubt = data.draw(st.booleans())
                 self.tasks[name] = msgspec.structs.replace(found, unsure=doubt)
+        self.restart_server(self.dispatch.policy)
         self.schedule()
+
+    @invariant()
+    def the_queue_is_in_step(self) -> None:
+        phases = {"suspended": "held"}
+        for name, found in self.tasks.items():
+            job = self.dispatch.cluster.jobs.get(name)
+            assert (job is None) == (found.state in TERMINAL)
+            if job is not None:
+                expected = "suspending" if found.stopping else phases.get(found.state, found.state)
+                assert job.phase == expected
+                assert (job.attempt, job.placement) == (found.attempt, found.placement)
 
     @invariant()
     def nodes_are_held_by_those_who_run(self) -> None:
@@ -396,9 +445,7 @@ class Platform(RuleBasedStateMachine):
 
     @invariant()
     def the_first_in_the_queue_does_not_wait_for_nothing(self) -> None:
-        queue = sorted(
-            (t for t in self.tasks.values() if t.state == "queued"), key=lambda t: t.order
-        )
+        queue = self.dispatch.cluster.in_order()
         if queue:
             busy = sum(len(nodes) for nodes in self.gangs.values())
             assert queue[0].nodes > self.NODES - busy
