@@ -4,9 +4,9 @@ import math
 
 import msgspec
 import pytest
-from fireflyer.hai.policies import POLICIES
 
 from fireflyer.errors import TraceError
+from fireflyer.hai.policies import POLICIES
 from fireflyer.hai.simulation import faults
 from fireflyer.hai.simulation.generate import generate
 from fireflyer.hai.simulation.measures import Result, curves, measure
@@ -111,8 +111,8 @@ def test_a_fault_undoes_work_since_the_last_save(monkeypatch: pytest.MonkeyPatch
     [
         ("node", 0.0, {"gang", "one"}),
         ("link", 0.0, {"gang"}),
-        ("task", 0.7, {"gang"}),
-        ("task", 0.8, {"one"}),
+        ("task", 0.5, {"gang"}),
+        ("task", 0.7, {"one"}),
         ("task", 0.99, set()),
     ],
 )

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from fireflyer.errors import TraceError
-from fireflyer.hai.cluster import PRIORITIES, Cluster, Node
+from fireflyer.hai.cluster import Cluster, Node
 from fireflyer.hai.cluster import Job as Wanted
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
+from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.planner import plan
 from fireflyer.hai.policies import DEFAULT, Policy
 from fireflyer.hai.simulation import faults
@@ -91,7 +92,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace
     runs: list[Run]
     too_large: int
-    """Jobs of the trace that the cluster could never hold, left out."""
+    """Jobs of the trace that the cluster, or two of its zones, could never hold; left out."""
     ledger: Ledger
     faults: dict[str, int]
     """Faults that hit something, by kind."""
@@ -161,8 +162,11 @@ class _World:
         self.plans, self.plan_s, self.plan_max_s = 0, 0.0, 0.0
 
     def _admit(self, job: Job) -> None:
-        nodes, each = shape(job, self.setup)
-        if nodes > self.setup.nodes:
+        setup = self.setup
+        nodes, each = shape(job, setup)
+        if nodes > min(
+            setup.nodes, 2 * -(-setup.nodes // setup.zones)
+        ):  # no gang lies in three zones
             self.too_large += 1
             return
         number = len(self.runs) + 1
@@ -199,7 +203,7 @@ class _World:
                 _, _, handle, subject, epoch = heapq.heappop(events)
                 handle(now, subject, epoch)
             if tick and now % tick:
-                due = now - now % tick + tick
+                due, look = now - now % tick + tick, NEVER
             else:
                 due = NEVER
                 acted = bool(cluster.queue) and self._plan(now)
