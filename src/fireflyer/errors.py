@@ -23,6 +23,7 @@
     │   └── AccessDenied       it is not for this user
     ├── TaskError              the platform refuses or cannot do what was asked of a task
     ├── WorkspaceError         a workspace or environment that cannot be shipped, taken in or made
+    ├── TraceError             a trace of jobs that cannot be read or replayed
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay
@@ -257,6 +258,10 @@ class TaskError(FireflyerError):
 
 class WorkspaceError(FireflyerError):
     """A workspace or an environment cannot be shipped, taken in or made."""
+
+
+class TraceError(FireflyerError):
+    """A trace of jobs cannot be read, or not be replayed on the cluster that was asked for."""
 
 
 class LabError(FireflyerError):

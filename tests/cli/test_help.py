@@ -12,7 +12,7 @@ import fireflyer
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
-    "nodes", "drain", "undrain", "faults", "ledger",
+    "nodes", "drain", "undrain", "faults", "ledger", "sim",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
 GROUPS = ["window", "record", "ckpt", "fs", "config", "workspace"]

@@ -20,6 +20,7 @@ from fireflyer.cli.running_options import (
     VenvLockOption,
     WorkspaceOption,
 )
+from fireflyer.cli.sim import sim
 from fireflyer.cli.workspace import workspace as workspaces
 from fireflyer.program import in_one_line
 
@@ -369,6 +370,7 @@ def ledger(
 
 
 cluster_verbs(app)
+app.command()(sim)
 app.add_typer(window)
 app.add_typer(record)
 app.add_typer(ckpt)
