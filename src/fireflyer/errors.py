@@ -22,6 +22,8 @@
     │   ├── VersionExists      the version is published, or was once
     │   └── AccessDenied       it is not for this user
     ├── TaskError              the platform refuses or cannot do what was asked of a task
+    ├── WorkspaceError         a workspace or environment that cannot be shipped, taken in or made
+    ├── TraceError             a trace of jobs that cannot be read or replayed
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay
@@ -252,6 +254,14 @@ class AccessDenied(DatasetError):
 
 class TaskError(FireflyerError):
     """The platform refuses, or cannot do, what was asked of a task."""
+
+
+class WorkspaceError(FireflyerError):
+    """A workspace or an environment cannot be shipped, taken in or made."""
+
+
+class TraceError(FireflyerError):
+    """A trace of jobs cannot be read, or not be replayed on the cluster that was asked for."""
 
 
 class LabError(FireflyerError):

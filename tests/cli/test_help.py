@@ -12,10 +12,10 @@ import fireflyer
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
-    "nodes", "drain", "undrain",
+    "nodes", "drain", "undrain", "faults", "ledger", "sim",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
-GROUPS = ["window", "record", "ckpt", "fs", "config"]
+GROUPS = ["window", "record", "ckpt", "fs", "config", "workspace"]
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """

@@ -12,6 +12,16 @@ from fireflyer.cli.fs import fs
 from fireflyer.cli.handing import hand_over
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
 from fireflyer.cli.record import record
+from fireflyer.cli.running_options import (
+    LimitOption,
+    NodesOption,
+    RanksOption,
+    RehearseOption,
+    VenvLockOption,
+    WorkspaceOption,
+)
+from fireflyer.cli.sim import sim
+from fireflyer.cli.workspace import workspace as workspaces
 from fireflyer.program import in_one_line
 
 app = typer.Typer(
@@ -27,6 +37,7 @@ app = typer.Typer(
   fireflyer demo                        train a model, lose a worker, carry on
   fireflyer run train.py --lr 0.1       run a script as a task and follow it
   fireflyer run --nodes 2 -d train.py   two nodes, in the background
+  fireflyer run --workspace . train.py  ship the folder, run in the copy
   fireflyer ps                          what runs and what waits
   fireflyer why t1                      what a task waits for
   fireflyer logs -f t1                  follow a task's output
@@ -128,8 +139,8 @@ def run(
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Nodes.")] = 1,
-    ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, help="Ranks on each node.")] = 1,
+    nodes: NodesOption = None,
+    ranks: RanksOption = None,
     name: Annotated[str, typer.Option(help="Name for people; default: the script's.")] = "",
     env: Annotated[
         list[str] | None,
@@ -145,6 +156,15 @@ def run(
         ),
     ] = "fork",
     max_restarts: Annotated[int, typer.Option(min=0, help="Attempts to spend on faults.")] = 3,
+    max_node_faults: Annotated[
+        int, typer.Option(min=0, help="Attempts to spend on faults of nodes and network.")
+    ] = 10,
+    watchdog: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="No output and no heartbeat for so long: it hangs, e.g. 30m."
+        ),
+    ] = "0",
     elastic: Annotated[
         bool,
         typer.Option(
@@ -154,6 +174,10 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Time to save and leave on stop.")
     ] = 30.0,
+    workspace: WorkspaceOption = None,
+    workspace_limit: LimitOption = 256,
+    venv_lock: VenvLockOption = None,
+    rehearse: RehearseOption = None,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes.")] = 0,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory of each node, e.g. 64GiB.")
@@ -202,11 +226,18 @@ def run(
     from fireflyer.cli.running import Launch, launch
 
     request = Launch(
-        script=script, args=tuple(args or ()), nodes=nodes, ranks=ranks, name=name,
+        script=script, args=tuple(args or ()), nodes=nodes or 1, ranks=ranks or 1, name=name,
         env=tuple(env or ()), start=start, max_restarts=max_restarts, elastic=elastic,
-        grace_s=grace, gpus=gpus, memory=memory, priority=priority, group=group,
+        grace_s=grace, max_node_faults=max_node_faults, watchdog=watchdog,
+        workspace=workspace, workspace_limit=workspace_limit << 20, venv_lock=venv_lock,
+        gpus=gpus, memory=memory, priority=priority, group=group,
         labels=tuple(label or ()), expect=expect,
     )  # fmt: skip
+    if rehearse is not None:
+        from fireflyer.cli.rehearsing import rehearsed
+
+        shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
+        raise typer.Exit(rehearsed(request, home, rehearse, shaped=bool(nodes or ranks), **shown))
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 
 
@@ -299,12 +330,53 @@ _steering(
 )  # fmt: skip
 
 
+@app.command()
+def faults(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Observations to show.")] = 20,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Also why, and the source of each rule.")
+    ] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Show the rules for faults, and what was observed and done of late.
+
+    Own rules: faults.toml in the platform's folder, read when the server starts.
+    """
+    from fireflyer.cli import faulting
+
+    faulting.show(home, limit, full=rules, json=json)
+
+
+@app.command()
+def ledger(
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="All nodes, with the time in which nothing held them.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Only the last so long, e.g. 24h. [default: all]")
+    ] = "",
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Show where the time of tasks went: useful, lost, waiting, by cause.
+
+    Without TASK: each task and their sum.
+    """
+    from fireflyer.cli import ledgering
+
+    ledgering.show(home, task, cluster=cluster, since=since, json=json)
+
+
 cluster_verbs(app)
+app.command()(sim)
 app.add_typer(window)
 app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)
 app.add_typer(config)
+app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")
 hand_over(app, "bench", "Measure against peers: fireflyer bench NAME --help.", "fireflyer.bench")

@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fireflyer import errors
 from fireflyer.hai.cluster_api import cluster_routes
 from fireflyer.hai.controller import Controller
+from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.model import LeaseRequest, TaskSpec
+from fireflyer.hai.workspaces.routes import routes
 
 ATTEMPT_HEADER = "X-Fireflyer-Attempt"
 NEXT_HEADER = "X-Fireflyer-Next"
@@ -28,6 +30,7 @@ Wait = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 
 _STATUS: list[tuple[type[Exception], int]] = [
     (errors.ConfigError, 400),
+    (errors.WorkspaceError, 400),
     (errors.TaskError, 409),
     (errors.NoSpace, 507),
     (errors.FireflyerError, 500),
@@ -47,11 +50,24 @@ def build(controller: Controller, token: str, shut_down: Callable[[bool], None])
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     _task_routes(app, controller)
+    app.include_router(routes(controller.workspaces))
     cluster_routes(app, controller)
 
     @app.get("/events")
     async def events(after: Seq = 0, task: str | None = None, wait_s: Wait = 0.0) -> Response:
         return _json(await controller.events(after, task, wait_s))
+
+    @app.get("/faults")
+    async def faults(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+        return _json(controller.faults.recent(limit))
+
+    @app.post("/observations")
+    async def observed(request: Request) -> Response:
+        try:
+            found = msgspec.json.decode(await request.body(), type=Validator)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise errors.ConfigError(f"the observation cannot be read: {error}") from None
+        return _json(controller.observed(found))
 
     @app.post("/shutdown")
     async def shutdown(keep: bool = False) -> Response:

@@ -22,6 +22,8 @@ import msgspec
 from fireflyer import errors
 from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
 from fireflyer.hai.admission import check_text
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.home import Home, ServerFile, locate
 from fireflyer.hai.model import (
     TERMINAL,
@@ -164,6 +166,16 @@ class Client:
         data, _ = self._ask("POST", _path(id, "lease"), body=msgspec.json.encode(asked))
         return msgspec.json.decode(data, type=dict[str, bool])["granted"]
 
+    def faults(self, limit: int = 100) -> Faults:
+        """The rules in force and the newest events `observed` and `acted`, oldest first."""
+        data, _ = self._ask("GET", "/faults", {"limit": limit})
+        return msgspec.json.decode(data, type=Faults)
+
+    def observed(self, result: Validator) -> Decision:
+        """Hands in the result of a check of a node; what the rules make of it. It is done already."""
+        data, _ = self._ask("POST", "/observations", body=msgspec.json.encode(result))
+        return msgspec.json.decode(data, type=Decision)
+
     def events(self, task: str | None = None, after: int = 0, wait_s: float = 0.0) -> list[Event]:
         """History with a seq above `after`, oldest first, at most 1000 events a call.
 
@@ -271,6 +283,17 @@ class Client:
             select.select([process], [], [])
         finally:
             os.close(process)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any] | None = None,
+        *,
+        body: bytes | None = None,
+    ) -> bytes:
+        """The answer to a request that has no method of its own here."""
+        return self._ask(method, path, query, body=body)[0]
 
     # -- one request -------------------------------------------------------------------------------
 

@@ -416,7 +416,7 @@ class Cluster:
     # -- questions ---------------------------------------------------------------------------------
 
     def allowed(self, job: Job, now: float) -> int:
-        """The nodes that it may use now, free or not."""
+        """The nodes that it may use now, free or not. Where it met a fault: if there are too few others."""
         found = self.ready | self.suspect
         for window in self.windows.values():
             if window.end <= now or window.lets_in(job):
@@ -426,6 +426,14 @@ class Cluster:
                 for name in window.nodes:
                     if name in self.places:
                         found &= ~(1 << self.places[name])
+        if job.avoid:
+            others = found
+            for name in job.avoid & self.places.keys():
+                others &= ~(1 << self.places[name])
+            if self.topology.enough(
+                job.nodes, self.capacity.sized(job.gpus, job.memory_mib, others)
+            ):
+                found = others
         return found
 
     def quota_size(self, job: Job) -> tuple[int, int]:

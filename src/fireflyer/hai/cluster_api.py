@@ -24,8 +24,7 @@ def cluster_routes(app: FastAPI, controller: Controller) -> None:
     @app.post("/nodes/{node}/drain")
     async def drain(node: str, request: Request) -> Response:
         asked = await _body(request, DrainRequest)
-        dispatch.mark(node, Mark(health="drained", reason=asked.reason, until=asked.until))
-        controller.replan()
+        controller.drain(node, Mark(health="drained", reason=asked.reason, until=asked.until))
         return _json({})
 
     @app.post("/nodes/{node}/undrain")

@@ -23,20 +23,32 @@ from fireflyer.errors import FireflyerError, TaskError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.admission import RESERVED, check
 from fireflyer.hai.dispatch import Dispatch
-from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded, NodesChanged
+from fireflyer.hai.engines import (
+    Engine,
+    EngineEvent,
+    Gang,
+    GangEnded,
+    NodeObserved,
+    NodesChanged,
+)
+from fireflyer.hai.faults.attending import Attendant
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, load
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch
 from fireflyer.hai.lifecycle import (
     Action,
     Launch,
+    Note,
     Preempt,
     Release,
     Step,
     StopGang,
     SuspendGang,
     Task,
+    Verdict,
 )
-from fireflyer.hai.marks import Marks
+from fireflyer.hai.marks import Mark, Marks
 from fireflyer.hai.model import (
     TERMINAL,
     Event,
@@ -48,6 +60,7 @@ from fireflyer.hai.model import (
 )
 from fireflyer.hai.policies import DEFAULT
 from fireflyer.hai.store import Moment, Row, Store
+from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
 
 MAX_WAIT_S = 60.0
@@ -87,6 +100,7 @@ class Controller:
         self._home = home
         self._store = store
         self._engine = engine
+        self.workspaces = Workspaces(home, self._live_specs)
         self.dispatch = Dispatch(policy, Marks(store))
         self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
@@ -96,6 +110,8 @@ class Controller:
         self._watch = DirectoryWatch()
         self._draining = False
         self._closing = False
+        tables = (load(home.path), store, engine, self._tasks)
+        self.faults = Attendant(*tables, self._directory, self._call, self._tell, self.drain)
         self._look_again: asyncio.TimerHandle | None = None
 
     # -- life --------------------------------------------------------------------------------------
@@ -103,16 +119,20 @@ class Controller:
     async def run(self, ready: Callable[[], None]) -> None:
         """Takes up what an earlier server left, calls `ready`, then serves until cancelled or failed."""
         self._failed = asyncio.get_running_loop().create_future()
+        self.workspaces.depot.open()
         self._take_up()
         ready()
         reader = asyncio.create_task(self._read_engine())
+        watcher = asyncio.create_task(self.faults.watch())
+        parts: set[asyncio.Future[None]] = {reader, watcher, self._failed}
         try:
-            await asyncio.wait({reader, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            for done in (reader, self._failed):
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for done in parts:
                 if done.done():
                     done.result()
         finally:
             reader.cancel()
+            watcher.cancel()
             self._failed.cancel()
 
     async def close(self) -> None:
@@ -162,6 +182,14 @@ class Controller:
 
     # -- requests ----------------------------------------------------------------------------------
 
+    def observed(self, found: Validator) -> Decision:
+        """Takes in the result of a check of a node; it is done already what the rules make of it.
+
+        Raises:
+            TaskError: no such node.
+        """
+        return self.faults.observed(found)
+
     def submit(self, spec: TaskSpec) -> TaskView:
         """Takes a task in; it is on disk when this returns.
 
@@ -170,11 +198,12 @@ class Controller:
             TaskError: it asks for more nodes than there are.
         """
         check(spec)
+        self.workspaces.admit(spec)
         if self._draining:
             raise TaskError("the server is shutting down and takes no more tasks")
         fresh = Task(
             id="", order=0, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
-            max_restarts=spec.max_restarts,
+            max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
         )  # fmt: skip
         self.dispatch.check(spec)
         step = lifecycle.admit(fresh)
@@ -357,6 +386,24 @@ class Controller:
             later = min(wait_s, LONGEST_SLEEP_S)
             self._look_again = asyncio.get_running_loop().call_later(later, self.replan)
 
+    def drain(self, node: str, mark: Mark) -> None:
+        """Nothing new is placed on the node; it is on disk when this returns. Drained for good, the engine
+        is told, too.
+
+        Raises:
+            TaskError: no such node.
+        """
+        self.dispatch.mark(node, mark)
+        if mark.until is None:
+            self._call(f"drain {node}", partial(self._drain_engine, node, mark.reason))
+        self.replan()
+
+    async def _drain_engine(self, node: str, reason: str) -> None:
+        try:
+            await self._engine.drain(node, reason)
+        except FireflyerError as error:
+            _log.warning("the engine does not drain %s: %s", node, error)
+
     async def undrain(self, node: str) -> None:
         """Takes a node's mark off, the engine's own too.
 
@@ -398,8 +445,16 @@ class Controller:
         task = self._tasks.get(event.task)
         if task is None:
             return
-        step = lifecycle.observe(task, event)
+        if isinstance(event, NodeObserved):
+            self.faults.heard(event)
+            return
+        verdict = Verdict()
+        notes: tuple[Note, ...] = ()
+        if isinstance(event, GangEnded):
+            verdict, notes = self.faults.ended(task, event)
+        step = lifecycle.observe(task, event, verdict)
         if step.notes:
+            step = msgspec.structs.replace(step, notes=(*notes, *step.notes))
             self._apply(step, Moment(event.monotonic_ns, event.wall))
 
     def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -442,6 +497,8 @@ class Controller:
         try:
             gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._home.tasks / action.task / "output").mkdir(mode=0o700, exist_ok=True)
+            if not await self._prepared(action):
+                return
             await self._engine.launch(gang)
         except (FireflyerError, OSError) as error:
             when = now()
@@ -457,19 +514,52 @@ class Controller:
             return
         self._store.launched(action.task, action.attempt)
 
+    async def _prepared(self, action: Launch) -> bool:
+        """Makes what the attempt needs; False where it is not to start any more."""
+        spec = self._store.row(action.task).spec
+        if not (spec.workspace or spec.venv):
+            return True
+
+        def unwanted() -> bool:
+            task = self._tasks[action.task]
+            return self._closing or task.stopping or task.state == "suspending"
+
+        log = self._directory(action.task, action.attempt) / "0.log"
+        preparing = self.workspaces.prepare(action.task, spec, log)
+        if await finish_unless(preparing, unwanted, lambda: self._news.wait()):
+            return True
+        if not self._closing:  # else it comes back as lost: it never reached the engine
+            task, when = self._tasks[action.task], now()
+            ended = GangEnded(
+                task=action.task,
+                attempt=action.attempt,
+                outcome="stopped" if task.stopping else "suspended",
+                reason="before its ranks were started",
+                monotonic_ns=when.monotonic_ns,
+                wall=when.wall,
+            )
+            self._observe(ended)
+        return False
+
+    def _live_specs(self) -> list[TaskSpec]:
+        return [row.spec for row in self._store.rows(live=True)]
+
     async def _recover(self, task: Task) -> None:
         await self._engine.recover(self._gang(task.id, task.attempt, task.placement))
 
     def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
         row = self._store.row(name)
         spec = row.spec
+        paths = self.workspaces.paths(name, spec)
+        inherited = {k: v for k, v in os.environ.items() if k not in RESERVED}
         return Gang(
             task=name,
             attempt=attempt,
-            script=spec.script,
+            script=paths.script,
             args=spec.args,
-            cwd=spec.cwd,
-            env={k: v for k, v in os.environ.items() if k not in RESERVED} | spec.env,
+            cwd=paths.cwd,
+            env=paths.environment(inherited) | spec.env,
+            python=paths.python,
             nodes=nodes,
             ranks_per_node=spec.ranks_per_node,
             start=spec.start,
@@ -493,6 +583,7 @@ class Controller:
         if task is not None and task.state == "queued" and not reason:
             reason = self.dispatch.waiting_for(task.id)
         lease = self._store.lease(row.task, row.attempt)
+        node_faults, avoid = self._store.faults(row.task)
         return TaskView(
             id=row.task,
             spec=row.spec,
@@ -502,6 +593,8 @@ class Controller:
             generation=0 if lease is None else lease.generation,
             members=() if lease is None else lease.members,
             restarts=row.restarts,
+            node_faults=min(node_faults, row.spec.max_node_faults),
+            avoid=avoid,
             ranks=self._ranks(row),
             directory=str(self._home.tasks / row.task),
             created=row.created,
@@ -527,8 +620,11 @@ class Controller:
                 ends[rank] = describe_exit(event.detail)
         over = "lost" if attempt.outcome is not None else None
         directory = self._directory(row.task, row.attempt)
+        pace = partial(self.faults.desk.step_of, row.task, row.attempt)
         return tuple(
             RankView(
+                step=pace(rank)[0],
+                slower=pace(rank)[1],
                 rank=rank,
                 node=attempt.nodes[rank // row.spec.ranks_per_node],
                 pid=pids.get(rank),

@@ -201,8 +201,7 @@ class Dispatch:
             cluster.hold(task.id, now)
         elif task.state == "queued" and before.state != "queued":
             job.previous = task.previous
-            if task.restarts > before.restarts:
-                job.avoid |= frozenset(before.placement)
+            job.avoid = task.avoid
             cluster.requeue(task.id, now)
         job.previous = task.previous
 
@@ -266,12 +265,12 @@ def _job(task: Task, spec: TaskSpec) -> Job:
     return Job(
         id=task.id, order=task.order, nodes=spec.nodes, gpus=spec.gpus, memory_mib=spec.memory_mib,
         user=task.user, group=spec.group, priority=priority_of(spec),
-        estimate_s=spec.expected_s or None,
+        estimate_s=spec.expected_s or None, avoid=task.avoid,
     )  # fmt: skip
 
 
 def _recall(job: Job, events: list[Event], weight: Callable[[str], int]) -> None:
-    """What its history says of its costs, its service and the nodes on which it met faults."""
+    """What its history says of its costs and its service."""
     launched = asked = 0.0
     nodes: tuple[str, ...] = ()
     for event in events:
@@ -295,8 +294,6 @@ def _recall(job: Job, events: list[Event], weight: Callable[[str], int]) -> None
                 if asked:
                     job.checkpoint_s = event.wall - asked
                 job.attained += (event.wall - launched) * sum(map(weight, nodes))
-                if event.detail["outcome"] in ("failed", "lost"):
-                    job.avoid |= frozenset(nodes)
 
 
 def _window_view(window: Window) -> WindowView:

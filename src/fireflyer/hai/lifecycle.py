@@ -10,7 +10,14 @@ from typing import Any, Literal
 import msgspec
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines import (
+    EngineEvent,
+    GangEnded,
+    NodeObserved,
+    RankExited,
+    RankJoined,
+    RankStarted,
+)
 from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskState
 
 Request = Literal["stop", "suspend", "resume"]
@@ -48,8 +55,23 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     exited: frozenset[int] = frozenset()
     newcomers: frozenset[tuple[str, int, int]] = frozenset()
     """What was seen of newcomers in the active attempt: kind, rank, incarnation."""
+    max_node_faults: int = 10
+    node_faults: int = 0
+    avoid: frozenset[str] = frozenset()
+    """Nodes that the task is not to be placed on, as long as there are enough others."""
     lease: Lease | None = None
     """Who holds the active attempt; None: all its ranks, at generation 0."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules for faults say of an attempt that ended by one; `hai.faults` makes it."""
+
+    cause: Literal["script", "node", "network"] = "script"
+    """Whose fault it was: script costs one of `max_restarts`, the others one of `max_node_faults`."""
+    avoid: frozenset[str] = frozenset()
+    """Nodes that the next attempt is not to be placed on."""
+    stop: str = ""
+    """Why there is to be no further attempt; empty: there may be."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -197,8 +219,9 @@ def grant(task: Task, asked: LeaseRequest) -> Step | None:
     return Step(task=_replace(task, lease=wanted), notes=(note,))
 
 
-def observe(task: Task, event: EngineEvent) -> Step:
-    """Applies what the engine saw. Events of older attempts and events seen before change nothing."""
+def observe(task: Task, event: EngineEvent, verdict: Verdict = Verdict()) -> Step:  # noqa: B008
+    """Applies what the engine saw, and what a fault was taken for. Events of older attempts and events seen
+    before change nothing."""
     if task.state not in ACTIVE or event.attempt != task.attempt:
         return Step(task=task)
     match event:
@@ -209,7 +232,9 @@ def observe(task: Task, event: EngineEvent) -> Step:
         case RankExited():
             return _rank_exited(task, event)
         case GangEnded():
-            return _gang_ended(task, event)
+            return _gang_ended(task, event, verdict)
+        case NodeObserved():
+            return Step(task=task)
 
 
 def _rank_started(task: Task, event: RankStarted) -> Step:
@@ -250,7 +275,7 @@ def _newcomer(task: Task, event: RankStarted | RankJoined | RankExited, note: No
     return Step(task=_replace(task, newcomers=task.newcomers | {seen}), notes=(note,))
 
 
-def _gang_ended(task: Task, event: GangEnded) -> Step:
+def _gang_ended(task: Task, event: GangEnded, verdict: Verdict) -> Step:
     note = Note("gang_ended", {"outcome": event.outcome, "reason": event.reason})
     fault = event.outcome in ("failed", "lost")
     free = task.unsure and event.outcome == "lost"
@@ -270,16 +295,37 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
             return _enter(task, "queued", preempted, note, Note("preempted", {"reason": preempted}))
         return _enter(task, "suspended", event.reason, note)
     if not free:
-        if task.restarts >= task.max_restarts:
-            return _enter(task, "failed", event.reason, note)
-        task = _replace(task, restarts=task.restarts + 1)
+        charged = _charge(task, verdict)
+        if isinstance(charged, str):
+            return _enter(task, "failed", event.reason + charged, note)
+        task = charged
     if wants_suspend:
         return _enter(task, "suspended", event.reason, note)
     restarting = Note(
         "restarting",
-        {"reason": event.reason, "restarts": task.restarts, "max_restarts": task.max_restarts},
+        {
+            "reason": event.reason,
+            "restarts": task.restarts,
+            "max_restarts": task.max_restarts,
+            "node_faults": task.node_faults,
+            "avoid": sorted(task.avoid),
+        },
     )
     return _enter(task, "queued", f"restarting: {event.reason}", note, restarting)
+
+
+def _charge(task: Task, verdict: Verdict) -> Task | str:
+    """The task after it has paid for a fault, or why it cannot go on, to be put behind the reason."""
+    if verdict.stop:
+        return f"; {verdict.stop}"
+    task = _replace(task, avoid=task.avoid | verdict.avoid)
+    if verdict.cause == "script":
+        if task.restarts >= task.max_restarts:
+            return ""
+        return _replace(task, restarts=task.restarts + 1)
+    if task.node_faults >= task.max_node_faults:
+        return f"; the {count(task.max_node_faults, 'fault')} of nodes that it may have are used up"
+    return _replace(task, node_faults=task.node_faults + 1)
 
 
 def decide(task: Task, action: Action) -> Step:

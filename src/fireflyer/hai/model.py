@@ -43,12 +43,20 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_restarts: int = 3
     """Attempts that may be spent on faults; suspends and resumes are free. An elastic attempt may start each
     of its ranks again as often as there are restarts left."""
+    max_node_faults: int = 10
+    """Attempts that may be spent on faults of nodes and network, which cost none of `max_restarts`."""
+    watchdog_s: float = 0.0
+    """A gang of which no rank wrote a line or had a heartbeat for so long hangs; 0: nobody watches."""
     elastic: bool = False
     """An attempt goes on without the ranks that it loses, and gets newcomers in their place. For scripts
     that train elastically (`elastic=True` of HaiScale); until their doors are open, a lost rank ends the
     attempt."""
     grace_s: float = 30.0
     """Time the ranks get to save and leave on suspend or stop before they are killed."""
+    workspace: str = ""
+    """Id of a workspace that was shipped; `script` and `cwd` are then relative to it. Empty: none."""
+    venv: str = ""
+    """Id of a lock file that the server has: the ranks run in its environment. Empty: in the server's own."""
     gpus: int = 0
     """Of each node; 0: whole nodes."""
     memory_mib: int = 0
@@ -96,6 +104,10 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the log file."""
     incarnation: int = 0
     """0: of the attempt's first ranks; n: the n-th newcomer in this place."""
+    step: int | None = None
+    """The last one that it told by `fireflyer.hai.heartbeat(step)`; known while it runs."""
+    slower: float = 0.0
+    """A straggler: how many times as slow as the median of its gang; else 0."""
     member: bool = True
     """False for a newcomer that the others have not let in yet."""
 
@@ -117,6 +129,10 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """The processes that hold the attempt's lease; empty at generation 0: all ranks."""
     restarts: int
     """Attempts spent on faults so far."""
+    node_faults: int = 0
+    """Attempts spent on faults of nodes and network."""
+    avoid: tuple[str, ...] = ()
+    """Nodes that it is not placed on again, as long as there are others."""
     ranks: tuple[RankView, ...]
     directory: str
     """`<home>/tasks/<id>`: one folder an attempt, and `output/`, which outlives attempts."""
@@ -187,7 +203,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     kind: str
     """submitted, queued, starting, rank_started, running, leased, rank_joined, rank_exited, gang_ended,
-    restarting, suspending, preempted, suspended, resumed, stopping, finished, failed, stopped."""
+    restarting, suspending, preempted, suspended, resumed, stopping, finished, failed, stopped;
+    observed, acted and progress: docs/hai-faults.md."""
     detail: dict[str, Any]
     """rank_started: rank, node, pid; leased: generation, members, token; rank_joined: rank, node;
     rank_exited: rank, node, code, signal, suspended; gang_ended: outcome, reason. The rank_ kinds of

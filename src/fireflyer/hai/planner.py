@@ -195,7 +195,7 @@ class _Plan:
                     return _Verdict.MISSED
             self.failed.append((shape, open_))
             self._hold_back(job, rank, shape, allowed)
-        if self.cluster.windows:
+        if self.cluster.windows or job.avoid:  # others of its shape may use other nodes
             return _Verdict.MISSED
         if self.kept_until is not None and self._fits(self.free, shape, allowed):
             return _Verdict.SHORT

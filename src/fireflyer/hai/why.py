@@ -68,6 +68,12 @@ def _for_room(cluster: Cluster, job: Job, now: float, ahead: int, allowed: int) 
     times.sort()
     when = times[job.nodes - 1] if len(times) >= job.nodes else math.inf
     text = f"waits for {_demand(job)}; {free} free"
+    fits = cluster.capacity.fitting(job.gpus, job.memory_mib, cluster.ready | cluster.suspect)
+    others = fits & ~allowed
+    known = job.avoid & cluster.places.keys()
+    avoided = sum(others >> cluster.places[name] & 1 for name in known)
+    if avoided:
+        text += f", {avoided} more that it avoids after a fault"
     if any(other.phase == "suspending" for other in cluster.leaving.values()):
         text += f", {count(len(cluster.leaving), 'task')} making room"
     if ahead:

@@ -63,7 +63,11 @@ def test_nodes_to_avoid_are_taken_last_or_not_at_all() -> None:
     assert launched(bench.submit({}, {}, {})) == [("t1", ("n3",)), ("t2", ("n0",))]
     bench = Bench("fifo", 2)
     assert launched(bench.submit({"avoid": frozenset({"n0"})})) == [("t1", ("n1",))]
-    assert launched(bench.submit({"avoid": frozenset({"n0"})})) == [("t2", ("n0",))]
+    assert bench.submit({"avoid": frozenset({"n0"})}) == [], "it waits for n1"
+    bench = Bench("fifo", 2)
+    assert launched(bench.submit({"nodes": 2, "avoid": frozenset({"n0"})})) == [
+        ("t1", ("n0", "n1"))
+    ]
 
 
 def test_a_drained_node_is_ready_again_at_its_time() -> None:
