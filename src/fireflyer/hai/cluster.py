@@ -14,13 +14,14 @@ back. Pure.
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
 from fireflyer.hai.accounts import Account
 from fireflyer.hai.capacity import Capacity
+from fireflyer.hai.jobs import ANY, AUTO, NORMAL, Health, Job, Node, Phase, Quota, Window
 from fireflyer.hai.lanes import Lanes, QuotaKey, Rank, Shape
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.model import PRIORITIES
@@ -28,110 +29,13 @@ from fireflyer.hai.placing import Topology
 from fireflyer.hai.policies import policy_named
 from fireflyer.hai.preempting import Room
 
-Health = Literal["ready", "suspect", "drained", "down"]
+__all__ = ["ANY", "AUTO", "NORMAL", "Cluster", "Health", "Job", "Node", "Phase", "Quota", "Window"]
 
-AUTO = -1
-NORMAL = PRIORITIES["normal"]
+TICK_S = 60.0
+"""Quanta and levels are looked at once in so long: what falls due in between is decided together."""
 
-ANY = "*"
-"""In a quota: any user, any group."""
-
-Phase = Literal["queued", "starting", "running", "suspending", "held"]
-"""held: suspended by its user; it holds nothing and waits for a resume."""
-
-
-class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that runs jobs."""
-
-    name: str
-    gpus: int = 0
-    """0: the node takes one job, whole."""
-    memory_mib: int = 0
-    """0: not known, not limited."""
-    zone: str = ""
-    leaf: str = ""
-    """Names of the zone and of the switch in it; empty: not known."""
-    health: Health = "ready"
-    """suspect: used when nothing else is free; drained: what runs there goes on; down: nothing runs there."""
-    reason: str = ""
-    until: float | None = None
-    """When a drained or suspect node is ready again by itself."""
-
-
-class Job(msgspec.Struct, kw_only=True, eq=False):
-    """What the planner knows of a task. The caller sets the first part; the cluster keeps the second."""
-
-    id: str
-    order: int
-    """Place in the order of submission."""
-    nodes: int = 1
-    gpus: int = 0
-    """Of each node; 0: whole nodes."""
-    memory_mib: int = 0
-    """Of each node; 0: whatever there is."""
-    user: str = ""
-    group: str = ""
-    priority: int = NORMAL
-    """A value of PRIORITIES, or AUTO."""
-    submitted: float = 0.0
-    estimate_s: float | None = None
-    """Seconds of work that are left, if known. What it works is taken off; a caller that knows better (work
-    was lost in a fault) may set it while the job is queued."""
-    avoid: frozenset[str] = frozenset()
-    """Nodes on which it met faults: taken only when others are not free."""
-
-    phase: Phase = "queued"
-    attempt: int = 0
-    level: int = NORMAL
-    """The priority that counts: AUTO resolved."""
-    placement: tuple[str, ...] = ()
-    """Nodes that it holds."""
-    previous: tuple[str, ...] = ()
-    """Nodes where the engine keeps something warm for it; preferred."""
-    since: float = 0.0
-    """When it entered its phase."""
-    launched_at: float = 0.0
-    """When its nodes were given to it."""
-    started_at: float = 0.0
-    """When all its ranks had started."""
-    gpus_held: float = 0.0
-    """By the whole gang; a node without GPUs counts 1."""
-    attained: float = 0.0
-    """Service of its ended attempts, in seconds x gpus_held."""
-    overdue: bool = False
-    """It has waited longer than the policy's patience."""
-    checkpoint_s: float | None = None
-    restart_s: float | None = None
-    """Last measured: from the request to suspend until the nodes were free; from the launch to running."""
-    preemptions: int = 0
-
-
-class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that are taken out from `begin` to `end`: a maintenance, or a reservation for somebody."""
-
-    id: str
-    nodes: frozenset[str]
-    begin: float
-    end: float
-    reason: str = ""
-    user: str = ""
-    group: str = ""
-    """Who may use the nodes meanwhile; both empty: nobody."""
-
-    def lets_in(self, job: "Job") -> bool:
-        """Whether it is a reservation for this job's user or group."""
-        if not self.user and not self.group:
-            return False
-        return self.user in ("", job.user) and self.group in ("", job.group)
-
-
-class Quota(msgspec.Struct, frozen=True):
-    """The most that the running jobs of one (user, priority, group) may hold together; None: no limit.
-    A node without GPUs counts as one GPU."""
-
-    nodes: int | None = None
-    gpus: int | None = None
-
+Timer = tuple[float, int, str, str, float]
+"""When, a number that keeps equal ones in order, kind, of whom, and a stamp by which a void one is known."""
 
 LEAD_S = 600.0
 """So long before a window nothing of unknown length is started on its nodes."""
@@ -161,6 +65,8 @@ class Cluster:
         self.ready = 0
         self.suspect = 0
         self.jobs: dict[str, Job] = {}
+        self.placed: Counter[int] = Counter()
+        """How many jobs hold nodes, by priority."""
         self.leaving: dict[str, Job] = {}
         """Those that are suspending: what they hold is about to be free."""
         self.warm: dict[str, Job] = {}
@@ -178,10 +84,16 @@ class Cluster:
         """What plans remember of nodes between them; never changes what they say."""
         self.look_at = math.inf
         """Set by a plan: when a quantum ends that a job waits for."""
+        self.settled = False
+        """Set by a plan that found nothing to do: nothing but `arrived` has happened since."""
+        self.alike = False
+        """Set with it: what has arrived could be planned for alone."""
+        self.arrived: list[Job] = []
         self._auto: dict[str, dict[str, Job]] = {}
         self._accounts: dict[str, Account] = {}
         self._of_account: dict[str, dict[str, Job]] = {}
-        self._timers: list[tuple[float, int, str, str, float]] = []
+        self._timers: list[Timer] = []
+        self._rules: list[Timer] = []
         self._ticks = 0
         for node in nodes:
             self.set_node(node)
@@ -197,6 +109,7 @@ class Cluster:
             self.on.append({})
         else:
             self.capacity.resize(place, node.gpus, node.memory_mib)
+        self.settled = False
         self.nodes[node.name] = node
         self.topology.put(place, node.zone, node.leaf)
         bit = 1 << place
@@ -208,6 +121,7 @@ class Cluster:
 
     def set_window(self, window: Window) -> None:
         """Adds a window, or changes the one of this id."""
+        self.settled = False
         self.windows[window.id] = window
         self._remind(window.begin, "window", window.id, 0.0)
         self._remind(window.begin - LEAD_S, "window", window.id, 0.0)
@@ -218,6 +132,7 @@ class Cluster:
         """Of this id; none: nothing happens."""
         window = self.windows.pop(name, None)
         if window is not None:
+            self.settled = False
             self._touch(window.nodes)
 
     def set_quota(self, user: str, priority: int, group: str, quota: Quota | None) -> None:
@@ -225,6 +140,7 @@ class Cluster:
 
         ANY as user or group: for those without a row of their own. Nothing that runs is ended by it.
         """
+        self.settled = False
         if quota is None:
             self.quotas.pop((user, priority, group), None)
         else:
@@ -253,13 +169,18 @@ class Cluster:
         """A new job enters the queue."""
         job.submitted = now
         self._know(job, now)
+        settled = self.settled
         self._enqueue(job, now)
+        if settled and self.alike:
+            self.settled = True
+            self.arrived.append(job)
 
     def adopt(self, job: Job, now: float) -> None:
         """A job as an earlier process knew it: in any phase, on the nodes of its placement.
 
         What it had of the cluster is added to its account; what jobs had that are over is not known any more.
         """
+        self.settled = False
         self._know(job, now)
         account = self._accounts.get(self._key(job))
         if account is not None:
@@ -284,6 +205,7 @@ class Cluster:
     def apply(self, action: Action, now: float) -> None:
         """Carries out what `plan` decided; the caller then has it happen in the world."""
         job = self.jobs[action.task]
+        self.settled = False
         match action:
             case Launch():
                 self._dequeue(job)
@@ -303,16 +225,20 @@ class Cluster:
     def running(self, task: str, now: float) -> None:
         """All its ranks have started."""
         job = self.jobs[task]
+        quantum = self.policy.quantum_s(job)
         job.restart_s = now - job.launched_at
         job.started_at = now
         self._enter(job, "running", now)
-        self._touch(job.placement)
+        if self.policy.behind == "backfill" or self.policy.quantum_s(job) != quantum:
+            self.settled = False
+            self._touch(job.placement)
 
     def suspending(self, task: str, now: float) -> None:
         """It is about to leave its nodes: it makes room, or was asked to suspend or stop."""
         job = self.jobs[task]
         if job.phase == "suspending":
             return
+        self.settled = False
         self._work_done(job, now)
         self._enter(job, "suspending", now)
         self.leaving[task] = job
@@ -350,28 +276,38 @@ class Cluster:
             _, _, kind, name, stamp = heapq.heappop(self._timers)
             if kind == "level":
                 self._cross(name, int(stamp), now)
-            elif kind == "overdue":
+            else:
                 job = self.jobs.get(name)
                 if job is not None and job.phase == "queued" and job.since == stamp:
+                    self.settled = False
                     job.overdue = True
                     self._move(job)
-            elif kind == "node":
+        while self._rules and self._rules[0][0] <= now:
+            _, _, kind, name, stamp = heapq.heappop(self._rules)
+            if kind == "node":
                 node = self.nodes[name]
                 if node.until == stamp and node.health in ("suspect", "drained"):
                     self.set_node(
                         msgspec.structs.replace(node, health="ready", reason="", until=None)
                     )
-            elif kind == "window" and name in self.windows:
+            elif name in self.windows:
                 window = self.windows[name]
+                self.settled = False
                 self._touch(window.nodes)
                 if window.end <= now:
                     del self.windows[name]
 
     def next_look(self, now: float) -> float | None:
         """When a plan may say something new though nothing happens; None: never. Ask after a plan."""
-        when = self.look_at if self.queue else math.inf
-        if self._timers and (self.queue or self.windows):
-            when = min(when, self._timers[0][0])
+        when = math.inf
+        if self.queue:
+            when = self.look_at
+            if self._timers:
+                when = min(when, self._timers[0][0])
+            if now < when < math.inf:
+                when = math.ceil(when / TICK_S) * TICK_S
+        if self._rules and (self.queue or self.windows):
+            when = min(when, self._rules[0][0])
         return None if when == math.inf else max(when, now)
 
     # -- questions ---------------------------------------------------------------------------------
@@ -443,6 +379,7 @@ class Cluster:
         job.phase, job.since = phase, now
 
     def _enqueue(self, job: Job, now: float) -> None:
+        self.settled = False
         self._enter(job, "queued", now)
         if job.previous:
             self.warm[job.id] = job
@@ -490,12 +427,14 @@ class Cluster:
             self.on[place][job.id] = job
             held += job.gpus or self.capacity.total[place] or 1
         job.gpus_held = held
+        self.placed[job.level] += 1
         self._count(job, 1)
         self._charge(job, held, now)
         self._touch(job.placement)
 
     def _leave(self, job: Job, now: float) -> None:
         """Takes it out of the queue or off its nodes."""
+        self.settled = False
         if job.phase == "queued":
             self._dequeue(job)
         if not job.placement:
@@ -512,6 +451,7 @@ class Cluster:
         job.attained += job.gpus_held * (now - job.launched_at)
         self._charge(job, -job.gpus_held, now)
         self._touch(job.placement)
+        self.placed[job.level] -= 1
         self._count(job, -1)
         job.placement, job.gpus_held = (), 0.0
 
@@ -557,6 +497,7 @@ class Cluster:
         self._expect(key, now)
 
     def _level_changed(self, key: str) -> None:
+        self.settled = False
         for job in list(self._of_account.get(key, {}).values()):
             if (job.order, job.id) in self.queue:
                 self._move(job)
@@ -576,4 +517,5 @@ class Cluster:
     def _remind(self, when: float, kind: str, name: str, stamp: float) -> None:
         if when != math.inf:
             self._ticks += 1
-            heapq.heappush(self._timers, (when, self._ticks, kind, name, stamp))
+            heap = self._timers if kind in ("level", "overdue") else self._rules
+            heapq.heappush(heap, (when, self._ticks, kind, name, stamp))

@@ -23,6 +23,9 @@ LOOKAHEAD = 32
 IN_VAIN = 4
 """After so many nodes on which a job meets its own user's, those are left out."""
 
+LOWER_ONLY = 1 << 30
+"""A level for which only jobs of lower priority make room."""
+
 ROOMS = 256
 """So many are remembered between plans."""
 
@@ -47,9 +50,12 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
     next time is changed.
     """
     cluster.advance(now)
-    cluster.look_at = math.inf
     if not cluster.queue and not cluster.windows:
+        cluster.look_at = math.inf
         return []
+    if cluster.settled and now < cluster.look_at:
+        return _Plan(cluster, now).go_on() if cluster.arrived else []
+    cluster.look_at = math.inf
     return _Plan(cluster, now).make()
 
 
@@ -89,6 +95,29 @@ class _Plan:
             for job in self.cluster.warm.values():
                 if job.id not in launched:
                     self.actions.append(Release(job.id, job.attempt))
+        self.cluster.alike = (
+            self.policy.behind == "anything"
+            and not (self.used or self.kept or self.own or self.cluster.windows)
+            and not self.cluster.quotas
+        )
+        return self._settle()
+
+    def go_on(self) -> list[Action]:
+        """The last plan found nothing for anybody; only what has arrived since could find something now."""
+        cluster = self.cluster
+        for job in sorted(
+            cluster.arrived, key=lambda job: (-job.level, cluster.level(job), job.order)
+        ):
+            shape = (job.nodes, job.gpus, job.memory_mib)
+            self._try(job, (-job.level, cluster.level(job)), shape, None)
+        cluster.alike = not self.own
+        return self._settle()
+
+    def _settle(self) -> list[Action]:
+        """Nothing to do now: so it will be until something happens."""
+        if not self.actions:
+            self.cluster.settled = True
+            self.cluster.arrived.clear()
         return self.actions
 
     def _vacate(self) -> None:
@@ -206,6 +235,12 @@ class _Plan:
             Whether it found whom; and if not, whether that is only because the others are of its own user.
         """
         cluster = self.cluster
+        may_at = job.since + self.policy.wait_s
+        if self.now < may_at and not job.overdue:
+            cluster.look_at = min(cluster.look_at, may_at)
+            if not any(count for level, count in cluster.placed.items() if level < job.level):
+                return False, False
+            rank = (rank[0], LOWER_ONLY)
         room = self._room(rank, shape)
         able = room.able & among
         if not cluster.topology.enough(job.nodes, able & ~self.used):

@@ -191,8 +191,9 @@ class History:
         actions = plan(self.cluster, self.now)
         look = self.cluster.look_at
         remembered, self.cluster.rooms = self.cluster.rooms, {}
+        self.cluster.settled = False
         assert plan(self.cluster, self.now) == actions, "what it remembers changes what it says"
-        assert self.cluster.look_at == look
+        assert look <= self.cluster.look_at
         self.cluster.rooms = remembered
         for action in actions:
             self.counts[type(action).__name__] += 1

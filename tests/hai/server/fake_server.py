@@ -116,10 +116,10 @@ class FakeEngine:
             self._end(gang, "failed", reason)
 
     async def drain(self, node: str, reason: str) -> None:
-        raise AssertionError(f"nobody drains {node} here: {reason}")
+        """The server's own mark is what counts."""
 
     async def undrain(self, node: str) -> None:
-        raise AssertionError(f"nobody drains {node} here")
+        """Likewise."""
 
     async def release(self, task: str) -> None:
         with (self._files / "released").open("a") as file:

@@ -28,6 +28,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """None: all jobs are at level 0."""
     by: Literal["user", "job"] = "user"
     """Whose account counts."""
+    wait_s: float = 0.0
+    """So long a job waits for others to end by themselves before it interrupts any of its own priority."""
     patience_s: float = math.inf
     """A job that waits longer is overdue: it comes before all levels of its priority, any level makes room
     for it, and nodes are kept free for it."""

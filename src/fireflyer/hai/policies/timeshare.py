@@ -14,15 +14,16 @@ UNMEASURED_S = 60.0
 
 class TimeShare(Policy, frozen=True, kw_only=True):
     """The cluster is shared by time (paper, section on the HAI Platform): users who have had little lately
-    interrupt those who have had much, each time twice as much, so that interruptions become rare for
-    long work. A job is left alone until it has worked `worth` times what an interruption costs it."""
+    interrupt those who have had much, each time four times as much, so that interruptions become rare
+    for long work. A job is left alone until it has worked `worth` times what an interruption costs it."""
 
     behind: Behind = "anything"
     preemptive: bool = True
     spares_own: bool = True
-    scale: Scale | None = Scale(unit=1800.0, half_life_s=86_400.0)
-    patience_s: float = 12 * 3600.0
-    shortest_s: float = 600.0
+    scale: Scale | None = Scale(unit=3600.0, ratio=4.0, half_life_s=14 * 86_400.0)
+    wait_s: float = 1200.0
+    patience_s: float = 48 * 3600.0
+    shortest_s: float = 1800.0
     worth: float = 20.0
     """An interruption costs at most one part in so many of what runs between two of them."""
 
