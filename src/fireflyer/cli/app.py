@@ -13,11 +13,25 @@ from fireflyer.cli.handing import hand_over
 from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
 from fireflyer.cli.record import record
 from fireflyer.cli.running_options import (
+    ElasticOption,
+    EnvOption,
+    ExpectOption,
+    GpusOption,
+    GraceOption,
+    GroupOption,
+    LabelOption,
     LimitOption,
+    MaxNodeFaultsOption,
+    MaxRestartsOption,
+    MemoryOption,
+    NameOption,
     NodesOption,
+    PriorityOption,
     RanksOption,
     RehearseOption,
+    StartOption,
     VenvLockOption,
+    WatchdogOption,
     WorkspaceOption,
 )
 from fireflyer.cli.sim import sim
@@ -141,66 +155,24 @@ def run(
     ] = None,
     nodes: NodesOption = None,
     ranks: RanksOption = None,
-    name: Annotated[str, typer.Option(help="Name for people; default: the script's.")] = "",
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", "-e", metavar="K[=V]", help="Environment of the ranks; K alone: as it is here."
-        ),
-    ] = None,
-    start: Annotated[
-        str,
-        typer.Option(
-            metavar="fork|exec",
-            help="fork: from a process with torch imported; exec: a fresh interpreter.",
-        ),
-    ] = "fork",
-    max_restarts: Annotated[int, typer.Option(min=0, help="Attempts to spend on faults.")] = 3,
-    max_node_faults: Annotated[
-        int, typer.Option(min=0, help="Attempts to spend on faults of nodes and network.")
-    ] = 10,
-    watchdog: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME", help="No output and no heartbeat for so long: it hangs, e.g. 30m."
-        ),
-    ] = "0",
-    elastic: Annotated[
-        bool,
-        typer.Option(
-            "--elastic", help="Go on without ranks that are lost, and start newcomers for them."
-        ),
-    ] = False,
-    grace: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Time to save and leave on stop.")
-    ] = 30.0,
+    name: NameOption = "",
+    env: EnvOption = None,
+    start: StartOption = "fork",
+    max_restarts: MaxRestartsOption = 3,
+    max_node_faults: MaxNodeFaultsOption = 10,
+    watchdog: WatchdogOption = "0",
+    elastic: ElasticOption = False,
+    grace: GraceOption = 30.0,
     workspace: WorkspaceOption = None,
     workspace_limit: LimitOption = 256,
     venv_lock: VenvLockOption = None,
     rehearse: RehearseOption = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes.")] = 0,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory of each node, e.g. 64GiB.")
-    ] = "",
-    priority: Annotated[
-        str,
-        typer.Option(
-            metavar="LEVEL",
-            help="low, normal, above_normal, high, very_high, extreme_high, or auto: "
-            "the highest with quota left.",
-        ),
-    ] = "normal",
-    group: Annotated[str, typer.Option(help="Group, for quotas and reservations.")] = "",
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="K=V", help="For people; may be repeated."),
-    ] = None,
-    expect: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION", help="How long it works, e.g. 90m; helps backfill and `why`."
-        ),
-    ] = "",
+    gpus: GpusOption = 0,
+    memory: MemoryOption = "",
+    priority: PriorityOption = "normal",
+    group: GroupOption = "",
+    label: LabelOption = None,
+    expect: ExpectOption = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the task's id and return.")
     ] = False,
