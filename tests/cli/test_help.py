@@ -12,9 +12,10 @@ import fireflyer
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
+    "audit",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
-GROUPS = ["record", "ckpt", "fs", "config"]
+GROUPS = ["user", "group", "token", "quota", "record", "ckpt", "fs", "config"]
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """

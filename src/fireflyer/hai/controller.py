@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -24,7 +25,8 @@ from fireflyer.hai import scheduler
 from fireflyer.hai.admission import RESERVED, check
 from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded, NodesChanged
 from fireflyer.hai.home import Home
-from fireflyer.hai.inotify import DirectoryWatch
+from fireflyer.hai.logs import MAX_WAIT_S, LogPiece, Logs
+from fireflyer.hai.meters import Gauges, Meters
 from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
 from fireflyer.hai.scheduler import (
     Action,
@@ -36,28 +38,12 @@ from fireflyer.hai.scheduler import (
     SuspendGang,
     Task,
 )
-from fireflyer.hai.store import Moment, Row, Store
+from fireflyer.hai.store import Moment, Row, Store, unknown
 from fireflyer.log import get_logger
-
-MAX_WAIT_S = 60.0
-"""The longest that one request may wait for news."""
 
 EVENTS_PER_ANSWER = 1000
 
-LOG_BYTES_PER_ANSWER = 1 << 20
-
 _log = get_logger("hai")
-
-
-class LogPiece(msgspec.Struct, frozen=True):
-    """Some bytes of a rank's log."""
-
-    attempt: int
-    data: bytes
-    next: int
-    """Offset to go on from."""
-    end: bool
-    """The attempt is over and nothing follows."""
 
 
 class Controller:
@@ -74,7 +60,9 @@ class Controller:
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
-        self._watch = DirectoryWatch()
+        self.logs = Logs(home, store, self._writing)
+        self.meters = Meters()
+        self.meters.gauges = self._gauges
         self._draining = False
         self._closing = False
 
@@ -99,10 +87,11 @@ class Controller:
         """Wakes every waiting request and lets go of the engine; attempts run on."""
         self._closing = True
         self._tell()
+        self.logs.end()
         for call in list(self._calls.values()):
             await asyncio.wait({call})
         await self._engine.close()
-        self._watch.close()
+        self.logs.close()
 
     def _take_up(self) -> None:
         for task in self._store.load():
@@ -143,8 +132,8 @@ class Controller:
         holder = {node: task.id for task in self._tasks.values() for node in task.placement}
         return [{"name": node, "task": holder.get(node)} for node in self._nodes]
 
-    def submit(self, spec: TaskSpec) -> TaskView:
-        """Takes a task in; it is on disk when this returns.
+    def submit(self, spec: TaskSpec, user: str = "") -> TaskView:
+        """Takes a user's task in; it is on disk when this returns.
 
         Raises:
             ConfigError: a field of the spec cannot work.
@@ -158,8 +147,10 @@ class Controller:
             max_restarts=spec.max_restarts,
         )  # fmt: skip
         step = scheduler.admit(fresh, len(self._nodes))
-        name = self._store.add(spec, secrets.token_hex(32), step, now())
+        when = now()
+        name = self._store.add(spec, secrets.token_hex(32), step, when, user)
         self._tasks[name] = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
+        self.meters.step(self._tasks[name], step.notes, when.wall)
         self._schedule()
         self._tell()
         return self.view(name)
@@ -208,16 +199,33 @@ class Controller:
         """
         return self._view(self._store.row(name))
 
-    def views(self, *, live: bool) -> list[TaskView]:
-        """All tasks in order of submission, or only those that are not over."""
-        return [self._view(row) for row in self._store.rows(live=live)]
+    def views(self, *, live: bool, user: str | None = None) -> list[TaskView]:
+        """All tasks in order of submission, or only those that are not over, or of one user."""
+        return [self._view(row) for row in self._store.rows(live=live, user=user)]
+
+    def check_owner(self, name: str, user: str | None) -> None:
+        """Refuses a task that is not of this user; None: any user's will do.
+
+        Raises:
+            NoSuchTask: it belongs to another, or to nobody.
+        """
+        if user is not None and self._store.row(name).user != user:
+            raise unknown(name)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the server ends, and every waiting request is to be answered."""
+        return self._closing
 
     def last_seq(self) -> int:
         """Seq of the newest event."""
         return self._store.last_seq()
 
-    async def events(self, after: int, name: str | None, wait_s: float) -> list[Event]:
-        """Events above `after`; waits up to `wait_s` for the first.
+    async def events(
+        self, after: int, name: str | None, wait_s: float, user: str | None = None
+    ) -> list[Event]:
+        """Events above `after`, of one task or one user's tasks when named; waits up to `wait_s` for the
+        first.
 
         Raises:
             TaskError: no such task.
@@ -227,7 +235,7 @@ class Controller:
         found: list[Event] = []
 
         def look() -> bool:
-            found[:] = self._store.events(after, name, EVENTS_PER_ANSWER)
+            found[:] = self._store.events(after, name, EVENTS_PER_ANSWER, user)
             return bool(found) or self._closing
 
         await self._wait(look, wait_s)
@@ -241,38 +249,19 @@ class Controller:
         Raises:
             TaskError: no such task, attempt or rank.
         """
-        row = self._store.row(name)
-        world = row.spec.nodes * row.spec.ranks_per_node
-        number = row.attempt if attempt is None else attempt
-        if not 0 <= rank < world:
-            has = scheduler.count(world, "rank")
-            raise TaskError(f"task {name} has {has}; there is no rank {rank}")
-        if number == 0:
-            raise TaskError(f"task {name} has not started yet, so it has no log")
-        if self._store.attempt(name, number) is None:
-            raise TaskError(f"task {name} has no attempt {number}")
-        path = self._directory(name, number) / f"{rank}.log"
-        deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
-        over = not self._writing(name, number)
-        data = _read_at(path, offset)
-        if data or over or wait_s <= 0:
-            return LogPiece(number, data, offset + len(data), over and not data)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._watch.watching(path) as grown:
-            while True:
-                over = not self._writing(name, number)
-                data = _read_at(path, offset)
-                left = deadline - time.monotonic()
-                if data or over or left <= 0 or self._closing:
-                    return LogPiece(number, data, offset + len(data), over and not data)
-                grown.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await grown.wait()
+        return await self.logs.read(self.logs.find(name, rank, attempt), offset, wait_s)
 
-    def wake_log_readers(self) -> None:
-        """They look again: other machines write to logs without a word to this one's kernel."""
-        self._watch.wake_all()
+    def _gauges(self) -> Gauges:
+        found = Gauges()
+        held = {node for task in self._tasks.values() for node in task.placement}
+        found.tasks = dict(Counter(task.state for task in self._tasks.values()))
+        found.queued = {"normal": found.tasks.get("queued", 0)}  # the one priority there is
+        found.nodes = {"busy": 0, "free": 0}
+        found.nodes |= Counter(
+            "busy" if node in held else "free" if node in self._usable else "unusable"
+            for node in self._nodes
+        )
+        return found
 
     def _writing(self, name: str, attempt: int) -> bool:
         """Whether processes of this attempt may still write to its logs."""
@@ -297,7 +286,11 @@ class Controller:
     def _commit(self, step: Step, when: Moment) -> None:
         self._store.write(step, when)
         task = step.task
+        before = self._tasks.get(task.id)
         self._tasks[task.id] = task
+        self.meters.step(task, step.notes, when.wall)
+        if before is not None and before.placement and not task.placement:
+            self.logs.wake(task.id, task.attempt)
         for note in step.notes:
             _log.info("%s attempt %d: %s %s", task.id, task.attempt, note.kind, note.detail or "")
         for action in step.actions:
@@ -309,14 +302,15 @@ class Controller:
         if self._draining:
             return
         state = State(tasks=self._tasks, nodes=self._usable)
-        for action in scheduler.plan(state, time.monotonic()):
+        with self.meters.plan_s.time():
+            actions = scheduler.plan(state, time.monotonic())
+        for action in actions:
             self._commit(scheduler.decide(self._tasks[action.task], action), now())
 
     def _tell(self) -> None:
         """Wakes whoever waits for news."""
         self._news.set()
         self._news = asyncio.Event()
-        self._watch.wake_all()
 
     # -- the engine --------------------------------------------------------------------------------
 
@@ -349,6 +343,7 @@ class Controller:
         async def run() -> None:
             if before is not None:
                 await asyncio.wait({before})
+            self._store.database.alive()
             await call()
 
         task = asyncio.create_task(run())
@@ -443,6 +438,7 @@ class Controller:
             ranks=self._ranks(row),
             directory=str(self._home.tasks / row.task),
             created=row.created,
+            user=row.user,
         )
 
     def _ranks(self, row: Row) -> tuple[RankView, ...]:
@@ -477,15 +473,6 @@ class Controller:
             )
             for rank in range(row.spec.nodes * row.spec.ranks_per_node)
         )
-
-
-def _read_at(path: Path, offset: int) -> bytes:
-    """Up to LOG_BYTES_PER_ANSWER bytes; none where the file is missing or shorter."""
-    try:
-        with path.open("rb") as file:
-            return os.pread(file.fileno(), LOG_BYTES_PER_ANSWER, offset)
-    except FileNotFoundError:
-        return b""
 
 
 def now() -> Moment:

@@ -66,7 +66,7 @@ class DyingStore(Store):
 
     def __init__(self, path: Path, countdown: Countdown) -> None:
         super().__init__(path)
-        driver = self._connection.connection.driver_connection
+        driver = self.database.connection.connection.driver_connection
         assert driver is not None
         driver.execute("PRAGMA synchronous=OFF")  # the machine does not die here
         self._countdown = countdown

@@ -176,7 +176,7 @@ def test_a_stale_server_json_is_not_believed(server: Any) -> None:
         ),
         (
             "CREATE TABLE schema_version (product, version);"
-            "INSERT INTO schema_version VALUES ('fireflyer hai', 2)",
+            "INSERT INTO schema_version VALUES ('fireflyer hai', 1000)",
             StorageError,
             "written by a newer Fireflyer",
         ),
