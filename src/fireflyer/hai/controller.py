@@ -425,7 +425,7 @@ class Controller:
         task = self._tasks.get(row.task)
         if task is not None and task.state == "queued" and not reason:
             reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._usable), task)
-        lease = self._store.lease(row.task, row.attempt)
+        lease = self._store.lease(row.task, row.attempt) if row.attempt else None
         return TaskView(
             id=row.task,
             spec=row.spec,

@@ -132,7 +132,7 @@ class Database:
             self.fence(self.connection)
             yield self.connection
             if self._pending_table is not None and self._pending is not None:
-                self.connection.execute(self._pending_table.insert().values(self._pending))
+                self.connection.execute(self._pending_table.insert(), self._pending)
         self._pending = None
 
     @contextmanager

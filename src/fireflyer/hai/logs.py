@@ -60,6 +60,8 @@ class Logs:
         self._store = store
         self._writing = writing
         self._watch = DirectoryWatch()
+        self._newest: dict[Path, tuple[tuple[int, bool], str, int]] = {}
+        """What was read last of logs that are followed."""
         self._closing = False
 
     def find(self, name: str, rank: int, attempt: int | None) -> LogFile:
@@ -103,8 +105,7 @@ class Logs:
         with self._watch.watching(file.path) as grown:
             while not self._closing:
                 over = not self._writing(file.task, file.attempt)
-                data = _read_at(file.path, offset, BYTES_PER_MESSAGE)
-                text, used = _whole(data, last=over)
+                text, used = self._text_at(file.path, offset, last=over)
                 if text:
                     offset += used
                     yield text, offset
@@ -112,6 +113,17 @@ class Logs:
                     return
                 elif not await _wait(grown, IDLE_S):
                     yield None
+
+    def _text_at(self, path: Path, offset: int, *, last: bool) -> tuple[str, int]:
+        """Whole characters from `offset`, and their bytes. Most of those who follow a log are at its end, and
+        are woken together: the text is read and decoded for the first of them. A log only grows, so what was
+        read stays true; who gets less than there is looks again."""
+        wanted = (offset, last)
+        known = self._newest.get(path)
+        if known is None or known[0] != wanted or not known[1]:
+            data = _read_at(path, offset, BYTES_PER_MESSAGE)
+            known = self._newest[path] = (wanted, *_whole(data, last=last))
+        return known[1], known[2]
 
     def wake(self, name: str, attempt: int) -> None:
         """Those who follow this attempt look again: it is over."""

@@ -91,7 +91,7 @@ class Store:
                 "created": when.wall,
                 "user": user,
             }
-            key = connection.execute(_task.insert().values(values)).inserted_primary_key
+            key = connection.execute(_task.insert(), values).inserted_primary_key
             assert key is not None
             self.database.name_object(f"t{key[0]}")
             self._note(connection, key[0], 0, step.notes, when)
@@ -114,7 +114,7 @@ class Store:
                     values["warm"] = True
                     row: dict[str, Any] = {"task": number, "number": action.attempt}
                     row |= {"nodes": _dump(action.nodes), "launched": False}
-                    connection.execute(_attempt.insert().values(row))
+                    connection.execute(_attempt.insert(), row)
             connection.execute(_task.update().where(_task.c.id == number).values(values))
             for note in step.notes:
                 if note.kind == "gang_ended":
