@@ -3,11 +3,15 @@
 import os
 import signal
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tests.hai.engine.conftest import Stage
 
 from fireflyer.hai.engines import GangEnded, RankExited, RankStarted
+
+Start = Literal["fork", "exec"]
+both_starts = pytest.mark.parametrize("start", ["fork", "exec"])
 
 DAEMON = """
     if os.fork() == 0:
@@ -20,10 +24,11 @@ DAEMON = """
 """
 
 
-def test_every_rank_returns_0(stage: Stage) -> None:
+@both_starts
+def test_every_rank_returns_0(stage: Stage, start: Start) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
-        gang = s.gang("print('done', RANK, *sys.argv[1:])", ranks=2, args=("a", "b c"))
+        gang = s.gang("print('done', RANK, *sys.argv[1:])", ranks=2, args=("a", "b c"), start=start)
         await engine.launch(gang)
         await engine.launch(gang)
         events, end = await s.ended(engine)
@@ -77,12 +82,12 @@ def test_ranks_find_each_other_and_know_who_they_are(stage: Stage) -> None:
     stage.play(scene)
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
-def test_the_first_failing_rank_ends_all_others(stage: Stage, start: str) -> None:
+@both_starts
+def test_the_first_failing_rank_ends_all_others(stage: Stage, start: Start) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
         script = s.script("report('up')\nif RANK == 2: sys.exit(7)\nforever()")
-        gang = s.gang(script, ranks=2, start="fork" if start == "fork" else "exec")
+        gang = s.gang(script, ranks=2, start=start)
         await engine.launch(gang)
         events, end = await s.ended(engine)
         pid = s.pids(events)[2]
@@ -204,6 +209,7 @@ def test_a_newer_attempt_fences_the_older_one(stage: Stage) -> None:
         assert not any(s.alive(pid) for pid in old)
         _, end = await s.ended(engine)
         assert (end.attempt, end.outcome) == (1, "failed")
+        assert end.reason == "replaced by a newer attempt"
         assert s.processes() != {}
         await engine.stop(s.task, 1, 0.0)  # of an attempt that is over
         await engine.stop(s.task, 2, 0.0)

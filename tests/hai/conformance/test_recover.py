@@ -2,52 +2,20 @@
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from tests.hai.conformance.host import host, sigkill
 from tests.hai.engine.conftest import Stage
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.engines import Gang, NodesChanged, RankExited, RankStarted
+from fireflyer.hai.engines import NodesChanged, RankExited, RankStarted
 from fireflyer.hai.engines.messages import Freeze
-
-ROOT = Path(__file__).parents[3]
-HOST = """
-import asyncio, sys
-from pathlib import Path
-import msgspec
-from fireflyer.hai.engines import Gang
-from tests.hai.conformance.conftest import make_engine
-
-async def main():
-    gang = msgspec.json.decode(sys.argv[2], type=Gang, dec_hook=lambda t, v: t(v))
-    engine = make_engine(sys.argv[1], gang.directory.parents[1])
-    await engine.launch(gang)
-    async for event in engine.events():
-        pass
-
-asyncio.run(main())
-"""
 
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.node.callspec.params["stage"])
-
-
-def host(kind: str, gang: Gang) -> subprocess.Popen[bytes]:
-    """Another process that launches the gang and goes on watching it."""
-    encoded = msgspec.json.encode(gang, enc_hook=str).decode()
-    return subprocess.Popen([sys.executable, "-c", HOST, kind, encoded], cwd=ROOT)
-
-
-def sigkill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
 
 
 def test_an_engine_that_let_go_and_another_that_takes_up(stage: Stage) -> None:
@@ -57,6 +25,7 @@ def test_an_engine_that_let_go_and_another_that_takes_up(stage: Stage) -> None:
         await first.launch(gang)
         pids = {int(rank): int(pid) for rank, pid in await s.reports(4)}
         await s.close(first)
+        assert [e async for e in first.events()]  # what it knew; then it ends
         assert all(s.alive(pid) for pid in pids.values())
         second = s.engine()
         await second.recover(gang)
@@ -64,6 +33,7 @@ def test_an_engine_that_let_go_and_another_that_takes_up(stage: Stage) -> None:
         events = await s.until(second, lambda e: isinstance(e, RankStarted) and e.rank == 3)
         os.kill(pids[3], signal.SIGKILL)
         more, end = await s.ended(second)
+        assert len([e for e in events + more if isinstance(e, RankStarted)]) == 4
         assert s.pids(events + more) == pids
         assert end.outcome == "failed"
         assert end.reason == f"rank 3 on {gang.nodes[1]} was killed by SIGKILL (pid {pids[3]})"

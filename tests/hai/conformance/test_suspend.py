@@ -30,6 +30,7 @@ def test_all_ranks_are_told_at_one_call_and_resume_elsewhere(stage: Stage) -> No
             await engine.suspend(s.task, attempt, 1000.0)
             told = await s.reports(4)
             assert {words[1] for words in told} == {"told"}
+            assert {words[0] for words in told} == {"0", "1", "2", "3"}
             assert len({words[2] for words in told}) == 1
             events, end = await s.ended(engine)
             assert (end.attempt, end.outcome, end.reason) == (attempt, "suspended", "")
@@ -73,7 +74,13 @@ def test_a_rank_that_never_asks_is_killed_after_the_grace(stage: Stage) -> None:
 def test_a_task_that_returns_before_the_agreed_call_has_finished(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
-        await engine.launch(s.gang("report('up')\nawait_gate()"))
+        script = """
+            from fireflyer.hai import suspend_requested
+            assert not suspend_requested()
+            report("asked")
+            await_gate()
+        """
+        await engine.launch(s.gang(script))
         await s.reports(2)
         await engine.suspend(s.task, 1, 1000.0)
         s.open_gate(2)

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from tests.hai.engine.test_recover import host, sigkill
+from tests.hai.conformance.host import host, sigkill
 
 from fireflyer.hai.engines import GangEnded, RankExited, RankJoined, RankStarted
 
@@ -300,7 +300,7 @@ def test_the_server_is_killed_and_the_next_one_brings_the_newcomers(stage: Stage
     async def scene(s: Stage) -> None:
         script = MEMBER + "    member()\n    await_gate()\n"
         gang = s.gang(script, ranks=2, elastic=True, rejoins=2)
-        server = host(gang)
+        server = host("local", gang)
         pids = await up(s, 4)
         sigkill(server)
         os.kill(pids[1], signal.SIGKILL)
@@ -336,7 +336,7 @@ def test_an_attempt_that_ends_while_the_server_is_away(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         script = MEMBER + "    member()\n    await_gate()\n"
         gang = s.gang(script, elastic=True, rejoins=2)
-        server = host(gang)
+        server = host("local", gang)
         pids = await up(s, 2)
         sigkill(server)
         os.kill(pids[0], signal.SIGKILL)

@@ -17,39 +17,6 @@ Start = Literal["fork", "exec"]
 both_starts = pytest.mark.parametrize("start", ["fork", "exec"])
 
 
-@both_starts
-def test_every_rank_returns_0(stage: Stage, start: Start) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        await engine.launch(s.gang("print('done', RANK)", ranks=2, start=start))
-        events, end = await s.ended(engine)
-        assert (end.outcome, end.reason) == ("finished", "every rank returned 0")
-        assert s.exits(events) == dict.fromkeys(range(4), (0, None))
-        started = [e for e in events if isinstance(e, RankStarted)]
-        assert {e.rank: e.node for e in started} == {0: "n0", 1: "n0", 2: "n1", 3: "n1"}
-        assert [s.log(rank) for rank in range(4)] == [f"done {rank}\n" for rank in range(4)]
-
-    stage.play(scene)
-
-
-@both_starts
-def test_the_first_failing_rank_ends_all_others(stage: Stage, start: Start) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        script = "report('up')\nif RANK == 2: sys.exit(7)\nforever()"
-        await engine.launch(s.gang(script, ranks=2, start=start))
-        events, end = await s.ended(engine)
-        pid = s.pids(events)[2]
-        assert end.outcome == "failed"
-        assert end.reason == f"rank 2 on n1 exited with status 7 (pid {pid})"
-        exits = s.exits(events)
-        assert exits.pop(2) == (7, None)
-        assert set(exits.values()) == {(None, signal.SIGKILL)}
-        assert not any(s.alive(pid) for pid in s.pids(events).values())
-
-    stage.play(scene)
-
-
 def test_an_exception_is_in_the_log_without_frames_of_ours(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
@@ -241,22 +208,6 @@ def test_calls_repeated_and_calls_for_nobody_do_nothing(stage: Stage) -> None:
         assert end.attempt == 2
         assert sorted(s.exits(events)) == [0, 1]
         assert len(await s.reports(4)) == 4
-
-    stage.play(scene)
-
-
-def test_a_new_attempt_fences_the_older_one(stage: Stage) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        await engine.launch(s.gang("report(os.getpid())\nforever()"))
-        old = [int(w[1]) for w in await s.reports(2)]
-        await engine.launch(s.gang("pass", attempt=2))
-        _, first = await s.ended(engine)
-        assert (first.attempt, first.outcome) == (1, "failed")
-        assert first.reason == "replaced by a newer attempt"
-        assert not any(s.alive(pid) for pid in old)
-        _, second = await s.ended(engine)
-        assert (second.attempt, second.outcome) == (2, "finished")
 
     stage.play(scene)
 

@@ -51,22 +51,6 @@ def told(reports: list[list[str]]) -> set[str]:
     return {words[2] for words in reports}
 
 
-def test_free_running_ranks_are_told_at_the_same_call(stage: Stage) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        script = LOOP.format(step="time.sleep(0.0002 * (1 + 3 * RANK))")
-        await engine.launch(s.gang(script, ranks=2))
-        await s.reports(4)
-        await engine.suspend(s.task, 1, 1000.0)
-        assert len(told(await s.reports(4))) == 1
-        events, end = await s.ended(engine)
-        assert (end.outcome, end.reason) == ("suspended", "")
-        exits = [e for e in events if hasattr(e, "suspended")]
-        assert [(e.code, e.suspended) for e in exits] == [(0, True)] * 4
-
-    stage.play(scene)
-
-
 def test_ranks_in_collectives_leave_without_deadlock_again_and_again(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
@@ -84,56 +68,6 @@ def test_ranks_in_collectives_leave_without_deadlock_again_and_again(stage: Stag
     stage.play(scene)
 
 
-def test_a_suspend_before_the_first_call_is_answered_at_call_1(stage: Stage) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        script = "    report('here')\n    await_gate()\n" + LOOP.format(step="pass")
-        await engine.launch(s.gang(script))
-        await s.reports(2)
-        await engine.suspend(s.task, 1, 1000.0)
-        await engine.suspend(s.task, 1, 1000.0)
-        s.open_gate(2)
-        words = await s.reports(4)
-        assert told([w for w in words if w[1] == "told"]) == {"1"}
-        _, end = await s.ended(engine)
-        assert end.outcome == "suspended"
-
-    stage.play(scene)
-
-
-def test_a_rank_that_never_asks_is_ended_after_the_grace(stage: Stage) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        await engine.launch(s.gang("report('up')\nforever()"))
-        await s.reports(2)
-        await engine.suspend(s.task, 1, 0.05)
-        events, end = await s.ended(engine)
-        assert end.outcome == "suspended"
-        assert "had to be killed after the grace" in end.reason
-        assert s.exits(events) == {0: (None, signal.SIGKILL), 1: (None, signal.SIGKILL)}
-
-    stage.play(scene)
-
-
-def test_a_task_that_ends_before_the_agreed_call_has_finished(stage: Stage) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        script = """
-            from fireflyer.hai import suspend_requested
-            assert not suspend_requested()
-            report("asked")
-            await_gate()
-        """
-        await engine.launch(s.gang(script))
-        await s.reports(2)
-        await engine.suspend(s.task, 1, 1000.0)
-        s.open_gate(2)
-        _, end = await s.ended(engine)
-        assert end.outcome == "finished"
-
-    stage.play(scene)
-
-
 def test_a_rank_told_that_returns_without_a_word_is_suspended(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()
@@ -144,37 +78,6 @@ def test_a_rank_told_that_returns_without_a_word_is_suspended(stage: Stage) -> N
         events, end = await s.ended(engine)
         assert end.outcome == "suspended"
         assert [e.suspended for e in events if hasattr(e, "suspended")] == [False, False]
-
-    stage.play(scene)
-
-
-def test_a_failure_while_leaving_ends_the_others_and_is_told(stage: Stage) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        script = LOOP.format(step="pass").replace(
-            "suspended()\n", "forever() if RANK == 0 else sys.exit(9)\n"
-        )
-        await engine.launch(s.gang(script))
-        await s.reports(2)
-        await engine.suspend(s.task, 1, 1000.0)
-        events, end = await s.ended(engine)
-        assert end.outcome == "suspended"
-        assert end.reason.startswith("rank 1 on n1 exited with status 9")
-        assert s.exits(events) == {0: (None, signal.SIGKILL), 1: (9, None)}
-
-    stage.play(scene)
-
-
-def test_a_stop_overrides_a_suspend(stage: Stage) -> None:
-    async def scene(s: Stage) -> None:
-        engine = s.engine()
-        await engine.launch(s.gang("report('up')\nforever()"))
-        await s.reports(2)
-        await engine.suspend(s.task, 1, 1000.0)
-        await engine.stop(s.task, 1, 1000.0)
-        events, end = await s.ended(engine)
-        assert end.outcome == "stopped"
-        assert s.exits(events) == {0: (None, signal.SIGTERM), 1: (None, signal.SIGTERM)}
 
     stage.play(scene)
 
