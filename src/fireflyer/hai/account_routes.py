@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from fireflyer.hai.accounts import Accounts
+from fireflyer.hai.access import Accounts
 from fireflyer.hai.answers import documented, json, read
 from fireflyer.hai.auth import needing
 from fireflyer.hai.identity import (

@@ -11,8 +11,8 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fireflyer.hai import answers, streams
+from fireflyer.hai.access import Accounts
 from fireflyer.hai.account_routes import account_routes
-from fireflyer.hai.accounts import Accounts
 from fireflyer.hai.answers import Granted, documented, json, read
 from fireflyer.hai.auth import needing
 from fireflyer.hai.client import NodeView

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fireflyer.errors import AuthError, Unauthenticated
 from fireflyer.hai import identity
-from fireflyer.hai.accounts import Accounts
+from fireflyer.hai.access import Accounts
 from fireflyer.hai.answers import refuse
 from fireflyer.hai.identity import HOME_TOKEN, Identity
 from fireflyer.hai.trail import Trail

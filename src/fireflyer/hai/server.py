@@ -25,7 +25,7 @@ import msgspec
 from fireflyer import log
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError
 from fireflyer.hai import api
-from fireflyer.hai.accounts import Accounts
+from fireflyer.hai.access import Accounts
 from fireflyer.hai.auth import Gate
 from fireflyer.hai.controller import Controller
 from fireflyer.hai.database import Database, PostgreSQL, parse_url

@@ -12,7 +12,7 @@ from tests.hai.server.conftest import Server
 
 from fireflyer.errors import ConfigError, NoSuchTask, PermissionDenied, Unauthenticated
 from fireflyer.hai import api
-from fireflyer.hai.accounts import Accounts
+from fireflyer.hai.access import Accounts
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.answers import route_scopes
 from fireflyer.hai.auth import Needs, owner
@@ -236,7 +236,7 @@ def test_a_token_expires(database: Database, monkeypatch: pytest.MonkeyPatch) ->
     forever = accounts.create_token(TokenRequest(user="ada", days=None), ADMIN)
     assert accounts.identify(made.token, "").user == "ada"
     later = made.view.created + 2 * 86400
-    monkeypatch.setattr("fireflyer.hai.accounts.time.time", lambda: later)
+    monkeypatch.setattr("fireflyer.hai.access.time.time", lambda: later)
     with pytest.raises(Unauthenticated, match="has expired"):
         accounts.identify(made.token, "")
     assert accounts.identify(forever.token, "").user == "ada"
