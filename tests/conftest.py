@@ -19,6 +19,9 @@ import pytest
 # Forked children hang in torch's thread pool if the parent ever used one.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# What this machine's kernel says is no part of a test.
+os.environ["FIREFLYER_KERNEL_LOG"] = "off"
+
 # A shell's background jobs ignore it, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

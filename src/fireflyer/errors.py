@@ -26,6 +26,8 @@
     ├── AuthError              the platform does not do this for who asks
     │   ├── Unauthenticated    the token is missing, wrong, expired or revoked
     │   └── PermissionDenied   the token's scope does not allow it
+    ├── WorkspaceError         a workspace or environment that cannot be shipped, taken in or made
+    ├── TraceError             a trace of jobs that cannot be read or replayed
     └── LabError               the lab cannot be set up on this machine
 
 A message says what happened, to which object, and what to do. Programming errors stay
@@ -271,7 +273,15 @@ class Unauthenticated(AuthError):
 
 
 class PermissionDenied(AuthError):
-    """The token's scope does not allow it."""
+    """The token's scope, or the user's groups, do not allow it."""
+
+
+class WorkspaceError(FireflyerError):
+    """A workspace or an environment cannot be shipped, taken in or made."""
+
+
+class TraceError(FireflyerError):
+    """A trace of jobs cannot be read, or not be replayed on the cluster that was asked for."""
 
 
 class LabError(FireflyerError):

@@ -11,11 +11,13 @@ import pytest
 import fireflyer
 
 VERBS = [
-    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "nodes",
-    "audit",
+    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
+    "nodes", "drain", "undrain", "faults", "ledger", "sim", "audit",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
-GROUPS = ["user", "group", "token", "quota", "record", "ckpt", "fs", "config"]
+GROUPS = [
+    "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "workspace",
+]  # fmt: skip
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """

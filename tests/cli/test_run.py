@@ -88,7 +88,9 @@ def test_json_is_alone_on_stdout(shell: Any) -> None:
     assert json.loads(shell.run("ps", "--json").stdout) == []
     assert json.loads(shell.run("show", "t1", "--json").stdout) == view
     nodes = json.loads(shell.run("nodes", "--json").stdout)
-    assert nodes == [{"name": "n0", "task": None}, {"name": "n1", "task": None}]
+    assert [(node["name"], node["state"], node["tasks"]) for node in nodes] == [
+        ("n0", "ready", []), ("n1", "ready", []),
+    ]  # fmt: skip
     events = json.loads(shell.run("events", "t1", "--json").stdout)
     assert [event["kind"] for event in events] == [
         "submitted", "queued", "starting", "rank_started", "running", "rank_exited", "gang_ended",

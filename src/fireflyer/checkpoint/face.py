@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import torch
 
+from fireflyer import pulse
 from fireflyer.checkpoint.catalog import Catalog
 from fireflyer.checkpoint.claims import Claims, identity
 from fireflyer.checkpoint.control import Control, members_lost, rank_and_world
@@ -188,6 +189,7 @@ class CheckpointManager:
         """
         number = whole_number(step)
         with self._alone:
+            pulse.beat()
             return self._when.ask(number)
 
     @property
@@ -301,10 +303,14 @@ class CheckpointManager:
         return before
 
     def _run_in_background(self, job: Job) -> Future[Written]:
+        taken = time.time()
+
         def run() -> Written:
             try:
                 job.staged.wait_for_cores()  # what training waits for comes first
-                return self._committer.run(job)
+                written = self._committer.run(job)
+                pulse.saved(job.generation.step, taken)
+                return written
             finally:
                 job.staged.forget()
 

@@ -156,11 +156,13 @@ def token_revoke(
 
 @quota.command("set")
 def quota_set(
-    for_user: Annotated[str, typer.Option("--user", metavar="USER", help="Else any user.")] = "",
-    for_group: Annotated[
-        str, typer.Option("--group", metavar="GROUP", help="Else any group.")
+    for_user: Annotated[
+        str, typer.Option("--user", metavar="USER", help="Else each without one of his own.")
     ] = "",
-    priority: Annotated[str, typer.Option(metavar="NAME", help="Else any priority.")] = "",
+    for_group: Annotated[
+        str, typer.Option("--group", metavar="GROUP", help="Else each, likewise.")
+    ] = "",
+    priority: Annotated[str, typer.Option(metavar="NAME", help="Else each, likewise.")] = "",
     gpus: Annotated[int | None, typer.Option(min=0, help="At most so many GPUs.")] = None,
     nodes: Annotated[int | None, typer.Option(min=0, help="At most so many nodes.")] = None,
     json: JsonOption = False,

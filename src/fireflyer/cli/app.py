@@ -8,10 +8,35 @@ import typer
 from fireflyer import __version__
 from fireflyer.cli import accounts
 from fireflyer.cli.ckpt import ckpt
+from fireflyer.cli.cluster import cluster_verbs, window
 from fireflyer.cli.config import config
 from fireflyer.cli.fs import fs
 from fireflyer.cli.handing import hand_over
+from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
 from fireflyer.cli.record import record
+from fireflyer.cli.running_options import (
+    ElasticOption,
+    EnvOption,
+    ExpectOption,
+    GpusOption,
+    GraceOption,
+    GroupOption,
+    LabelOption,
+    LimitOption,
+    MaxNodeFaultsOption,
+    MaxRestartsOption,
+    MemoryOption,
+    NodesOption,
+    PriorityOption,
+    RanksOption,
+    RehearseOption,
+    StartOption,
+    VenvLockOption,
+    WatchdogOption,
+    WorkspaceOption,
+)
+from fireflyer.cli.sim import sim
+from fireflyer.cli.workspace import workspace as workspaces
 from fireflyer.program import in_one_line
 
 app = typer.Typer(
@@ -27,7 +52,9 @@ app = typer.Typer(
   fireflyer demo                        train a model, lose a worker, carry on
   fireflyer run train.py --lr 0.1       run a script as a task and follow it
   fireflyer run --nodes 2 -d train.py   two nodes, in the background
+  fireflyer run --workspace . train.py  ship the folder, run in the copy
   fireflyer ps                          what runs and what waits
+  fireflyer why t1                      what a task waits for
   fireflyer logs -f t1                  follow a task's output
   fireflyer record pack photos/ -o p.ffr  a folder as one record file
   fireflyer ckpt ls runs/gpt            the checkpoints of a run
@@ -37,17 +64,6 @@ app = typer.Typer(
 `fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage.
 """,
 )
-
-HomeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        metavar="DIR",
-        help="The platform's folder; else $FIREFLYER_HOME, else ~/.local/state/fireflyer.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]
 
 INTERRUPTED = 130
 """What Typer makes of a KeyboardInterrupt."""
@@ -90,6 +106,14 @@ def up(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
     ] = 0,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="timeshare, fifo, fifo-backfill, las or fairshare. Remembered by the home. "
+            "[default: timeshare]",
+        ),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave tasks running when Ctrl-C or SIGTERM ends it.")
     ] = False,
@@ -129,7 +153,8 @@ def up(
         database=database, password_file=database_password_file, listen=listen,
         certificate=tls_cert, key=tls_key, behind_proxy=behind_proxy,
     )  # fmt: skip
-    serving.serve(home, serving.choose(home, engine, partition), where, nodes, port, keep)
+    chosen = serving.choose(home, engine, partition)
+    serving.serve(home, chosen, where, nodes, port, keep, policy)
 
 
 @app.command()
@@ -157,32 +182,26 @@ def run(
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Nodes.")] = 1,
-    ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, help="Ranks on each node.")] = 1,
+    nodes: NodesOption = None,
+    ranks: RanksOption = None,
     name: Annotated[str, typer.Option(help="Name for people; default: the script's.")] = "",
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", "-e", metavar="K[=V]", help="Environment of the ranks; K alone: as it is here."
-        ),
-    ] = None,
-    start: Annotated[
-        str,
-        typer.Option(
-            metavar="fork|exec",
-            help="fork: from a process with torch imported; exec: a fresh interpreter.",
-        ),
-    ] = "fork",
-    max_restarts: Annotated[int, typer.Option(min=0, help="Attempts to spend on faults.")] = 3,
-    elastic: Annotated[
-        bool,
-        typer.Option(
-            "--elastic", help="Go on without ranks that are lost, and start newcomers for them."
-        ),
-    ] = False,
-    grace: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Time to save and leave on stop.")
-    ] = 30.0,
+    env: EnvOption = None,
+    start: StartOption = "fork",
+    max_restarts: MaxRestartsOption = 3,
+    max_node_faults: MaxNodeFaultsOption = 10,
+    watchdog: WatchdogOption = "0",
+    elastic: ElasticOption = False,
+    grace: GraceOption = 30.0,
+    workspace: WorkspaceOption = None,
+    workspace_limit: LimitOption = 256,
+    venv_lock: VenvLockOption = None,
+    rehearse: RehearseOption = None,
+    gpus: GpusOption = 0,
+    memory: MemoryOption = "",
+    priority: PriorityOption = "normal",
+    group: GroupOption = "",
+    label: LabelOption = None,
+    expect: ExpectOption = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the task's id and return.")
     ] = False,
@@ -208,10 +227,18 @@ def run(
     from fireflyer.cli.running import Launch, launch
 
     request = Launch(
-        script=script, args=tuple(args or ()), nodes=nodes, ranks=ranks, name=name,
+        script=script, args=tuple(args or ()), nodes=nodes or 1, ranks=ranks or 1, name=name,
         env=tuple(env or ()), start=start, max_restarts=max_restarts, elastic=elastic,
-        grace_s=grace,
+        grace_s=grace, max_node_faults=max_node_faults, watchdog=watchdog,
+        workspace=workspace, workspace_limit=workspace_limit << 20, venv_lock=venv_lock,
+        gpus=gpus, memory=memory, priority=priority, group=group,
+        labels=tuple(label or ()), expect=expect,
     )  # fmt: skip
+    if rehearse is not None:
+        from fireflyer.cli.rehearsing import rehearsed
+
+        shown = {"detach": detach, "all_ranks": all_ranks, "json": json}
+        raise typer.Exit(rehearsed(request, home, rehearse, shaped=bool(nodes or ranks), **shown))
     raise typer.Exit(launch(request, home, detach=detach, all_ranks=all_ranks, json=json))
 
 
@@ -305,22 +332,58 @@ _steering(
 
 
 @app.command()
-def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
-    """List the nodes and what they hold."""
-    from fireflyer.cli import printing
-    from fireflyer.hai.client import Client
+def faults(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Observations to show.")] = 20,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Also why, and the source of each rule.")
+    ] = False,
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Show the rules for faults, and what was observed and done of late.
 
-    printing.nodes(Client(home).nodes(), json=json)
+    Own rules: faults.toml in the platform's folder, read when the server starts.
+    """
+    from fireflyer.cli import faulting
+
+    faulting.show(home, limit, full=rules, json=json)
 
 
 app.command()(accounts.audit)
 
 for group in (accounts.user, accounts.group, accounts.token, accounts.quota):
     app.add_typer(group)
+
+
+@app.command()
+def ledger(
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="All nodes, with the time in which nothing held them.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Only the last so long, e.g. 24h. [default: all]")
+    ] = "",
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Show where the time of tasks went: useful, lost, waiting, by cause.
+
+    Without TASK: each task and their sum.
+    """
+    from fireflyer.cli import ledgering
+
+    ledgering.show(home, task, cluster=cluster, since=since, json=json)
+
+
+cluster_verbs(app)
+app.command()(sim)
+app.add_typer(window)
 app.add_typer(record)
 app.add_typer(ckpt)
 app.add_typer(fs)
 app.add_typer(config)
+app.add_typer(workspaces)
 
 hand_over(app, "demo", "Train a model, lose a worker, carry on.", "fireflyer.demo")
 hand_over(app, "bench", "Measure against peers: fireflyer bench NAME --help.", "fireflyer.bench")

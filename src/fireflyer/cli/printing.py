@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.hai.client import NodeView
 from fireflyer.hai.model import Event, RankView, TaskView
 from fireflyer.program import plain
 
@@ -63,6 +62,11 @@ def task(view: TaskView, *, json: bool) -> None:
         ("attempt", f"{view.attempt}, restarts {view.restarts} of {view.spec.max_restarts}"),
         ("directory", view.directory),
     ]
+    if view.node_faults or view.avoid:
+        avoided = f"; avoids {', '.join(view.avoid)}" if view.avoid else ""
+        lines.insert(
+            4, ("faults", f"{view.node_faults} of {view.spec.max_node_faults} of nodes{avoided}")
+        )
     if view.generation:
         lines.insert(4, ("members", _members(view.generation, view.members)))
     for name, value in lines:
@@ -79,13 +83,6 @@ def task(view: TaskView, *, json: bool) -> None:
             for rank in view.ranks
         ]
         table(("RANK", "NODE", "PID", "STATE", "LOG"), rows)
-
-
-def nodes(found: list[NodeView], *, json: bool) -> None:
-    if json:
-        as_json(found)
-        return
-    table(("NODE", "TASK"), [(node.name, node.task or "-") for node in found])
 
 
 def events(found: list[Event], *, json: bool) -> None:
@@ -122,7 +119,18 @@ def details(event: Event) -> str:
         return "on " + " ".join(detail["nodes"])
     if event.kind == "restarting":
         return f"{detail['restarts']} of {detail['max_restarts']}: {detail['reason']}"
+    if event.kind in ("observed", "acted"):
+        return fault(event)
     return str(detail.get("reason", ""))
+
+
+def fault(event: Event) -> str:
+    """What was observed, or done about it."""
+    detail = event.detail
+    node = f"{detail['node']}: " if detail.get("node") else ""
+    if event.kind == "observed":
+        return f"{node}{detail['text']}"
+    return f"{node}{detail['action']}" + (f" (rule {detail['rule']})" if detail["rule"] else "")
 
 
 def _rank(detail: dict[str, Any]) -> str:
@@ -153,6 +161,10 @@ def age(seconds: float) -> str:
 
 def _rank_state(rank: RankView) -> str:
     state = rank.ended or ("starting" if rank.pid is None else "running")
+    if rank.step is not None:
+        state += f", step {rank.step}"
+    if rank.slower:
+        state += f", straggler ({rank.slower:.1f} x)"
     if not rank.incarnation:
         return state
     return f"{state}, newcomer {rank.incarnation}" + ("" if rank.member else ", not let in")

@@ -6,14 +6,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from fireflyer.cli import printing
+from fireflyer.cli.durations import seconds
 from fireflyer.cli.following import Tail, follow
+from fireflyer.cli.looking import duration, size_mib
 from fireflyer.errors import ConfigError
 from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
-from fireflyer.hai.model import Event, TaskSpec, TaskState
+from fireflyer.hai.home import locate
+from fireflyer.hai.model import PRIORITIES, Event, Priority, TaskSpec, TaskState
 from fireflyer.hai.model import TaskView as View
+from fireflyer.hai.workspaces import shipping
+from fireflyer.hai.workspaces.inside import check_inside, folder_in, relative_to
+from fireflyer.hai.workspaces.manifest import identify, in_words
+from fireflyer.hai.workspaces.snapshot import take
 from fireflyer.program import plain
 
 
@@ -31,21 +39,62 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int
     elastic: bool
     grace_s: float
+    workspace: Path | None
+    workspace_limit: int
+    """In bytes."""
+    venv_lock: Path | None
+    max_node_faults: int
+    watchdog: str
+    """E.g. "30m"; "0": none."""
+    gpus: int
+    memory: str
+    priority: str
+    group: str
+    labels: tuple[str, ...]
+    """"K=V"."""
+    expect: str
 
 
 def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool, json: bool) -> int:
     """Submits the task and follows it unless detached; returns the exit code."""
-    spec = _spec(request)
-    check(spec)
-    client = Client.connect(home, nodes=max(request.nodes, 2))
+    spec, client = prepare(request, home)
     view = client.submit(spec)
     if detach:
         _say(view, json=json)
         return 0
-    state = _follow(client, view, all_ranks=all_ranks, json=json)
+    state = follow_task(client, view, all_ranks=all_ranks, json=json)
     if json and state is not None:
         printing.as_json(client.task(view.id))
     return 0 if state == "finished" else 1
+
+
+def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
+    """The task, checked and with all that it needs shipped, and a server that answers."""
+    spec = _spec(request)
+    check(spec)
+    snapshot = None
+    if request.workspace is not None:
+        snapshot = take(request.workspace, request.workspace_limit, without=locate(home).path)
+        root = str(request.workspace)
+        spec = replace(
+            spec,
+            script=relative_to(root, request.script),
+            cwd=folder_in(root, spec.cwd),
+            workspace=identify(snapshot.manifest),
+        )
+        check_inside(spec, snapshot.manifest)
+    client = Client.connect(home, nodes=max(request.nodes, 2))
+    if snapshot is not None:
+        shipped = shipping.ship_snapshot(client, snapshot)
+        for what in shipped.left_out:
+            note(f"left out of the workspace: {what}")
+        note(
+            f"workspace {shipped.id[:12]}: {shipped.files} files, {in_words(shipped.bytes)}; sent "
+            f"{shipped.sent_files} files, {in_words(shipped.sent_bytes)}"
+        )
+    if request.venv_lock is not None:
+        spec = replace(spec, venv=shipping.give_lock(client, request.venv_lock))
+    return spec, client
 
 
 def steer(home: Path | None, verb: str, task: str, goal: str | None, *, json: bool) -> None:
@@ -75,6 +124,12 @@ def _spec(request: Launch) -> TaskSpec:
         env[name] = value
     if request.start not in ("fork", "exec"):
         raise ConfigError(f"--start must be fork or exec, not {request.start!r}")
+    labels = dict(item.split("=", 1) for item in request.labels if "=" in item)
+    if len(labels) < len(request.labels):
+        raise ConfigError("a --label is K=V, each K once")
+    priority = request.priority.lower().replace("-", "_")
+    if priority not in ("auto", *PRIORITIES):
+        raise ConfigError(f"--priority must be auto, {', '.join(PRIORITIES)}, not {priority!r}")
     return TaskSpec(
         script=os.path.abspath(request.script),
         args=request.args,
@@ -87,10 +142,18 @@ def _spec(request: Launch) -> TaskSpec:
         max_restarts=request.max_restarts,
         elastic=request.elastic,
         grace_s=request.grace_s,
+        max_node_faults=request.max_node_faults,
+        watchdog_s=seconds(request.watchdog, "--watchdog"),
+        gpus=request.gpus,
+        memory_mib=size_mib(request.memory) if request.memory else 0,
+        priority=cast(Priority, priority),
+        group=request.group,
+        labels=labels,
+        expected_s=duration(request.expect) if request.expect else 0.0,
     )
 
 
-def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskState | None:
+def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskState | None:
     """Follows until the task is over; None when the user left before."""
     world = view.spec.nodes * view.spec.ranks_per_node
     out = sys.stderr.buffer if json else sys.stdout.buffer
@@ -104,19 +167,19 @@ def _follow(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskS
         if event.kind == "rank_exited":
             told = view.spec.elastic and event.detail["code"] != 0
         else:
-            told = event.kind not in ("rank_started", "gang_ended")
+            told = event.kind not in ("rank_started", "gang_ended", "progress", "acted")
         if told:
-            _note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
+            note(f"{event.task} {event.kind} {printing.details(event)}".rstrip())
 
     try:
         try:
             return follow(client, view.id, tail, seen, tell)
         except KeyboardInterrupt:
-            _note(f"stopping {view.id}; Ctrl-C again returns at once")
+            note(f"stopping {view.id}; Ctrl-C again returns at once")
             client.stop(view.id)
             return follow(client, view.id, tail, seen, tell)
     except KeyboardInterrupt:
-        _note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
+        note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
         return None
 
 
@@ -127,6 +190,7 @@ def _say(view: View, *, json: bool) -> None:
         sys.stdout.write(f"{view.id}\n")
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """A line for people on stderr."""
     sys.stderr.write(f"fireflyer: {text}\n")
     sys.stderr.flush()

@@ -83,11 +83,12 @@ def serve(
     nodes: int | None,
     port: int,
     keep: bool,
+    policy: str | None,
 ) -> None:
     """Serves in the foreground; says so on stderr once requests are answered.
 
     Raises:
-        ConfigError: the engine cannot be used, or has nodes of its own.
+        ConfigError: the engine cannot be used, or has nodes of its own; or there is no such policy.
     """
     if engine.engine == "slurm":
         if nodes is not None:
@@ -113,7 +114,7 @@ def serve(
 
         options = Options(
             home=found, engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep,
-            database=database, public=public, stand_by=stand_by,
+            policy=policy, database=database, public=public, stand_by=stand_by,
         )  # fmt: skip
         serve_home(options, ready)
 

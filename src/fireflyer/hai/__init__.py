@@ -6,15 +6,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fireflyer.hai.client import Client
     from fireflyer.hai.leasing import elastic, hold, in_task, lease
-    from fireflyer.hai.rank import Task, suspend_requested, suspended, task
+    from fireflyer.hai.oldnames import (
+        get_whole_life_state,
+        go_suspend,
+        receive_suspend_command,
+        set_whole_life_state,
+    )
+    from fireflyer.hai.rank import (
+        Task,
+        heartbeat,
+        saved,
+        suspend_requested,
+        suspended,
+        task,
+    )
 
 __all__ = [
     "Client",
     "Task",
     "elastic",
+    "get_whole_life_state",
+    "go_suspend",
+    "heartbeat",
     "hold",
     "in_task",
     "lease",
+    "receive_suspend_command",
+    "saved",
+    "set_whole_life_state",
     "suspend_requested",
     "suspended",
     "task",
@@ -25,9 +44,15 @@ _HOME = {
     "Client": "fireflyer.hai.client",
     "Task": "fireflyer.hai.rank",
     "elastic": "fireflyer.hai.leasing",
+    "get_whole_life_state": "fireflyer.hai.oldnames",
+    "go_suspend": "fireflyer.hai.oldnames",
+    "heartbeat": "fireflyer.hai.rank",
     "hold": "fireflyer.hai.leasing",
     "in_task": "fireflyer.hai.leasing",
     "lease": "fireflyer.hai.leasing",
+    "receive_suspend_command": "fireflyer.hai.oldnames",
+    "saved": "fireflyer.hai.rank",
+    "set_whole_life_state": "fireflyer.hai.oldnames",
     "suspend_requested": "fireflyer.hai.rank",
     "suspended": "fireflyer.hai.rank",
     "task": "fireflyer.hai.rank",

@@ -13,6 +13,7 @@ from fireflyer.errors import ConfigError, PermissionDenied, Unauthenticated
 from fireflyer.hai import schema
 from fireflyer.hai.database import Database
 from fireflyer.hai.identity import (
+    HOME_TOKEN,
     SCOPES,
     Group,
     Identity,
@@ -26,6 +27,7 @@ from fireflyer.hai.identity import (
     new_token,
     split_token,
 )
+from fireflyer.hai.model import PRIORITIES
 from fireflyer.program import plain
 
 
@@ -87,6 +89,18 @@ class Accounts:
     def usable(self) -> bool:
         """Whether any token of a user would be taken."""
         return any(self.taken(id) for id in self._tokens)
+
+    def check_group(self, who: Identity, group: str) -> None:
+        """Refuses a task in a group that its user is not a member of; the home's own user may name any.
+
+        Raises:
+            PermissionDenied: not a member.
+        """
+        if group and who.token != HOME_TOKEN and (group, who.user) not in self._members:
+            raise PermissionDenied(
+                f"{who.user} is no member of the group {group[:63]!a}: "
+                "an admin adds members (`fireflyer group join`)"
+            )
 
     def users(self) -> list[User]:
         return [self.user(name) for name in sorted(self._users)]
@@ -237,6 +251,10 @@ class Accounts:
             self.group(quota.group)
         if quota.priority:
             check_name(quota.priority, "priority")
+            if quota.priority not in PRIORITIES:
+                raise ConfigError(
+                    f"no priority {quota.priority}; there are {', '.join(PRIORITIES)}"
+                )
         table = schema.quota
         key = {"user": quota.user, "group": quota.group, "priority": quota.priority}
         at = [table.c[name] == value for name, value in key.items()]

@@ -1,5 +1,6 @@
 """The HTTP routes of users, groups, tokens, quotas and the audit log."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
@@ -27,7 +28,13 @@ ENTRIES_PER_ANSWER = 1000
 Seq = Annotated[int, Query(ge=0, lt=1 << 62)]
 
 
-def account_routes(app: FastAPI, accounts: Accounts, store: Store, trail: Trail) -> None:
+def account_routes(
+    app: FastAPI,
+    accounts: Accounts,
+    store: Store,
+    trail: Trail,
+    quotas_changed: Callable[[], None],
+) -> None:
     """Admins change all of it; a user sees what is his own, and makes and revokes his own tokens."""
     needs = needing(trail)
     _user_routes(app, accounts, trail)
@@ -49,6 +56,7 @@ def account_routes(app: FastAPI, accounts: Accounts, store: Store, trail: Trail)
         about = " ".join(f"{name} {value}" for name, value in _parts(quota))
         with trail.change(who, "quota.set", about):
             accounts.set_quota(quota)
+        quotas_changed()
         return json(quota)
 
     @app.get("/audit", **documented(list[AuditEntry]))

@@ -21,22 +21,18 @@ def check(spec: TaskSpec) -> None:
         ConfigError: names the field.
     """
     check_text(spec)
-    script = Path(spec.script)
-    if not script.is_absolute():
-        raise ConfigError(f"script {spec.script!r} must be an absolute path")
-    if script.is_dir():
-        raise ConfigError(f"script {spec.script} is a directory; name a Python file")
-    if not script.is_file():
-        raise ConfigError(f"no script {spec.script}")
-    if not os.access(script, os.R_OK):
-        raise ConfigError(f"script {spec.script} cannot be read")
-    if not Path(spec.cwd).is_dir():
-        raise ConfigError(f"working directory {spec.cwd} does not exist")
+    if not spec.workspace:
+        _check_paths(spec)
     limits: dict[str, tuple[float, float, float]] = {
         "nodes (--nodes)": (spec.nodes, 1, 10_000),
         "ranks_per_node (--ranks)": (spec.ranks_per_node, 1, 1024),
         "max_restarts (--max-restarts)": (spec.max_restarts, 0, 1_000_000),
+        "max_node_faults (--max-node-faults)": (spec.max_node_faults, 0, 1_000_000),
+        "watchdog_s (--watchdog)": (spec.watchdog_s, 0, 30 * 86_400),
         "grace_s (--grace)": (spec.grace_s, 0, 86_400),
+        "gpus (--gpus)": (spec.gpus, 0, 1024),
+        "memory_mib (--memory)": (spec.memory_mib, 0, 1 << 40),
+        "expected_s (--expect)": (spec.expected_s, 0, 1e9),
     }
     for field, (given, low, high) in limits.items():
         if not low <= given <= high:
@@ -50,6 +46,20 @@ def check(spec: TaskSpec) -> None:
         raise ConfigError("an argument of the script contains a NUL byte")
 
 
+def _check_paths(spec: TaskSpec) -> None:
+    script = Path(spec.script)
+    if not script.is_absolute():
+        raise ConfigError(f"script {spec.script!r} must be an absolute path")
+    if script.is_dir():
+        raise ConfigError(f"script {spec.script} is a directory; name a Python file")
+    if not script.is_file():
+        raise ConfigError(f"no script {spec.script}")
+    if not os.access(script, os.R_OK):
+        raise ConfigError(f"script {spec.script} cannot be read")
+    if not Path(spec.cwd).is_dir():
+        raise ConfigError(f"working directory {spec.cwd} does not exist")
+
+
 def check_text(spec: TaskSpec) -> None:
     """Refuses text that cannot travel or be shown: the operating system lets any byte into a name or an
     argument, JSON only what is Unicode.
@@ -58,7 +68,8 @@ def check_text(spec: TaskSpec) -> None:
         ConfigError: names the field.
     """
     texts = [("the script's path", spec.script), ("the working directory", spec.cwd)]
-    texts += [("the task's name (--name)", spec.name)]
+    texts += [("the task's name (--name)", spec.name), ("the group (--group)", spec.group)]
+    texts += [("a label (--label)", text) for item in spec.labels.items() for text in item]
     texts += [
         (f"argument {number} of the script", text) for number, text in enumerate(spec.args, 1)
     ]

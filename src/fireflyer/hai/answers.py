@@ -12,7 +12,10 @@ from starlette.exceptions import HTTPException
 
 from fireflyer import __version__, errors
 from fireflyer.hai import identity, model
-from fireflyer.hai.client import NodeView
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, Faults
+from fireflyer.hai.workspaces.depot import Offer, Pruned, WorkspaceView
+from fireflyer.hai.workspaces.manifest import Manifest
 
 T = TypeVar("T")
 
@@ -21,6 +24,7 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (errors.PermissionDenied, 403),
     (errors.NoSuchTask, 404),
     (errors.ConfigError, 400),
+    (errors.WorkspaceError, 400),
     (errors.TaskError, 409),
     (errors.NoSpace, 507),
     (errors.Unavailable, 503),
@@ -44,7 +48,9 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHOWN: list[Any] = [
-    model.TaskSpec, model.TaskView, model.Event, model.LeaseRequest, NodeView, Granted, Refusal,
+    model.TaskSpec, model.TaskView, model.Event, model.LeaseRequest, model.NodeView, model.WhyView,
+    model.WindowView, model.DrainRequest, Granted, Refusal, Faults, Decision, Validator, Manifest,
+    Offer, Pruned, WorkspaceView,
     identity.User, identity.UserRequest, identity.Group, identity.GroupRequest, identity.TokenView,
     identity.TokenRequest, identity.NewToken, identity.Quota, identity.AuditEntry, identity.Identity,
 ]  # fmt: skip

@@ -15,13 +15,14 @@ from fireflyer.hai.access import Accounts
 from fireflyer.hai.account_routes import account_routes
 from fireflyer.hai.answers import Granted, documented, json, read
 from fireflyer.hai.auth import needing
-from fireflyer.hai.client import NodeView
+from fireflyer.hai.cluster_api import cluster_routes
 from fireflyer.hai.controller import Controller
-from fireflyer.hai.identity import HOME_TOKEN, MASKED, Identity
+from fireflyer.hai.identity import HOME_TOKEN, Identity
 from fireflyer.hai.meters import CONTENT_TYPE, Meters
 from fireflyer.hai.model import Event, LeaseRequest, TaskSpec, TaskView
 from fireflyer.hai.store import Store
 from fireflyer.hai.trail import Trail
+from fireflyer.hai.workspaces.routes import workspace_routes
 
 ATTEMPT_HEADER = "X-Fireflyer-Attempt"
 NEXT_HEADER = "X-Fireflyer-Next"
@@ -50,15 +51,17 @@ def build(
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     answers.add_refusals(app)
     answers.describe(app)
-    _task_routes(app, controller, trail)
+    _task_routes(app, controller, accounts, trail)
     _stream_routes(app, controller, accounts, trail)
-    _cluster_routes(app, controller, store, trail, shut_down)
-    account_routes(app, accounts, store, trail)
+    _server_routes(app, controller, trail, shut_down)
+    cluster_routes(app, controller, store, trail)
+    workspace_routes(app, controller.workspaces, trail)
+    account_routes(app, accounts, store, trail, controller.read_quotas)
     app.add_middleware(_Timed, meters=controller.meters)
     return app
 
 
-def _task_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
+def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
     needs = needing(trail)
 
     @app.post("/tasks", **documented(TaskView, TaskSpec))
@@ -66,6 +69,7 @@ def _task_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
         """Takes a task in; it is on disk when this answers."""
         spec = read(await request.body(), TaskSpec, "task")
         with trail.change(who, "submit", ""):
+            accounts.check_group(who, spec.group)
             return json(controller.submit(spec, who.user))
 
     @app.get("/tasks", **documented(list[TaskView]))
@@ -168,25 +172,10 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
         return streams.answer(messages)
 
 
-def _cluster_routes(
-    app: FastAPI,
-    controller: Controller,
-    store: Store,
-    trail: Trail,
-    shut_down: Callable[[bool], None],
+def _server_routes(
+    app: FastAPI, controller: Controller, trail: Trail, shut_down: Callable[[bool], None]
 ) -> None:
     needs = needing(trail)
-
-    @app.get("/nodes", **documented(list[NodeView]))
-    async def nodes(who: Identity = needs("read")) -> Response:
-        """Nodes and the tasks on them; another user's task is "*"."""
-        found = controller.nodes()
-        if who.only is not None:
-            own = {row.task for row in store.rows(live=True, user=who.only)}
-            for node in found:
-                if node["task"] is not None and node["task"] not in own:
-                    node["task"] = MASKED
-        return json(found)
 
     @app.get("/metrics", **documented(str, media=CONTENT_TYPE))
     async def metrics(who: Identity = needs("operate")) -> Response:

@@ -25,8 +25,21 @@ from fireflyer import errors
 from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
 from fireflyer.hai import remote
 from fireflyer.hai.admission import check_text
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.home import Home, ServerFile, locate
-from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskState, TaskView
+from fireflyer.hai.model import (
+    TERMINAL,
+    DrainRequest,
+    Event,
+    LeaseRequest,
+    NodeView,
+    TaskSpec,
+    TaskState,
+    TaskView,
+    WhyView,
+    WindowView,
+)
 
 START_DEADLINE_S = 60.0
 CALL_DEADLINE_S = 30.0
@@ -34,14 +47,6 @@ CALL_DEADLINE_S = 30.0
 
 _POLL_S = 20.0
 """How long one request waits for news; longer waits ask again."""
-
-
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual node as of now."""
-
-    name: str
-    task: str | None
-    """The task that holds it."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,10 +142,48 @@ class Client:
         """Puts a suspended task back into the queue."""
         return self._view("POST", _path(id, "resume"))
 
+    def why(self, id: str) -> WhyView:
+        """What a task waits for, and the moment before which it does not start."""
+        data, _ = self._ask("GET", _path(id, "why"))
+        return msgspec.json.decode(data, type=WhyView)
+
+    def drain(self, node: str, reason: str, until: float | None = None) -> None:
+        """Nothing new starts on the node until `undrain`, or until a moment of the wall clock."""
+        body = msgspec.json.encode(DrainRequest(reason=reason, until=until))
+        self._ask("POST", f"/nodes/{quote(node, safe='')}/drain", body=body)
+
+    def undrain(self, node: str) -> None:
+        """The node may be used again."""
+        self._ask("POST", f"/nodes/{quote(node, safe='')}/undrain")
+
+    def windows(self) -> list[WindowView]:
+        """Maintenance windows and reservations that are not over, by when they begin."""
+        data, _ = self._ask("GET", "/windows")
+        return msgspec.json.decode(data, type=list[WindowView])
+
+    def add_window(self, window: WindowView) -> WindowView:
+        """Takes nodes out for some time; returns it with its id."""
+        data, _ = self._ask("POST", "/windows", body=msgspec.json.encode(window))
+        return msgspec.json.decode(data, type=WindowView)
+
+    def remove_window(self, id: str) -> None:
+        """It no longer counts."""
+        self._ask("DELETE", f"/windows/{quote(id, safe='')}")
+
     def lease(self, id: str, asked: LeaseRequest) -> bool:
         """Whether the part of the task that asks may go on; ranks call `fireflyer.hai.lease`."""
         data, _ = self._ask("POST", _path(id, "lease"), body=msgspec.json.encode(asked))
         return msgspec.json.decode(data, type=dict[str, bool])["granted"]
+
+    def faults(self, limit: int = 100) -> Faults:
+        """The rules in force and the newest events `observed` and `acted`, oldest first."""
+        data, _ = self._ask("GET", "/faults", {"limit": limit})
+        return msgspec.json.decode(data, type=Faults)
+
+    def observed(self, result: Validator) -> Decision:
+        """Hands in the result of a check of a node; what the rules make of it. It is done already."""
+        data, _ = self._ask("POST", "/observations", body=msgspec.json.encode(result))
+        return msgspec.json.decode(data, type=Decision)
 
     def events(self, task: str | None = None, after: int = 0, wait_s: float = 0.0) -> list[Event]:
         """History with a seq above `after`, oldest first, at most 1000 events a call.
@@ -253,6 +296,17 @@ class Client:
             select.select([process], [], [])
         finally:
             os.close(process)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any] | None = None,
+        *,
+        body: bytes | None = None,
+    ) -> bytes:
+        """The answer to a request that has no method of its own here."""
+        return self._ask(method, path, query, body=body)[0]
 
     # -- one request -------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ recovered, and pending stops, suspends and releases are asked for again.
 import asyncio
 import os
 import secrets
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -21,40 +20,67 @@ from typing import Any
 import msgspec
 
 from fireflyer.errors import FireflyerError, TaskError
-from fireflyer.hai import scheduler
+from fireflyer.hai import lifecycle
 from fireflyer.hai.admission import RESERVED, check
-from fireflyer.hai.engines import Engine, EngineEvent, Gang, GangEnded, NodesChanged
+from fireflyer.hai.dispatch import Dispatch
+from fireflyer.hai.engines import (
+    Engine,
+    EngineEvent,
+    Gang,
+    GangEnded,
+    NodeObserved,
+    NodesChanged,
+)
+from fireflyer.hai.faults.attending import Attendant
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, load
 from fireflyer.hai.home import Home
-from fireflyer.hai.logs import MAX_WAIT_S, LogPiece, Logs
-from fireflyer.hai.meters import Gauges, Meters
-from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, RankView, TaskSpec, TaskView
-from fireflyer.hai.scheduler import (
+from fireflyer.hai.lifecycle import (
     Action,
     Launch,
+    Note,
+    Preempt,
     Release,
-    State,
     Step,
     StopGang,
     SuspendGang,
     Task,
+    Verdict,
 )
-from fireflyer.hai.store import Moment, Row, Store, unknown
+from fireflyer.hai.logs import MAX_WAIT_S, LogPiece, Logs
+from fireflyer.hai.marks import Mark, Marks
+from fireflyer.hai.meters import Gauges, Meters
+from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskView, WhyView
+from fireflyer.hai.policies import DEFAULT
+from fireflyer.hai.store import Moment, Store, unknown
+from fireflyer.hai.views import Views
+from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
 
 EVENTS_PER_ANSWER = 1000
+
+LONGEST_SLEEP_S = 3600.0
+
+HISTORY = 100_000
+"""So many events of a task are read to learn what it had of the cluster before."""
 
 _log = get_logger("hai")
 
 
 class Controller:
-    """Tasks of one home on one engine. All methods run on the event loop of `run`."""
+    """Tasks of one home on one engine. All methods run on the event loop of `run`.
 
-    def __init__(self, home: Home, store: Store, engine: Engine) -> None:
+    Raises:
+        ConfigError: no such policy.
+    """
+
+    def __init__(self, home: Home, store: Store, engine: Engine, policy: str = DEFAULT) -> None:
         self._home = home
         self._store = store
         self._engine = engine
-        self._nodes: tuple[str, ...] = ()
-        self._usable: tuple[str, ...] = ()
+        self.workspaces = Workspaces(home, self._live_specs)
+        self.dispatch = Dispatch(policy, Marks(store.database))
+        self.dispatch.set_quotas(store.quotas())
         self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -65,27 +91,37 @@ class Controller:
         self.meters.gauges = self._gauges
         self._draining = False
         self._closing = False
+        tables = (load(home.path), store, engine, self._tasks)
+        self.faults = Attendant(*tables, self._directory, self._call, self._tell, self.drain)
+        self._look_again: asyncio.TimerHandle | None = None
+        self._views = Views(home, store, self._tasks, self.dispatch, self.faults.desk)
 
     # -- life --------------------------------------------------------------------------------------
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Takes up what an earlier server left, calls `ready`, then serves until cancelled or failed."""
         self._failed = asyncio.get_running_loop().create_future()
+        self.workspaces.depot.open()
         self._take_up()
         ready()
         reader = asyncio.create_task(self._read_engine())
+        watcher = asyncio.create_task(self.faults.watch())
+        parts: set[asyncio.Future[None]] = {reader, watcher, self._failed}
         try:
-            await asyncio.wait({reader, self._failed}, return_when=asyncio.FIRST_COMPLETED)
-            for done in (reader, self._failed):
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for done in parts:
                 if done.done():
                     done.result()
         finally:
             reader.cancel()
+            watcher.cancel()
             self._failed.cancel()
 
     async def close(self) -> None:
         """Wakes every waiting request and lets go of the engine; attempts run on."""
         self._closing = True
+        if self._look_again is not None:
+            self._look_again.cancel()
         self._tell()
         self.logs.end()
         for call in list(self._calls.values()):
@@ -97,6 +133,8 @@ class Controller:
         for task in self._store.load():
             if task.state not in TERMINAL:
                 self._tasks[task.id] = task
+                history = self._store.events(0, task.id, HISTORY)
+                self.dispatch.take_up(task, self._store.row(task.id).spec, history)
             if task.placement:
                 self._call(task.id, partial(self._recover, task))
                 if task.stopping:
@@ -117,7 +155,7 @@ class Controller:
         for task in list(self._tasks.values()):
             if task.state == "suspended":
                 continue
-            step = scheduler.request(task, "stop")
+            step = lifecycle.request(task, "stop")
             if step.notes:
                 self._apply(step, now())
             if at_once and task.placement:
@@ -127,10 +165,13 @@ class Controller:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Each node's name and the task on it, or None."""
-        holder = {node: task.id for task in self._tasks.values() for node in task.placement}
-        return [{"name": node, "task": holder.get(node)} for node in self._nodes]
+    def observed(self, found: Validator) -> Decision:
+        """Takes in the result of a check of a node; it is done already what the rules make of it.
+
+        Raises:
+            TaskError: no such node.
+        """
+        return self.faults.observed(found)
 
     def submit(self, spec: TaskSpec, user: str = "") -> TaskView:
         """Takes a user's task in; it is on disk when this returns.
@@ -140,22 +181,25 @@ class Controller:
             TaskError: it asks for more nodes than there are.
         """
         check(spec)
+        self.workspaces.admit(spec, user)
         if self._draining:
             raise TaskError("the server is shutting down and takes no more tasks")
         fresh = Task(
-            id="", order=0, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
-            max_restarts=spec.max_restarts,
+            id="", order=0, user=user, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
+            max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
         )  # fmt: skip
-        step = scheduler.admit(fresh, len(self._nodes))
-        when = now()
+        self.dispatch.check(spec)
+        step, when = lifecycle.admit(fresh), now()
         name = self._store.add(spec, secrets.token_hex(32), step, when, user)
-        self._tasks[name] = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
-        self.meters.step(self._tasks[name], step.notes, when.wall)
+        task = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
+        self._tasks[name] = task
+        self.meters.step(task, step.notes, when.wall)
+        self.dispatch.submit(task, spec)
         self._schedule()
         self._tell()
         return self.view(name)
 
-    def request(self, name: str, what: scheduler.Request) -> TaskView:
+    def request(self, name: str, what: lifecycle.Request) -> TaskView:
         """Stops, suspends or resumes a task.
 
         Raises:
@@ -165,7 +209,7 @@ class Controller:
         if task is None:
             row = self._store.row(name)
             task = Task(id=name, order=0, nodes=0, world=0, max_restarts=0, state=row.state)
-        step = scheduler.request(task, what)
+        step = lifecycle.request(task, what)
         if step.notes:
             self._apply(step, now())
         return self.view(name)
@@ -180,7 +224,7 @@ class Controller:
         if task is None:
             self._store.row(name)
             return False
-        step = scheduler.grant(task, asked)
+        step = lifecycle.grant(task, asked)
         if step is None:
             _log.info(
                 "%s attempt %d: refused generation %d to %s, which come from %d",
@@ -197,11 +241,20 @@ class Controller:
         Raises:
             TaskError: no such task.
         """
-        return self._view(self._store.row(name))
+        return self._views.task(self._store.row(name))
+
+    def why(self, name: str) -> WhyView:
+        """What a task waits for.
+
+        Raises:
+            TaskError: no such task.
+        """
+        row = self._store.row(name)
+        return self.dispatch.why(name, row.state, row.reason)
 
     def views(self, *, live: bool, user: str | None = None) -> list[TaskView]:
         """All tasks in order of submission, or only those that are not over, or of one user."""
-        return [self._view(row) for row in self._store.rows(live=live, user=user)]
+        return [self._views.task(row) for row in self._store.rows(live=live, user=user)]
 
     def check_owner(self, name: str, user: str | None) -> None:
         """Refuses a task that is not of this user; None: any user's will do.
@@ -252,15 +305,8 @@ class Controller:
         return await self.logs.read(self.logs.find(name, rank, attempt), offset, wait_s)
 
     def _gauges(self) -> Gauges:
-        found = Gauges()
-        held = {node for task in self._tasks.values() for node in task.placement}
+        found = self.dispatch.gauges()
         found.tasks = dict(Counter(task.state for task in self._tasks.values()))
-        found.queued = {"normal": found.tasks.get("queued", 0)}  # the one priority there is
-        found.nodes = {"busy": 0, "free": 0}
-        found.nodes |= Counter(
-            "busy" if node in held else "free" if node in self._usable else "unusable"
-            for node in self._nodes
-        )
         return found
 
     def _writing(self, name: str, attempt: int) -> bool:
@@ -289,8 +335,10 @@ class Controller:
         before = self._tasks.get(task.id)
         self._tasks[task.id] = task
         self.meters.step(task, step.notes, when.wall)
-        if before is not None and before.placement and not task.placement:
-            self.logs.wake(task.id, task.attempt)
+        if before is not None:
+            self.dispatch.follow(before, task)
+            if before.placement and not task.placement:
+                self.logs.wake(task.id, task.attempt)
         for note in step.notes:
             _log.info("%s attempt %d: %s %s", task.id, task.attempt, note.kind, note.detail or "")
         for action in step.actions:
@@ -299,13 +347,72 @@ class Controller:
             del self._tasks[task.id]
 
     def _schedule(self) -> None:
-        if self._draining:
+        """Plans until there is nothing to do now, and once more when the plan says so."""
+        if self._draining or self._closing:
             return
-        state = State(tasks=self._tasks, nodes=self._usable)
-        with self.meters.plan_s.time():
-            actions = scheduler.plan(state, time.monotonic())
-        for action in actions:
-            self._commit(scheduler.decide(self._tasks[action.task], action), now())
+        wait_s: float | None = 0.0
+        while wait_s == 0.0:
+            with self.meters.plan_s.time():
+                actions = self.dispatch.plan()
+            for action in actions:
+                step = lifecycle.decide(self._tasks[action.task], action)
+                self.dispatch.apply(action)
+                self._commit(step, now())
+            wait_s = self.dispatch.wait_s()
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
+        if wait_s is not None:
+            later = min(wait_s, LONGEST_SLEEP_S)
+            self._look_again = asyncio.get_running_loop().call_later(later, self.replan)
+
+    def drain(self, node: str, mark: Mark) -> None:
+        """Nothing new is placed on the node; it is on disk when this returns. Drained for good, the engine
+        is told, too.
+
+        Raises:
+            TaskError: no such node.
+        """
+        self.dispatch.mark(node, mark)
+        if mark.until is None:
+            self._call(f"drain {node}", partial(self._drain_engine, node, mark.reason))
+        self.replan()
+
+    async def _drain_engine(self, node: str, reason: str) -> None:
+        try:
+            await self._engine.drain(node, reason)
+        except FireflyerError as error:
+            _log.warning("the engine does not drain %s: %s", node, error)
+
+    def unmark(self, node: str) -> None:
+        """Takes a node's mark off; it is on disk when this returns.
+
+        Raises:
+            TaskError: no such node.
+        """
+        self.dispatch.mark(node, None)
+        self.replan()
+
+    async def undrain_engine(self, node: str) -> None:
+        """Has the engine use a node again that it has drained.
+
+        Raises:
+            TaskError: the engine does not allow it.
+        """
+        if any(found.name == node and found.state == "drained" for found in self._engine.nodes()):
+            await self._engine.undrain(node)
+            self._look_at_nodes()
+            self.replan()
+
+    def read_quotas(self) -> None:
+        """Quotas have changed: they hold for what starts from now on."""
+        self.dispatch.set_quotas(self._store.quotas())
+        self.replan()
+
+    def replan(self) -> None:
+        """Plans anew: nodes, windows, quotas or the time have changed."""
+        self._schedule()
+        self._tell()
 
     def _tell(self) -> None:
         """Wakes whoever waits for news."""
@@ -324,16 +431,22 @@ class Controller:
                 self._observe(event)
 
     def _look_at_nodes(self) -> None:
-        nodes = self._engine.nodes()
-        self._nodes = tuple(node.name for node in nodes)
-        self._usable = tuple(node.name for node in nodes if node.state == "up")
+        self.dispatch.set_nodes(self._engine.nodes())
 
     def _observe(self, event: EngineEvent) -> None:
         task = self._tasks.get(event.task)
         if task is None:
             return
-        step = scheduler.observe(task, event)
+        if isinstance(event, NodeObserved):
+            self.faults.heard(event)
+            return
+        verdict = Verdict()
+        notes: tuple[Note, ...] = ()
+        if isinstance(event, GangEnded):
+            verdict, notes = self.faults.ended(task, event)
+        step = lifecycle.observe(task, event, verdict)
         if step.notes:
+            step = msgspec.structs.replace(step, notes=(*notes, *step.notes))
             self._apply(step, Moment(event.monotonic_ns, event.wall))
 
     def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -366,6 +479,8 @@ class Controller:
                 await self._engine.suspend(action.task, action.attempt, self._grace(action.task))
             case StopGang():
                 await self._engine.stop(action.task, action.attempt, self._grace(action.task))
+            case Preempt():
+                raise AssertionError("a preemption is carried out as a suspend")
             case Release():
                 await self._engine.release(action.task)
                 self._store.released(action.task, action.attempt)
@@ -375,6 +490,8 @@ class Controller:
         try:
             gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._home.tasks / action.task / "output").mkdir(mode=0o700, exist_ok=True)
+            if not await self._prepared(action):
+                return
             await self._engine.launch(gang)
         except (FireflyerError, OSError) as error:
             when = now()
@@ -390,19 +507,53 @@ class Controller:
             return
         self._store.launched(action.task, action.attempt)
 
+    async def _prepared(self, action: Launch) -> bool:
+        """Makes what the attempt needs; False where it is not to start any more."""
+        row = self._store.row(action.task)
+        spec = row.spec
+        if not (spec.workspace or spec.venv):
+            return True
+
+        def unwanted() -> bool:
+            task = self._tasks[action.task]
+            return self._closing or task.stopping or task.state == "suspending"
+
+        log = self._directory(action.task, action.attempt) / "0.log"
+        preparing = self.workspaces.prepare(action.task, spec, log, row.user)
+        if await finish_unless(preparing, unwanted, lambda: self._news.wait()):
+            return True
+        if not self._closing:  # else it comes back as lost: it never reached the engine
+            task, when = self._tasks[action.task], now()
+            ended = GangEnded(
+                task=action.task,
+                attempt=action.attempt,
+                outcome="stopped" if task.stopping else "suspended",
+                reason="before its ranks were started",
+                monotonic_ns=when.monotonic_ns,
+                wall=when.wall,
+            )
+            self._observe(ended)
+        return False
+
+    def _live_specs(self) -> list[TaskSpec]:
+        return [row.spec for row in self._store.rows(live=True)]
+
     async def _recover(self, task: Task) -> None:
         await self._engine.recover(self._gang(task.id, task.attempt, task.placement))
 
     def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
         row = self._store.row(name)
         spec = row.spec
+        paths = self.workspaces.paths(name, spec)
+        inherited = {k: v for k, v in os.environ.items() if k not in RESERVED}
         return Gang(
             task=name,
             attempt=attempt,
-            script=spec.script,
+            script=paths.script,
             args=spec.args,
-            cwd=spec.cwd,
-            env={k: v for k, v in os.environ.items() if k not in RESERVED} | spec.env,
+            cwd=paths.cwd,
+            env=paths.environment(inherited) | spec.env,
+            python=paths.python,
             nodes=nodes,
             ranks_per_node=spec.ranks_per_node,
             start=spec.start,
@@ -418,75 +569,7 @@ class Controller:
     def _directory(self, name: str, attempt: int) -> Path:
         return self._home.tasks / name / str(attempt)
 
-    # -- views -------------------------------------------------------------------------------------
-
-    def _view(self, row: Row) -> TaskView:
-        reason = row.reason
-        task = self._tasks.get(row.task)
-        if task is not None and task.state == "queued" and not reason:
-            reason = scheduler.waiting_for(State(tasks=self._tasks, nodes=self._usable), task)
-        lease = self._store.lease(row.task, row.attempt) if row.attempt else None
-        return TaskView(
-            id=row.task,
-            spec=row.spec,
-            state=row.state,
-            reason=reason,
-            attempt=row.attempt,
-            generation=0 if lease is None else lease.generation,
-            members=() if lease is None else lease.members,
-            restarts=row.restarts,
-            ranks=self._ranks(row),
-            directory=str(self._home.tasks / row.task),
-            created=row.created,
-            user=row.user,
-        )
-
-    def _ranks(self, row: Row) -> tuple[RankView, ...]:
-        attempt = self._store.attempt(row.task, row.attempt) if row.attempt else None
-        if attempt is None:
-            return ()
-        pids: dict[int, int] = {}
-        ends: dict[int, str] = {}
-        incarnations: dict[int, int] = {}
-        outside: set[int] = set()
-        for event in self._store.rank_events(row.task, row.attempt):
-            rank, incarnation = event.detail["rank"], event.detail.get("incarnation", 0)
-            if event.kind == "rank_started":
-                pids[rank], incarnations[rank] = event.detail["pid"], incarnation
-                ends.pop(rank, None)
-                outside |= {rank} if incarnation else set()
-            elif event.kind == "rank_joined":
-                outside.discard(rank)
-            elif incarnation >= incarnations.get(rank, 0):
-                ends[rank] = describe_exit(event.detail)
-        over = "lost" if attempt.outcome is not None else None
-        directory = self._directory(row.task, row.attempt)
-        return tuple(
-            RankView(
-                rank=rank,
-                node=attempt.nodes[rank // row.spec.ranks_per_node],
-                pid=pids.get(rank),
-                ended=ends.get(rank, over),
-                log=str(directory / f"{rank}.log"),
-                incarnation=incarnations.get(rank, 0),
-                member=rank not in outside,
-            )
-            for rank in range(row.spec.nodes * row.spec.ranks_per_node)
-        )
-
 
 def now() -> Moment:
     """This moment on both clocks."""
     return Moment(time.monotonic_ns(), time.time())
-
-
-def describe_exit(detail: dict[str, Any]) -> str:
-    """How a rank ended, e.g. "exit 0", "SIGKILL", "suspended" or "lost", with its node."""
-    if detail["suspended"]:
-        return "suspended"
-    if detail["signal"] is None:
-        return "lost" if detail["code"] is None else f"exit {detail['code']}"
-    try:
-        return signal.Signals(detail["signal"]).name
-    except ValueError:
-        return f"signal {detail['signal']}"

@@ -19,7 +19,7 @@ from types import ModuleType
 
 import msgspec
 
-from fireflyer import allocator
+from fireflyer import allocator, pulse
 from fireflyer.hai.engines.messages import Fork, Forked, RankSpec, Ready, Refused
 from fireflyer.hai.engines.rankstart import become_rank
 from fireflyer.rpc import FrameBuffer, frame
@@ -126,6 +126,7 @@ def _enter(spec: RankSpec, parent: int, go: int) -> RankSpec:
     os.environ.clear()
     os.environ.update(spec.env)
     allocator.follow(spec.env)
+    pulse.write_stacks_on_signal()
     _restart_interpreter_state(spec)
     return spec
 

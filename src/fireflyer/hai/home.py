@@ -7,6 +7,7 @@
     ├── server.json             pid, port and token file of the server
     ├── database.json           where its PostgreSQL is, once it was said; then there is no hai.sqlite
     ├── engine.json             what runs the tasks, once it was said: also the next server has it
+    ├── policy                  the scheduling policy, likewise
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a server in the background
     └── tasks/<id>/             output/ and <attempt>/<rank>.log
@@ -59,6 +60,7 @@ class Home:
         self.server = path / "server.json"
         self.engine = path / "engine.json"
         self.database_file = path / "database.json"
+        self.policy = path / "policy"
         self.token = path / "token"
         self.log = path / "server.log"
         self.tasks = path / "tasks"

@@ -118,16 +118,19 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much the active tasks of a user, group and priority may hold together."""
+    """How much the active tasks of one user, group and priority may hold together.
+
+    The most particular row counts: by user, then by group, then by priority.
+    """
 
     user: Name = ""
-    """Empty: of all users together."""
+    """Empty: each user by himself who has no row of his own."""
     group: Name = ""
-    """Empty: whatever the group."""
+    """Empty: each group by itself, and none, without a row of its own."""
     priority: Name = ""
-    """Empty: whatever the priority."""
+    """A key of model.PRIORITIES; empty: each priority by itself without a row of its own."""
     gpus: Amount | None = None
-    """None: no limit."""
+    """None: no limit. A node without GPUs counts as one."""
     nodes: Amount | None = None
 
 

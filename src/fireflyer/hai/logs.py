@@ -13,7 +13,7 @@ import msgspec
 from fireflyer.errors import TaskError
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch
-from fireflyer.hai.scheduler import count
+from fireflyer.hai.lifecycle import count
 from fireflyer.hai.store import Store
 
 MAX_WAIT_S = 60.0

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fireflyer.hai.scheduler import Note, Task
+from fireflyer.hai.lifecycle import Note, Task
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

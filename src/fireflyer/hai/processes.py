@@ -41,6 +41,28 @@ def kill_group(pid: int, number: int) -> None:
         kill(pid, number)
 
 
+def tell_state(pid: int) -> str:
+    """What the kernel knows of each thread of a process: its state, and where in the kernel it waits."""
+    lines = [f"process {pid}\n"]
+    with contextlib.suppress(OSError):
+        for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
+            state = _first(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split(" ")
+            name = _first(f"/proc/{pid}/task/{thread}/comm")
+            where = _first(f"/proc/{pid}/task/{thread}/wchan") or "-"
+            letter = state[1] if len(state) > 1 else "?"
+            lines.append(f"  thread {thread} {name}: state {letter} in {where}\n")
+    return "".join(lines)
+
+
+def _first(path: str) -> str:
+    """First line of a file of /proc; "" where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().rstrip("\n")
+    except OSError:
+        return ""
+
+
 def kill_descendants() -> None:
     """Kills and reaps until nothing is left. REQUIRES: this process is a subreaper with one thread."""
     while True:

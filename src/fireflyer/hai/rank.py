@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import msgspec
 
+from fireflyer import pulse
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import StorageError, TaskError
 
@@ -84,11 +85,20 @@ class _Slot:
 
     def _first_call(self) -> bool:
         page = self.page()
+        mine = pulse.writer()
+        index = self._index
         if page is None:
             self.call = lambda: False
-        else:
-            index = self._index
+        elif mine is None:
             self.call = lambda: page.call(index)
+        else:
+            beat = mine.beat
+
+            def call() -> bool:
+                beat()
+                return page.call(index)
+
+            self.call = call
         return self.call()
 
     def acknowledge(self) -> None:
@@ -171,6 +181,27 @@ def suspend_requested() -> bool:
         TaskError: if the environment names a task that this process is not a rank of.
     """
     return _slot.call()
+
+
+def heartbeat(step: int | None = None, *, busy_s: float | None = None) -> None:
+    """Tells the platform that this rank makes progress; call it once a step. Outside a task it does nothing.
+
+    It costs a few microseconds and no system call. A question of `suspend_requested()` and one of a
+    `CheckpointManager` (`should_save`) are heartbeats too.
+
+    Args:
+        step: the step that begins now. Steps and their times are what stragglers are found by.
+        busy_s: seconds that this rank itself worked for the step before, without what it waited for others.
+            Ranks that wait for each other in every step all take the same time by the clock: without `busy_s`
+            no straggler is seen among them.
+    """
+    pulse.beat(step, busy_s)
+
+
+def saved(step: int) -> None:
+    """Tells the platform that the state up to `step` is durable, for who saves without a `CheckpointManager`:
+    work after the last save counts as lost when a fault comes (docs/hai-ledger.md)."""
+    pulse.saved(step)
 
 
 def suspended() -> NoReturn:

@@ -6,7 +6,7 @@ A task's `user` is a name, not a reference: the history outlives accounts, and t
 import sqlalchemy as sa
 
 PRODUCT = "fireflyer hai"
-VERSION = 2
+VERSION = 3
 """Number of the newest migration. What an older program refuses to open has a larger one."""
 
 metadata = sa.MetaData()
@@ -111,7 +111,25 @@ quota = sa.Table(
     sa.Column("gpus", sa.Integer),
     sa.Column("nodes", sa.Integer),
 )
-"""An empty key column means any; a null number, no limit."""
+"""An empty key column stands for each that has no row of its own; a null number, no limit."""
+
+node_mark = sa.Table(
+    "node_mark",
+    metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("health", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("until", sa.Double),
+)
+
+window = sa.Table(
+    "window",
+    metadata,
+    sa.Column("number", _Big, primary_key=True),
+    sa.Column("content", sa.Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""`content`: a Window as JSON."""
 
 audit = sa.Table(
     "audit",

@@ -33,6 +33,7 @@ from fireflyer.hai.engines import Engine
 from fireflyer.hai.home import EngineFile, Home, ServerFile, locate, write_private
 from fireflyer.hai.leader import LEASE_S, LEAVE_S, Leader
 from fireflyer.hai.listening import Public, Web, listen, web_config
+from fireflyer.hai.policies import DEFAULT, policy_named
 from fireflyer.hai.store import Store
 from fireflyer.program import allow_descriptors
 
@@ -54,6 +55,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Number of virtual nodes of the local engine."""
     port: int = 0
     """0: any free port."""
+    policy: str | None = None
+    """Scheduling policy; None: what the home remembers, else the default."""
     keep: bool = False
     """Leave tasks running when a signal ends the server."""
     database: PostgreSQL | None = None
@@ -129,6 +132,7 @@ def serve(
                 "start without it, then `fireflyer user add NAME` and `fireflyer token create NAME`"
             )
         _settle_engine(options, store)
+        options = msgspec.structs.replace(options, policy=_settle_policy(options))
         allow_descriptors()
         parts = _Parts(store, accounts, leader, listeners)
         asyncio.run(_serve(options, parts, make_engine, ready))
@@ -216,6 +220,22 @@ def _settle_engine(options: Options, store: Store) -> None:
     home.write_engine(wanted)
 
 
+def _settle_policy(options: Options) -> str:
+    """Remembers the policy that was asked for, else recalls the last one.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    file = options.home.policy
+    name = options.policy
+    if name is None:
+        name = file.read_text().strip() if file.exists() else DEFAULT
+    policy_named(name)
+    if options.policy is not None:
+        write_private(file, f"{name}\n".encode())
+    return name
+
+
 async def _serve(
     options: Options,
     parts: _Parts,
@@ -223,7 +243,8 @@ async def _serve(
     ready: Callable[[ServerFile], None],
 ) -> None:
     home = options.home
-    controller = Controller(home, parts.store, make_engine(options))
+    policy = options.policy or DEFAULT
+    controller = Controller(home, parts.store, make_engine(options), policy)
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
     app = api.build(controller, parts.store, parts.accounts, end.ask)

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from fireflyer.errors import NoSuchTask
 from fireflyer.hai.database import Database
 from fireflyer.hai.identity import Quota
+from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
-from fireflyer.hai.scheduler import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.schema import attempt as _attempt
 from fireflyer.hai.schema import event as _event
 from fireflyer.hai.schema import quota as _quota
@@ -192,13 +192,34 @@ class Store:
             restarts=row.restarts,
             placement=nodes if active else (),
             previous=nodes if row.warm and not active else (),
+            preempted=row.state == "suspending" and self._makes_room(connection, row.id),
             stopping=row.stopping,
             unsure=active and last is not None and not last.launched,
             started=frozenset(ranks["rank_started"]),
             exited=frozenset(ranks["rank_exited"]),
             newcomers=frozenset(newcomers),
             lease=self._last_lease(connection, row.id, row.attempt) if active else None,
+            max_node_faults=spec.max_node_faults,
+            node_faults=(faults := self._faults(connection, row.id))[0],
+            avoid=frozenset(faults[1]),
+            user=row.user,
         )
+
+    def _faults(self, connection: sa.Connection, task: int) -> tuple[int, tuple[str, ...]]:
+        """Attempts that ended by faults of nodes and network, and the nodes that the task avoids."""
+        at = (_event.c.task == task) & (_event.c.kind == "acted")
+        query = sa.select(_event.c.detail).where(at)
+        details = [msgspec.json.decode(d) for d in connection.execute(query).scalars()]
+        ends = [detail for detail in details if detail.get("ended")]
+        avoid = {node for detail in ends for node in detail["avoid"]}
+        return sum(detail["cause"] != "script" for detail in ends), tuple(sorted(avoid))
+
+    def _makes_room(self, connection: sa.Connection, task: int) -> bool:
+        """Whether the last suspend was the scheduler's."""
+        at = (_event.c.task == task) & (_event.c.kind == "suspending")
+        query = sa.select(_event.c.detail).where(at).order_by(_event.c.seq.desc()).limit(1)
+        detail = connection.execute(query).scalar_one()
+        return bool(msgspec.json.decode(detail).get("preempted"))
 
     def _last_lease(self, connection: sa.Connection, task: int, attempt: int) -> Lease | None:
         at = (_event.c.task == task) & (_event.c.attempt == attempt) & (_event.c.kind == "leased")
@@ -259,6 +280,33 @@ class Store:
         """The last lease that was granted in an attempt, or None."""
         with self.database.reading() as connection:
             return self._last_lease(connection, _number(task), attempt)
+
+    def faults(self, task: str) -> tuple[int, tuple[str, ...]]:
+        """Attempts of a task that faults of nodes and network ended, and the nodes that it avoids."""
+        with self.database.reading() as connection:
+            return self._faults(connection, _number(task))
+
+    def note(self, task: str, attempt: int, notes: Sequence[Note], when: Moment) -> None:
+        """Writes lines of history that change no state."""
+        with self.database.writing() as connection:
+            self._note(connection, _number(task), attempt, notes, when)
+
+    def newest(self, kinds: Sequence[str], limit: int, user: str | None = None) -> list[Event]:
+        """The newest events of these kinds, oldest first; of one user's tasks when named."""
+        query = sa.select(_event).where(_event.c.kind.in_(kinds)).order_by(_event.c.seq.desc())
+        if user is not None:
+            query = query.join(_task).where(_task.c.user == user)
+        with self.database.reading() as connection:
+            rows = connection.execute(query.limit(limit)).all()
+        return [_event_of(row) for row in reversed(rows)]
+
+    def last_on(self, node: str) -> tuple[str, int] | None:
+        """Task and number of the last attempt that had a node; None: there was none."""
+        at = _attempt.c.nodes.contains(_dump(node), autoescape=True)
+        query = sa.select(_attempt.c.task, _attempt.c.number).where(at)
+        with self.database.reading() as connection:
+            row = connection.execute(query.order_by(_attempt.c.task.desc())).first()
+        return None if row is None else (f"t{row.task}", row.number)
 
     def rank_events(self, task: str, attempt: int) -> list[Event]:
         """The rank_started, rank_joined and rank_exited events of one attempt."""

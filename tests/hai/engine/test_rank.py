@@ -10,6 +10,7 @@ import pytest
 from tests.hai.engine.conftest import SECRET
 
 from fireflyer import allocator
+from fireflyer.pulse import STACKS_DESCRIPTOR
 
 Stage = Any
 Start = Literal["fork", "exec"]
@@ -64,6 +65,8 @@ def test_environment_and_arguments(stage: Stage, start: Start) -> None:
                 "FIREFLYER_SECRET": SECRET,
                 "FIREFLYER_TASK_DIR": str(s.folder / s.task),
                 "FIREFLYER_KEEPER": str(s.folder / s.task / f"n{rank // 2}.keeper.sock"),
+                "FIREFLYER_PULSE": str(gang.directory / f"{rank}.pulse"),
+                "FIREFLYER_STACKS": str(gang.directory / f"{rank}.stacks"),
                 **allocator.KEEP,
                 "OMP_NUM_THREADS": s.env.get("OMP_NUM_THREADS", "1"),
                 "PYTHONUNBUFFERED": "1",
@@ -78,7 +81,8 @@ def test_environment_and_arguments(stage: Stage, start: Start) -> None:
             assert seen["sigint"]
             assert seen["sigchld"]
             assert seen["mask"] == []
-            assert seen["fds"] == [0, 1, 2, 3]  # 3: the listing of this folder
+            own = [STACKS_DESCRIPTOR] if start == "fork" else []
+            assert seen["fds"] == [0, 1, 2, 3, *own]  # 3: the listing of this folder
         assert len(ports) == 1
         assert len(controls) == 4
         assert (s.folder / s.task / "output").is_dir()

@@ -114,6 +114,11 @@ class FakeEngine:
             self._exit_all(gang, 143)
             self._end(gang, "stopped", "as asked for")
 
+    async def fail(self, task: str, attempt: int, reason: str) -> None:
+        gang = self._gangs.get(task)
+        if gang is not None and gang.attempt == attempt:
+            self._end(gang, "failed", reason)
+
     async def drain(self, node: str, reason: str) -> None:
         raise AssertionError(f"nobody drains {node} here: {reason}")
 

@@ -50,6 +50,21 @@ PUBLIC: dict[str, Scope] = {
     "GET /events": "read",
     "GET /events/stream": "read",
     "GET /nodes": "read",
+    "POST /nodes/{node}/drain": "operate",
+    "POST /nodes/{node}/undrain": "operate",
+    "GET /windows": "read",
+    "POST /windows": "operate",
+    "DELETE /windows/{window}": "operate",
+    "GET /tasks/{task}/why": "read",
+    "GET /faults": "read",
+    "POST /observations": "operate",
+    "GET /workspaces": "read",
+    "POST /workspaces": "submit",
+    "POST /workspaces/blobs": "submit",
+    "POST /workspaces/prune": "operate",
+    "GET /workspaces/{name}": "read",
+    "GET /workspaces/{name}/blobs/{sha256}": "read",
+    "POST /venvs": "submit",
     "GET /metrics": "operate",
     "POST /shutdown": "admin",
     "GET /users": "admin",
@@ -146,6 +161,7 @@ def test_every_route_says_which_scope_it_needs(routes: dict[str, Scope]) -> None
 def concrete(route: str) -> tuple[str, str]:
     method, path = route.split()
     values = {"task": "t1", "rank": "0", "name": "ada", "user": "ada", "group": "g", "id": "0" * 12}
+    values |= {"node": "n0", "window": "w1", "sha256": "0" * 64}
     return method, re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path)
 
 
@@ -180,7 +196,7 @@ def test_another_users_task_is_as_if_it_were_not_there(
     ada.client.wait("t1", {"running"}, 30)
     bob.client.submit(spec("hold"))
     routes = [concrete(route) for route in PUBLIC if "{task}" in route]
-    assert len(routes) == 7
+    assert len(routes) == 8
     lease = {"attempt": 1, "held": 0, "lease": {"generation": 1, "members": ["m"], "token": "x"}}
     for method, path in [*routes, ("GET", "/events?task=t1"), ("GET", "/events/stream?task=t1")]:
         body = msgspec.json.encode(lease) if "lease" in path else None

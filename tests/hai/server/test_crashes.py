@@ -3,6 +3,7 @@ nothing is launched twice."""
 
 import asyncio
 import importlib.util
+import os
 import random
 import shutil
 import threading
@@ -31,6 +32,8 @@ from fireflyer.hai.model import (
 from fireflyer.hai.store import Store
 
 MakeSpec = Callable[..., TaskSpec]
+
+SOAK = os.environ.get("FIREFLYER_SOAK", "") not in ("", "0")
 
 
 class Crash(Exception):
@@ -229,7 +232,8 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
 
         def copy(folder: Path) -> Path:
             folder.mkdir(exist_ok=True)
-            return shutil.copy(template, Home(folder).database)
+            shutil.copy(template, Home(folder).database)
+            return Home(folder).database
 
         return copy
     postgres: Postgres = request.getfixturevalue("postgres_of_session")
@@ -245,8 +249,8 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
 
 
 def test_a_crash_at_every_point(tmp_path: Path, spec: MakeSpec, fresh: Fresh) -> None:
-    """On PostgreSQL at each seventh: the points are the same, and a life there takes longer."""
-    step = 1 if isinstance(fresh(tmp_path / "probe"), Path) else 7
+    """At each third point, on PostgreSQL at each eleventh; with FIREFLYER_SOAK at all of them."""
+    step = 1 if SOAK else 3 if isinstance(fresh(tmp_path / "probe"), Path) else 11
     at = 0
     crashed = True
     while crashed:
@@ -342,7 +346,7 @@ def test_kill_nine_in_a_storm_of_requests(
         client.start()
     chance = random.Random(seed)
     try:
-        for _ in range(12):
+        for _ in range(12 if SOAK else 5):
             with storm.changed:
                 goal = storm.calls + chance.randrange(5, 60)
                 assert storm.changed.wait_for(partial(storm.reached, goal), 30)

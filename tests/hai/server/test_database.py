@@ -15,11 +15,13 @@ from tests.hai.server.postgres import Postgres
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
 from fireflyer.hai import schema
+from fireflyer.hai.cluster import Window
 from fireflyer.hai.controller import now
 from fireflyer.hai.database import Database, PostgreSQL, parse_url
 from fireflyer.hai.identity import Quota
+from fireflyer.hai.lifecycle import Launch, Note, Step, Task
+from fireflyer.hai.marks import Mark, Marks
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.scheduler import Launch, Note, Step, Task
 from fireflyer.hai.store import Store
 
 Open = Callable[[Path | PostgreSQL], Database]
@@ -123,6 +125,35 @@ def test_a_transition_is_whole_or_not_at_all(database: Database) -> None:
     ]
     assert store.load()[0].placement == ("n0",)
     assert add(store) == "t2" or database.shared  # a sequence of PostgreSQL may leave numbers out
+
+
+def test_marks_and_windows_outlive_the_database_and_are_fenced(
+    opened: Open, place: Path | PostgreSQL
+) -> None:
+    database = opened(place)
+    marks = Marks(database)
+    marks.put("n0", Mark(health="drained", reason="fan", until=1e9))
+    marks.put("n1", Mark(health="suspect", reason="ecc"))
+    marks.put("n0", Mark(health="drained", reason="fan 2"))
+    marks.put("n1", None)
+    windows = [Window(id="", nodes=frozenset({"n0"}), begin=1.0, end=2.0, group="g")] * 2
+    assert [marks.add_window(window).id for window in windows] == ["w1", "w2"]
+    marks.remove_window("w1")
+
+    def stale(_connection: sa.Connection) -> None:
+        raise StorageError("another leads")
+
+    database.fence = stale
+    for act in (
+        lambda: marks.put("n2", Mark(health="drained", reason="late")),
+        lambda: marks.add_window(windows[0]),
+        lambda: marks.remove_window("w2"),
+    ):
+        with pytest.raises(StorageError, match="another leads"):
+            act()
+    again = Marks(opened(place))
+    assert again.all() == {"n0": Mark(health="drained", reason="fan 2")}
+    assert again.windows() == [msgspec.structs.replace(windows[0], id="w2")]
 
 
 def test_quotas_are_listed_in_order(database: Database) -> None:

@@ -421,7 +421,7 @@ def test_a_server_with_fewer_nodes_passes_over_what_no_longer_fits(
     client.submit(spec("finish"))
     client.wait("t3", TERMINAL, 30)
     view = client.task("t2")
-    assert (view.state, view.reason) == ("queued", "asks for 2 nodes; the server has 1")
+    assert (view.state, view.reason) == ("queued", "asks for 2 nodes; of 2 such nodes 1 is down")
 
 
 def test_importing_starts_nothing() -> None:

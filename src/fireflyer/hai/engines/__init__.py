@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from fireflyer.hai.faults.observations import KernelObservation
+
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A place that can hold one gang member."""
@@ -56,6 +58,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Once its ranks have opened their doors, the loss of some does not end it."""
     rejoins: int = 0
     """How often each rank may be started again in this attempt, as a newcomer; elastic gangs only."""
+    python: str = ""
+    """The interpreter of the ranks; empty: that of the platform."""
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):
@@ -113,9 +117,23 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
     """One line for people, e.g. "rank 1 on n1 was killed by SIGKILL"."""
     monotonic_ns: int
     wall: float
+    lost: tuple[str, ...] = ()
+    """Nodes whose supervisors died."""
 
 
-EngineEvent = RankStarted | RankJoined | RankExited | GangEnded
+class NodeObserved(msgspec.Struct, frozen=True, kw_only=True, tag="node_observed"):
+    """What the kernel's log of a node said while the attempt ran there."""
+
+    task: str
+    attempt: int
+    node: str
+    observation: KernelObservation
+    """About this node; its `rank` is one of this attempt, or None."""
+    monotonic_ns: int
+    wall: float
+
+
+EngineEvent = RankStarted | RankJoined | RankExited | GangEnded | NodeObserved
 
 
 class NodesChanged(msgspec.Struct, frozen=True, kw_only=True, tag="nodes_changed"):
@@ -148,6 +166,11 @@ class Engine(Protocol):
     async def stop(self, task: str, attempt: int, grace_s: float) -> None:
         """SIGTERM to every rank, SIGKILL after `grace_s` (0: at once); the outcome is `stopped`.
         Repeated, the earlier deadline counts."""
+        ...
+
+    async def fail(self, task: str, attempt: int, reason: str) -> None:
+        """Ends the attempt as `failed` with this reason. First its ranks write their stacks: what they do on
+        `pulse.STACKS_SIGNAL`. No effect once it has ended, or was asked to end otherwise."""
         ...
 
     async def drain(self, node: str, reason: str) -> None:

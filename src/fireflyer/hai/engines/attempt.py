@@ -12,6 +12,7 @@ and the engine may enlist a newcomer in its place. A part whose ranks are all go
 newcomers open it `again`, in the same journal.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,10 +20,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fireflyer import allocator
+from msgspec.structs import replace
+
+from fireflyer import allocator, pulse
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import Corrupted
-from fireflyer.hai.engines import RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines import NodeObserved, RankExited, RankJoined, RankStarted
 from fireflyer.hai.engines.journal import Journal, doors_path, journal_path, read_journal
 from fireflyer.hai.engines.keepsake import keeper_path
 from fireflyer.hai.engines.messages import (
@@ -34,7 +37,11 @@ from fireflyer.hai.engines.messages import (
     RankSpec,
     Record,
 )
-from fireflyer.hai.processes import describe_exit, kill_group
+from fireflyer.hai.faults.observations import KernelObservation, Memory, Network
+from fireflyer.hai.processes import describe_exit, kill, kill_group, tell_state
+
+STACKS_S = 1.0
+"""What ranks have to write their stacks before they are killed."""
 
 
 class Attempt:
@@ -59,6 +66,7 @@ class Attempt:
         self._failure = ""
         self._failed_ns = 0
         self._late = ""
+        self._condemned = ""
         self._highest: int | None = None
         self._running: dict[int, int] = {}  # pid -> rank
         self._incarnation: dict[int, int] = {}  # rank -> the last that was begun
@@ -88,7 +96,7 @@ class Attempt:
         running: dict[int, RankStarted] = {}
         joined: set[int] = set()
         for event in (record.event for record in records):
-            if isinstance(event, PartEnded):
+            if isinstance(event, PartEnded | NodeObserved):
                 continue
             rank = event.rank
             self._incarnation[rank] = event.incarnation
@@ -177,6 +185,8 @@ class Attempt:
             "FIREFLYER_ATTEMPT": str(part.attempt),
             "FIREFLYER_SECRET": part.secret,
             "FIREFLYER_TASK_DIR": os.path.dirname(part.directory),
+            "FIREFLYER_PULSE": os.path.join(part.directory, f"{part.first_rank + local}.pulse"),
+            "FIREFLYER_STACKS": os.path.join(part.directory, f"{part.first_rank + local}.stacks"),
             "FIREFLYER_KEEPER": keeper_path(os.path.dirname(part.directory), part.node),
             # Through the supervisor's own descriptor: also a wrapper that closes inherited ones can open it.
             "FIREFLYER_CONTROL": f"{local}:/proc/{os.getpid()}/fd/{self._page.fd}",
@@ -259,6 +269,36 @@ class Attempt:
         """Another node failed."""
         self.over = True
 
+    def condemn(self, reason: str) -> None:
+        """It is to fail for this reason, once its ranks have written what they are at."""
+        if self.over or self._asked is not None or self._condemned:
+            return
+        self._condemned = reason
+        for pid, rank in self._running.items():
+            path = os.path.join(self.part.directory, f"{rank}.stacks")
+            with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+                file.write(tell_state(pid))
+            kill(pid, pulse.STACKS_SIGNAL)
+        self.deadline = time.monotonic() + STACKS_S
+
+    def observed(self, found: KernelObservation) -> None:
+        """The kernel's log said something; of a process it is only ours if the process is."""
+        if self.ended:
+            return
+        part = self.part
+        if not isinstance(found, Network | Memory):
+            found = replace(found, rank=None if found.pid is None else self._running.get(found.pid))
+        self._record(
+            NodeObserved(
+                task=part.task,
+                attempt=part.attempt,
+                node=part.node,
+                observation=found,
+                monotonic_ns=time.monotonic_ns(),
+                wall=found.wall,
+            )
+        )
+
     def fail(self, reason: str) -> None:
         """The attempt cannot go on; the first reason counts."""
         if not self._failed_ns:
@@ -268,7 +308,9 @@ class Attempt:
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if self._running:
+        if self._condemned and self._asked is None:
+            self.fail(self._condemned)
+        elif self._running:
             left = ", ".join(str(r) for r in sorted(self._running.values()))
             self._late = f"rank {left} had to be killed after the grace"
         self.over = True
@@ -361,7 +403,9 @@ class Attempt:
             return "failed"
         return "vacant" if self.vacant else "aborted"
 
-    def _record(self, event: RankStarted | RankJoined | RankExited | PartEnded) -> None:
+    def _record(
+        self, event: RankStarted | RankJoined | RankExited | NodeObserved | PartEnded
+    ) -> None:
         record = Record(attempt=self.part.attempt, seq=len(self.records) + 1, event=event)
         if self._journal is not None:
             try:

@@ -21,7 +21,9 @@ killed; both take milliseconds unless it is frozen."""
 class ForkServer:
     """A fork server process and its socket. Ends when this object's socket or the supervisor does."""
 
-    def __init__(self, preload: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(
+        self, preload: tuple[str, ...], environment: dict[str, str], python: str = ""
+    ) -> None:
         """Starts it; its imports take their time in the other process.
 
         Raises:
@@ -39,7 +41,7 @@ class ForkServer:
         self._decoder: msgspec.msgpack.Decoder[Ready | Forked | Refused]
         self._decoder = msgspec.msgpack.Decoder(ForkReply)
         parent = os.getpid()
-        command = [sys.executable, "-P", "-m", "fireflyer.hai.forkserver"]
+        command = [python or sys.executable, "-P", "-m", "fireflyer.hai.forkserver"]
         self.pid = os.fork()
         if self.pid == 0:
             try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fireflyer.hai.engines import EngineEvent, Gang, GangEnded
+from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, NodeObserved
 from fireflyer.hai.engines.membership import Membership, Outcome
 from fireflyer.hai.engines.messages import Frozen, Newcomer, PartEnded, Record
 
@@ -89,6 +89,9 @@ class GangState:
         if isinstance(event, PartEnded):
             self._part_ended(node, event)
             return
+        if isinstance(event, NodeObserved):
+            self._events.append(event)
+            return
         if self._members.observe(event):
             self._events.append(event)
         if node in self.parts:  # newcomers opened it again
@@ -162,6 +165,7 @@ class GangState:
             reason=reason,
             monotonic_ns=self._last.monotonic_ns,
             wall=self._last.wall,
+            lost=tuple(self._lost) if outcome == "lost" else (),
         )
         self._events.append(self.ended)
 

@@ -21,6 +21,7 @@ from fireflyer.hai.engines.link import Link, connect, spawn
 from fireflyer.hai.engines.messages import (
     Attach,
     Attached,
+    Condemn,
     Decide,
     End,
     Enlist,
@@ -32,6 +33,7 @@ from fireflyer.hai.engines.messages import (
     Part,
     Record,
 )
+from fireflyer.hai.faults.kernellog import chosen
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 
 
@@ -169,6 +171,8 @@ class LocalEngine:
             port=port,
             preload=self._preload,
             elastic=gang.elastic,
+            python=gang.python,
+            kernel_log=chosen(),
         )
 
     async def recover(self, gang: Gang) -> None:
@@ -264,6 +268,14 @@ class LocalEngine:
             run.state.leaving = True
             for link in self._open_links(run):
                 link.send(End(attempt=attempt, how="stop", grace_s=grace_s))
+
+    async def fail(self, task: str, attempt: int, reason: str) -> None:
+        run = self._runs.get((task, attempt))
+        if run is None:
+            return
+        async with run.lock:
+            for link in self._open_links(run):
+                link.send(Condemn(attempt=attempt, reason=reason))
 
     async def release(self, task: str) -> None:
         for run in [run for (name, _), run in self._runs.items() if name == task]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from fireflyer.hai.engines import RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines import NodeObserved, RankExited, RankJoined, RankStarted
 
 Cause = Literal["finished", "failed", "aborted", "suspended", "stopped", "vacant"]
 
@@ -40,6 +40,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1"
     """Where this node is reached."""
     elastic: bool = False
+    python: str = ""
+    """The interpreter of the ranks; empty: that of the supervisor."""
+    kernel_log: str = ""
+    """What to read of the node's kernel; "" or "off": nothing."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -102,11 +106,18 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     grace_s: float
 
 
+class Condemn(msgspec.Struct, frozen=True, kw_only=True, tag="condemn"):
+    """The ranks write their stacks, then the part fails for this reason."""
+
+    attempt: int
+    reason: str
+
+
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     """Ends everything of the task on this node, then the supervisor itself."""
 
 
-Request = Launch | Start | Enlist | Attach | Freeze | Decide | End | Leave
+Request = Launch | Start | Enlist | Attach | Freeze | Decide | End | Condemn | Leave
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True, tag="launched"):
@@ -154,7 +165,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
 
     attempt: int
     seq: int
-    event: RankStarted | RankJoined | RankExited | PartEnded
+    event: RankStarted | RankJoined | RankExited | NodeObserved | PartEnded
 
 
 Reply = Launched | Attached | Frozen | Record

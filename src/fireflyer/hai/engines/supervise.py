@@ -26,6 +26,7 @@ from fireflyer.hai.engines.keepsake import Keepsake, keeper_path
 from fireflyer.hai.engines.messages import (
     Attach,
     Attached,
+    Condemn,
     Decide,
     End,
     Enlist,
@@ -43,6 +44,8 @@ from fireflyer.hai.engines.messages import (
 )
 from fireflyer.hai.engines.parts import read_part, server_handshake
 from fireflyer.hai.engines.rankstart import exec_rank
+from fireflyer.hai.faults.kernel import parse
+from fireflyer.hai.faults.kernellog import KernelLog, open_kernel_log
 from fireflyer.hai.processes import (
     children,
     describe_exit,
@@ -142,6 +145,7 @@ class Supervisor:
         self._news, news = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._news_path = f"/proc/{os.getpid()}/fd/{news}"
         self._watch(self._news, self._read_news)
+        self._kernel: KernelLog | None = None
 
     def run(self) -> NoReturn:
         """Leaves when asked to, or when nobody has a use for it; nothing of the task is left then."""
@@ -228,6 +232,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup.recv(4096):
                 pass
+        self._read_kernel()  # what it says of a process that died comes before its death
         while True:
             try:
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -285,6 +290,7 @@ class Supervisor:
             self._fork_next(attempt)
 
     def _start(self, attempt: Attempt) -> None:
+        self._open_kernel_log(attempt.part.kernel_log)
         attempt.check()
         if attempt.over:
             return
@@ -299,7 +305,7 @@ class Supervisor:
                 self._watch(self._keepsake.socket.fileno(), self._start_keeper)
             if part.start == "exec":
                 while left:
-                    attempt.started(left[0], exec_rank(left[0], sys.executable))
+                    attempt.started(left[0], exec_rank(left[0], part.python or sys.executable))
                     left = left[1:]
         except OSError as error:
             self._cannot_start(attempt, left, f"{part.node} cannot start the ranks: {error}")
@@ -324,7 +330,7 @@ class Supervisor:
         specs, self._waiting = tuple(self._waiting), []
         try:
             if self._forks is None:
-                self._forks = ForkServer(part.preload, server_environment(part))
+                self._forks = ForkServer(part.preload, server_environment(part), part.python)
                 self._watch(self._forks.socket.fileno(), self._take_replies)
             self._forks.request(specs)
         except OSError as error:
@@ -336,6 +342,20 @@ class Supervisor:
                 pass
         if self._attempt is not None:
             self._attempt.look_for_members()
+
+    def _open_kernel_log(self, path: str) -> None:
+        if self._kernel is None:
+            self._kernel = open_kernel_log(path)
+            if self._kernel is not None:
+                self._watch(self._kernel.descriptor, self._read_kernel)
+
+    def _read_kernel(self) -> None:
+        records = [] if self._kernel is None else self._kernel.read()
+        if self._attempt is not None:
+            for record in records:
+                found = parse(record, self._attempt.part.node, time.time())
+                if found is not None:
+                    self._attempt.observed(found)
 
     def _start_keeper(self) -> None:
         keepsake = self._keepsake
@@ -444,6 +464,8 @@ class Supervisor:
                 self._send(connection, attempt.freeze(request.grace_s))
             case Decide() if attempt is not None and known:
                 attempt.decide(request.number)
+            case Condemn() if attempt is not None and known:
+                attempt.condemn(request.reason)
             case End() if attempt is not None and known:
                 if request.how == "stop":
                     attempt.stop(request.grace_s)

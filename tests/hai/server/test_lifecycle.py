@@ -6,13 +6,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fireflyer.errors import TaskError
-from fireflyer.hai import scheduler
-from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankJoined, RankStarted
-from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest
-from fireflyer.hai.scheduler import ACTIVE, Action, Launch, Release, State, Step, Task
+from fireflyer.hai import lifecycle
+from fireflyer.hai.cluster import Window
+from fireflyer.hai.dispatch import Dispatch
+from fireflyer.hai.engines import EngineEvent, GangEnded, Node, RankExited, RankJoined, RankStarted
+from fireflyer.hai.lifecycle import ACTIVE, Action, Launch, Preempt, Release, Step, Task
+from fireflyer.hai.marks import Mark, Marks
+from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskSpec
 
 WHEN: dict[str, Any] = {"monotonic_ns": 0, "wall": 0.0}
 
@@ -21,55 +24,17 @@ def task(number: int, nodes: int = 1, **fields: Any) -> Task:
     return Task(id=f"t{number}", order=number, nodes=nodes, world=nodes, max_restarts=1, **fields)
 
 
-def state(*tasks: Task, nodes: int = 3) -> State:
-    return State(tasks={t.id: t for t in tasks}, nodes=tuple(f"n{i}" for i in range(nodes)))
-
-
 def running(number: int, *nodes: str, **fields: Any) -> Task:
     return task(number, len(nodes), state="running", attempt=1, placement=nodes, **fields)
 
 
 def ended(found: Task, outcome: Any, reason: str = "why") -> Step:
     event = GangEnded(task=found.id, attempt=found.attempt, outcome=outcome, reason=reason, **WHEN)
-    return scheduler.observe(found, event)
+    return lifecycle.observe(found, event)
 
 
 def kinds(step: Step) -> list[str]:
     return [note.kind for note in step.notes]
-
-
-def test_first_in_first_out_by_submission() -> None:
-    assert scheduler.plan(state(task(2), task(1), nodes=1), 0.0) == [Launch("t1", 1, ("n0",))]
-
-
-def test_a_gang_gets_all_its_nodes_or_waits_and_holds_back_later_tasks() -> None:
-    assert scheduler.plan(state(running(1, "n1"), task(2, 3), task(3)), 0.0) == []
-    after = state(running(1, "n1"), task(2, 2), task(3))
-    assert scheduler.plan(after, 0.0) == [Launch("t2", 1, ("n0", "n2"))]
-
-
-def test_a_task_larger_than_the_server_is_refused_and_never_blocks() -> None:
-    with pytest.raises(TaskError, match="asks for 4 nodes and this server has 3"):
-        scheduler.admit(task(1, 4), 3)
-    found = state(task(1, 4), task(2))
-    assert scheduler.plan(found, 0.0) == [Launch("t2", 1, ("n0",))]
-    assert scheduler.waiting_for(found, found.tasks["t1"]) == "asks for 4 nodes; the server has 3"
-
-
-def test_a_restart_prefers_its_nodes_in_their_order() -> None:
-    step = ended(running(1, "n2", "n0"), "failed")
-    assert (step.task.state, step.task.restarts) == ("queued", 1)
-    assert kinds(step) == ["gang_ended", "restarting", "queued"]
-    assert step.actions == ()
-    assert scheduler.plan(state(step.task), 0.0) == [Launch("t1", 2, ("n2", "n0"))]
-
-
-def test_a_restart_that_has_to_wait_gives_back_its_warmth() -> None:
-    waiting = ended(running(2, "n0", "n1"), "lost").task
-    actions = scheduler.plan(state(waiting, task(1, 2)), 0.0)
-    assert actions == [Launch("t1", 1, ("n0", "n1")), Release("t2", 1)]
-    released = scheduler.decide(waiting, actions[1]).task
-    assert scheduler.plan(state(released, running(1, "n0", "n1")), 0.0) == []
 
 
 def test_newcomers_are_told_once_and_do_not_count_as_ranks() -> None:
@@ -85,17 +50,17 @@ def test_newcomers_are_told_once_and_do_not_count_as_ranks() -> None:
         RankJoined(**again),
         RankExited(**again, **ended),
     ):
-        step = scheduler.observe(found, event)
+        step = lifecycle.observe(found, event)
         found = step.task
         told += [(note.kind, note.detail.get("incarnation")) for note in step.notes]
-        assert scheduler.observe(found, event) == Step(task=found)
+        assert lifecycle.observe(found, event) == Step(task=found)
     assert found.state == "starting"
     assert told == [
         ("rank_started", None), ("rank_exited", None),
         ("rank_started", 1), ("rank_joined", 1), ("rank_exited", 1),
     ]  # fmt: skip
     assert (
-        scheduler.observe(found, RankStarted(**{**about, "rank": 0}, pid=3)).task.state == "running"
+        lifecycle.observe(found, RankStarted(**{**about, "rank": 0}, pid=3)).task.state == "running"
     )
 
 
@@ -112,11 +77,11 @@ def test_a_launch_that_the_server_did_not_survive_costs_no_restart() -> None:
 
 
 def test_running_once_every_rank_started() -> None:
-    found = scheduler.decide(task(1, 2), Launch("t1", 1, ("n0", "n1"))).task
+    found = lifecycle.decide(task(1, 2), Launch("t1", 1, ("n0", "n1"))).task
     seen = []
     for rank in (1, 1, 0):
         event = RankStarted(task="t1", attempt=1, rank=rank, node="n", pid=5, **WHEN)
-        step = scheduler.observe(found, event)
+        step = lifecycle.observe(found, event)
         seen.append(kinds(step))
         found = step.task
     assert seen == [["rank_started"], [], ["rank_started", "running"]]
@@ -125,20 +90,20 @@ def test_running_once_every_rank_started() -> None:
 def test_events_of_an_older_attempt_change_nothing() -> None:
     found = msgspec.structs.replace(running(1, "n0"), attempt=2)
     event = GangEnded(task="t1", attempt=1, outcome="failed", reason="", **WHEN)
-    assert scheduler.observe(found, event) == Step(task=found)
+    assert lifecycle.observe(found, event) == Step(task=found)
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "failed", "lost", "suspended"])
 def test_a_stop_ends_as_stopped_whatever_the_gang_did(outcome: str) -> None:
-    step = scheduler.request(running(1, "n0"), "stop")
+    step = lifecycle.request(running(1, "n0"), "stop")
     assert kinds(step) == ["stopping"]
     assert step.task.state == "running"
     assert ended(step.task, outcome).task.state == "stopped"
-    assert scheduler.request(step.task, "stop").notes == ()
+    assert lifecycle.request(step.task, "stop").notes == ()
 
 
 def test_a_task_that_finishes_before_the_stop_reaches_it_has_finished() -> None:
-    step = scheduler.request(running(1, "n0"), "stop")
+    step = lifecycle.request(running(1, "n0"), "stop")
     assert ended(step.task, "finished").task.state == "finished"
 
 
@@ -148,7 +113,7 @@ def ask(generation: int, held: int, token: str = "a", attempt: int = 1) -> Lease
 
 
 def granted(found: Task, asked: LeaseRequest) -> Task:
-    step = scheduler.grant(found, asked)
+    step = lifecycle.grant(found, asked)
     assert step is not None
     assert kinds(step) == ["leased"]
     return step.task
@@ -156,38 +121,37 @@ def granted(found: Task, asked: LeaseRequest) -> Task:
 
 def test_each_generation_is_followed_once() -> None:
     found = running(1, "n0", "n1", "n2")
-    assert scheduler.grant(found, ask(2, held=1)) is None, "nobody holds 1"
+    assert lifecycle.grant(found, ask(2, held=1)) is None, "nobody holds 1"
     held = granted(found, ask(1, held=0))
-    assert scheduler.grant(held, ask(1, held=0)) == Step(task=held), "asked once more"
+    assert lifecycle.grant(held, ask(1, held=0)) == Step(task=held), "asked once more"
     for asked in (ask(1, 0, "z"), ask(2, 0, "z"), ask(7, 0, "z"), ask(1, 1, "z")):
-        assert scheduler.grant(held, asked) is None
+        assert lifecycle.grant(held, asked) is None
     later = granted(held, ask(4, 1, "b"))  # two formings in between came to nothing
-    assert scheduler.grant(later, ask(1, 0)) is None, "it was left behind since"
-    assert scheduler.grant(later, ask(5, 1)) is None
+    assert lifecycle.grant(later, ask(1, 0)) is None, "it was left behind since"
+    assert lifecycle.grant(later, ask(5, 1)) is None
 
 
 def test_who_asked_for_the_generation_in_force_follows_it_without_knowing() -> None:
     held = granted(running(1, "n0"), ask(1, held=0))
-    assert scheduler.grant(held, ask(2, 0, "z")) is None
+    assert lifecycle.grant(held, ask(2, 0, "z")) is None
     assert granted(held, ask(2, held=0)).lease == ask(2, 0).lease
 
 
 def test_other_members_are_another_question() -> None:
     held = granted(running(1, "n0"), ask(1, held=0))
     fewer = msgspec.structs.replace(ask(1, 0).lease, members=("a",))
-    assert scheduler.grant(held, LeaseRequest(attempt=1, held=0, lease=fewer)) is None
+    assert lifecycle.grant(held, LeaseRequest(attempt=1, held=0, lease=fewer)) is None
 
 
 @pytest.mark.parametrize("attempt", [0, 2])
 def test_only_the_attempt_in_force_gets_leases(attempt: int) -> None:
-    assert scheduler.grant(running(1, "n0"), ask(1, 0, attempt=attempt)) is None
+    assert lifecycle.grant(running(1, "n0"), ask(1, 0, attempt=attempt)) is None
 
 
 def test_a_new_attempt_begins_at_generation_0() -> None:
     over = ended(granted(running(1, "n0", "n1"), ask(1, 0)), "failed").task
-    assert scheduler.grant(over, ask(2, 1)) is None
-    (launch,) = scheduler.plan(state(over), 0.0)
-    assert scheduler.decide(over, launch).task.lease is None
+    assert lifecycle.grant(over, ask(2, 1)) is None
+    assert lifecycle.decide(over, Launch("t1", 2, ("n0", "n1"))).task.lease is None
 
 
 @settings(max_examples=100, deadline=None)
@@ -208,7 +172,7 @@ def test_of_the_parts_of_a_generation_one_goes_on(data: st.DataObject) -> None:
         part = data.draw(st.sets(st.sampled_from(pool), min_size=1))
         number += data.draw(st.integers(1, 2))
         first = min(part)
-        step = scheduler.grant(found, ask(number, base, first))
+        step = lifecycle.grant(found, ask(number, base, first))
         before = found.lease.generation if found.lease is not None else 0
         if step is not None:
             assert chain[before] & part, "somebody of the generation in force is among them"
@@ -218,37 +182,70 @@ def test_of_the_parts_of_a_generation_one_goes_on(data: st.DataObject) -> None:
 
 
 def test_suspend_and_resume() -> None:
-    step = scheduler.request(running(1, "n0"), "suspend")
+    step = lifecycle.request(running(1, "n0"), "suspend")
     assert (step.task.state, kinds(step)) == ("suspending", ["suspending"])
     with pytest.raises(TaskError, match="still suspending"):
-        scheduler.request(step.task, "resume")
+        lifecycle.request(step.task, "resume")
     step = ended(step.task, "suspended")
     assert (step.task.state, step.task.placement) == ("suspended", ())
     assert step.actions == (Release("t1", 1),)
-    step = scheduler.request(step.task, "resume")
+    step = lifecycle.request(step.task, "resume")
     assert kinds(step) == ["resumed", "queued"]
 
 
 def test_a_fault_while_suspending_costs_a_restart_and_still_suspends() -> None:
-    suspending = scheduler.request(running(1, "n0"), "suspend").task
+    suspending = lifecycle.request(running(1, "n0"), "suspend").task
     step = ended(suspending, "failed")
     assert (step.task.state, step.task.restarts) == ("suspended", 1)
     spent = msgspec.structs.replace(suspending, restarts=1)
     assert ended(spent, "failed").task.state == "failed"
 
 
+def test_who_makes_room_goes_back_into_the_queue_by_itself() -> None:
+    step = lifecycle.decide(running(1, "n0"), Preempt("t1", 1, "makes room for t2"))
+    assert (step.task.state, step.task.reason) == ("suspending", "makes room for t2")
+    assert step.actions == (lifecycle.SuspendGang("t1", 1),)
+    assert lifecycle.request(step.task, "resume").notes == ()
+    over = ended(step.task, "suspended")
+    assert kinds(over) == ["gang_ended", "preempted", "queued"]
+    assert (over.task.state, over.task.restarts, over.task.previous) == ("queued", 0, ("n0",))
+    fault = ended(step.task, "failed")
+    assert (fault.task.state, fault.task.restarts) == ("queued", 1)
+
+
+def test_a_user_s_suspend_outlasts_a_preemption() -> None:
+    room = lifecycle.decide(running(1, "n0"), Preempt("t1", 1, "makes room for t2")).task
+    step = lifecycle.request(room, "suspend")
+    assert (kinds(step), step.actions) == (["suspending"], ())
+    assert ended(step.task, "suspended").task.state == "suspended"
+    assert ended(lifecycle.request(room, "stop").task, "suspended").task.state == "stopped"
+
+
 def test_stop_and_suspend_of_a_queued_task_take_effect_at_once() -> None:
-    assert scheduler.request(task(1), "stop").task.state == "stopped"
-    assert scheduler.request(task(1), "suspend").task.state == "suspended"
-    suspended = scheduler.request(task(1), "suspend").task
-    assert scheduler.request(suspended, "stop").task.state == "stopped"
+    assert lifecycle.request(task(1), "stop").task.state == "stopped"
+    assert lifecycle.request(task(1), "suspend").task.state == "suspended"
+    suspended = lifecycle.request(task(1), "suspend").task
+    assert lifecycle.request(suspended, "stop").task.state == "stopped"
 
 
 @pytest.mark.parametrize("over", ["finished", "failed"])
 @pytest.mark.parametrize("what", ["stop", "suspend", "resume"])
 def test_what_is_over_refuses(over: Any, what: Any) -> None:
     with pytest.raises(TaskError, match=f"task t1 has already {over}"):
-        scheduler.request(task(1, state=over), what)
+        lifecycle.request(task(1, state=over), what)
+
+
+class Unmarked(Marks):
+    """Nothing is remembered of nodes."""
+
+    def __init__(self) -> None:
+        pass
+
+    def all(self) -> dict[str, Mark]:
+        return {}
+
+    def windows(self) -> list[Window]:
+        return []
 
 
 class Platform(RuleBasedStateMachine):
@@ -258,6 +255,9 @@ class Platform(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.now = 0.0
+        self.dispatch = Dispatch("fifo", Unmarked(), lambda: self.now)
+        self.specs: dict[str, TaskSpec] = {}
         self.tasks: dict[str, Task] = {}
         self.gangs: dict[tuple[str, int], tuple[str, ...]] = {}
         self.launched: set[tuple[str, int]] = set()
@@ -265,6 +265,16 @@ class Platform(RuleBasedStateMachine):
         self.asked: set[tuple[str, int, str]] = set()
         self.history: dict[str, list[str]] = {}
         self.old: list[EngineEvent] = []
+
+    @initialize(policy=st.sampled_from(["fifo", "timeshare", "las"]))
+    def choose(self, policy: str) -> None:
+        self.restart_server(policy)
+
+    def restart_server(self, policy: str) -> None:
+        self.dispatch = Dispatch(policy, Unmarked(), lambda: self.now)
+        self.dispatch.set_nodes([Node(name=f"n{number}") for number in range(self.NODES)])
+        for name, found in self.tasks.items():
+            self.dispatch.take_up(found, self.specs[name], [])
 
     def apply(self, step: Step) -> None:
         name = step.task.id
@@ -274,6 +284,8 @@ class Platform(RuleBasedStateMachine):
         if before is not None and before.state != step.task.state:
             assert step.notes[-1].kind in (step.task.state, "starting")
         self.tasks[name] = step.task
+        if before is not None:
+            self.dispatch.follow(before, step.task)
         self.history.setdefault(name, []).extend(note.kind for note in step.notes)
         for action in step.actions:
             self.perform(action)
@@ -291,38 +303,63 @@ class Platform(RuleBasedStateMachine):
             assert at not in self.gangs, "released what runs"
         else:
             assert at in self.gangs
-            self.asked.add((*at, "stop" if isinstance(action, scheduler.StopGang) else "suspend"))
+            self.asked.add((*at, "stop" if isinstance(action, lifecycle.StopGang) else "suspend"))
 
     def schedule(self) -> None:
-        found = State(tasks=self.tasks, nodes=tuple(f"n{i}" for i in range(self.NODES)))
-        for action in scheduler.plan(found, 0.0):
-            self.apply(scheduler.decide(self.tasks[action.task], action))
-        assert scheduler.plan(found, 0.0) == [], "a second plan finds more to do"
+        wait_s: float | None = 0.0
+        while wait_s == 0.0:
+            for action in self.dispatch.plan():
+                step = lifecycle.decide(self.tasks[action.task], action)
+                self.dispatch.apply(action)
+                self.apply(step)
+            wait_s = self.dispatch.wait_s()
+        assert self.dispatch.plan() == [], "a second plan finds more to do"
+
+    @rule(elapsed=st.sampled_from([1.0, 600.0, 7200.0, 1e6]))
+    def wait(self, elapsed: float) -> None:
+        self.now += elapsed
+        self.schedule()
 
     def see(self, event: EngineEvent) -> None:
         self.old.append(event)
-        self.apply(scheduler.observe(self.tasks[event.task], event))
+        self.apply(lifecycle.observe(self.tasks[event.task], event))
         self.schedule()
 
-    @rule(nodes=st.integers(1, 4), restarts=st.integers(0, 2))
-    def submit(self, nodes: int, restarts: int) -> None:
+    @rule(
+        nodes=st.integers(1, 4),
+        restarts=st.integers(0, 2),
+        user=st.sampled_from("ab"),
+        priority=st.sampled_from(["low", "normal", "high"]),
+    )
+    def submit(self, nodes: int, restarts: int, user: str, priority: Any) -> None:
         number = len(self.tasks) + 1
-        fresh = Task(id=f"t{number}", order=number, nodes=nodes, world=nodes, max_restarts=restarts)
+        fresh = Task(
+            id=f"t{number}",
+            order=number,
+            user=user,
+            nodes=nodes,
+            world=nodes,
+            max_restarts=restarts,
+        )
+        spec = TaskSpec(script="/s.py", cwd="/", nodes=nodes, priority=priority)
         if nodes > self.NODES:
-            with pytest.raises(TaskError):
-                scheduler.admit(fresh, self.NODES)
+            with pytest.raises(TaskError, match="asks for 4 nodes and this server has 3"):
+                self.dispatch.check(spec)
             return
-        self.apply(scheduler.admit(fresh, self.NODES))
+        self.dispatch.check(spec)
+        self.specs[fresh.id] = spec
+        self.apply(lifecycle.admit(fresh))
+        self.dispatch.submit(fresh, spec)
         self.schedule()
 
     @rule(data=st.data(), what=st.sampled_from(["stop", "suspend", "resume"]))
-    def request(self, data: st.DataObject, what: scheduler.Request) -> None:
+    def request(self, data: st.DataObject, what: lifecycle.Request) -> None:
         if not self.tasks:
             return
         name = data.draw(st.sampled_from(sorted(self.tasks)))
         before = self.tasks[name]
         try:
-            step = scheduler.request(before, what)
+            step = lifecycle.request(before, what)
         except TaskError:
             assert what != "stop" or before.state in ("finished", "failed")
             return
@@ -374,7 +411,7 @@ class Platform(RuleBasedStateMachine):
         if self.old:
             event = data.draw(st.sampled_from(self.old))
             before = self.tasks[event.task]
-            step = scheduler.observe(before, event)
+            step = lifecycle.observe(before, event)
             assert (step.task, step.notes, step.actions) == (before, (), ())
 
     @rule(data=st.data())
@@ -384,7 +421,19 @@ class Platform(RuleBasedStateMachine):
             if found.state == "starting" and not found.started:
                 doubt = data.draw(st.booleans())
                 self.tasks[name] = msgspec.structs.replace(found, unsure=doubt)
+        self.restart_server(self.dispatch.policy)
         self.schedule()
+
+    @invariant()
+    def the_queue_is_in_step(self) -> None:
+        phases = {"suspended": "held"}
+        for name, found in self.tasks.items():
+            job = self.dispatch.cluster.jobs.get(name)
+            assert (job is None) == (found.state in TERMINAL)
+            if job is not None:
+                expected = "suspending" if found.stopping else phases.get(found.state, found.state)
+                assert job.phase == expected
+                assert (job.attempt, job.placement) == (found.attempt, found.placement)
 
     @invariant()
     def nodes_are_held_by_those_who_run(self) -> None:
@@ -396,9 +445,7 @@ class Platform(RuleBasedStateMachine):
 
     @invariant()
     def the_first_in_the_queue_does_not_wait_for_nothing(self) -> None:
-        queue = sorted(
-            (t for t in self.tasks.values() if t.state == "queued"), key=lambda t: t.order
-        )
+        queue = self.dispatch.cluster.in_order()
         if queue:
             busy = sum(len(nodes) for nodes in self.gangs.values())
             assert queue[0].nodes > self.NODES - busy
@@ -408,7 +455,7 @@ class Platform(RuleBasedStateMachine):
         for _ in range(1000):
             for found in list(self.tasks.values()):
                 if found.state == "suspended":
-                    self.apply(scheduler.request(found, "resume"))
+                    self.apply(lifecycle.request(found, "resume"))
             self.schedule()
             if not self.gangs:
                 break

@@ -1,22 +1,23 @@
-"""The scheduler: which task runs where, and what each event makes of a task. Pure: no I/O, no clock.
+"""The life of one task: what each request and event makes of it. Pure: no I/O, no clock.
 
-`request`, `grant` and `observe` take one task and one input and return the task's new value, the lines
-of history to write and the calls to make of the engine. `plan` looks at all tasks and decides which
-gang starts or gives back what it kept warm. The server writes each `Step` in one transaction before
-it makes any of the calls.
-
-Policy: first in, first out by submission. A node holds one task; a gang gets all its nodes at once
-or waits; the first task that does not fit holds back all later ones. A resumed or restarted task
-keeps its place in the order of submission.
+`request`, `grant`, `observe` and `decide` take one task and one input and return the task's new value, the
+lines of history to write and the calls to make of the engine. Which gang starts where, and who makes room, is
+decided by `planner.py`. The server writes each `Step` in one transaction before it makes any of the calls.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from fireflyer.errors import TaskError
-from fireflyer.hai.engines import EngineEvent, GangEnded, RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines import (
+    EngineEvent,
+    GangEnded,
+    NodeObserved,
+    RankExited,
+    RankJoined,
+    RankStarted,
+)
 from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskState
 
 Request = Literal["stop", "suspend", "resume"]
@@ -31,6 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     order: int
     """Place in the order of submission."""
+    user: str = ""
     nodes: int
     world: int
     """Number of ranks."""
@@ -43,6 +45,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that the active attempt holds; empty outside ACTIVE."""
     previous: tuple[str, ...] = ()
     """Nodes of the last attempt while the engine keeps something warm there; a restart prefers them."""
+    preempted: bool = False
+    """It is suspending to make room, and goes back into the queue by itself."""
     stopping: bool = False
     """A stop was asked for and the attempt has not ended yet."""
     unsure: bool = False
@@ -51,15 +55,23 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     exited: frozenset[int] = frozenset()
     newcomers: frozenset[tuple[str, int, int]] = frozenset()
     """What was seen of newcomers in the active attempt: kind, rank, incarnation."""
+    max_node_faults: int = 10
+    node_faults: int = 0
+    avoid: frozenset[str] = frozenset()
+    """Nodes that the task is not to be placed on, as long as there are enough others."""
     lease: Lease | None = None
     """Who holds the active attempt; None: all its ranks, at generation 0."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `plan` looks at."""
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules for faults say of an attempt that ended by one; `hai.faults` makes it."""
 
-    tasks: Mapping[str, Task]
-    nodes: tuple[str, ...]
+    cause: Literal["script", "node", "network"] = "script"
+    """Whose fault it was: script costs one of `max_restarts`, the others one of `max_node_faults`."""
+    avoid: frozenset[str] = frozenset()
+    """Nodes that the next attempt is not to be placed on."""
+    stop: str = ""
+    """Why there is to be no further attempt; empty: there may be."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +92,15 @@ class StopGang(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Have a running task save and leave, to make room; it goes back into the queue by itself."""
+
+    task: str
+    attempt: int
+    why: str
+    """For people."""
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Give back what the engine kept warm after this attempt."""
 
@@ -87,7 +108,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     attempt: int
 
 
-Action = Launch | SuspendGang | StopGang | Release
+Action = Launch | Preempt | SuspendGang | StopGang | Release
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -105,17 +126,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[Action, ...] = ()
 
 
-def admit(task: Task, nodes: int) -> Step:
-    """Takes a new task into the queue.
-
-    Raises:
-        TaskError: it asks for more nodes than the server has.
-    """
-    if task.nodes > nodes:
-        raise TaskError(
-            f"the task asks for {count(task.nodes, 'node')} and this server has {nodes}; "
-            "start the server with more (fireflyer up --nodes N) or ask for fewer"
-        )
+def admit(task: Task) -> Step:
+    """Takes a new task into the queue."""
     return Step(task=task, notes=(Note("submitted"), Note("queued")))
 
 
@@ -151,7 +163,10 @@ def _stop(task: Task) -> Step:
 
 def _suspend(task: Task) -> Step:
     if task.state in ("suspending", "suspended") and not task.stopping:
-        return Step(task=task)
+        if not task.preempted:
+            return Step(task=task)
+        note = Note("suspending", {"reason": "suspend was asked for"})
+        return Step(task=_replace(task, preempted=False, reason=""), notes=(note,))
     if task.state in TERMINAL:
         raise TaskError(f"task {task.id} has already {_ended(task)}")
     if task.stopping:
@@ -162,7 +177,20 @@ def _suspend(task: Task) -> Step:
     return _enter(task, "suspended", "suspended while queued")
 
 
+def preempt(task: Task, why: str) -> Step:
+    """Has an active task make room; whatever is on its way out already changes nothing."""
+    if task.state not in ("starting", "running") or task.stopping:
+        return Step(task=task)
+    return Step(
+        task=_replace(task, state="suspending", preempted=True, reason=why),
+        notes=(Note("suspending", {"reason": why, "preempted": True}),),
+        actions=(SuspendGang(task.id, task.attempt),),
+    )
+
+
 def _resume(task: Task) -> Step:
+    if task.preempted:
+        return Step(task=task)
     if task.state == "suspending":
         raise TaskError(f"task {task.id} is still suspending; resume it once it is suspended")
     if task.state in TERMINAL:
@@ -191,8 +219,9 @@ def grant(task: Task, asked: LeaseRequest) -> Step | None:
     return Step(task=_replace(task, lease=wanted), notes=(note,))
 
 
-def observe(task: Task, event: EngineEvent) -> Step:
-    """Applies what the engine saw. Events of older attempts and events seen before change nothing."""
+def observe(task: Task, event: EngineEvent, verdict: Verdict = Verdict()) -> Step:  # noqa: B008
+    """Applies what the engine saw, and what a fault was taken for. Events of older attempts and events seen
+    before change nothing."""
     if task.state not in ACTIVE or event.attempt != task.attempt:
         return Step(task=task)
     match event:
@@ -203,7 +232,9 @@ def observe(task: Task, event: EngineEvent) -> Step:
         case RankExited():
             return _rank_exited(task, event)
         case GangEnded():
-            return _gang_ended(task, event)
+            return _gang_ended(task, event, verdict)
+        case NodeObserved():
+            return Step(task=task)
 
 
 def _rank_started(task: Task, event: RankStarted) -> Step:
@@ -244,14 +275,15 @@ def _newcomer(task: Task, event: RankStarted | RankJoined | RankExited, note: No
     return Step(task=_replace(task, newcomers=task.newcomers | {seen}), notes=(note,))
 
 
-def _gang_ended(task: Task, event: GangEnded) -> Step:
+def _gang_ended(task: Task, event: GangEnded, verdict: Verdict) -> Step:
     note = Note("gang_ended", {"outcome": event.outcome, "reason": event.reason})
     fault = event.outcome in ("failed", "lost")
     free = task.unsure and event.outcome == "lost"
     wants_stop = task.stopping
-    wants_suspend = task.state == "suspending"
+    wants_suspend = task.state == "suspending" and not task.preempted
+    preempted = task.reason if task.preempted else ""
     task = _replace(
-        task, placement=(), previous=task.placement, stopping=False, unsure=False,
+        task, placement=(), previous=task.placement, stopping=False, preempted=False, unsure=False,
         started=frozenset(), exited=frozenset(), newcomers=frozenset(), lease=None,
     )  # fmt: skip
     if event.outcome == "finished":
@@ -259,51 +291,41 @@ def _gang_ended(task: Task, event: GangEnded) -> Step:
     if wants_stop or event.outcome == "stopped":
         return _enter(task, "stopped", event.reason, note)
     if not fault:
+        if preempted:
+            return _enter(task, "queued", preempted, note, Note("preempted", {"reason": preempted}))
         return _enter(task, "suspended", event.reason, note)
     if not free:
-        if task.restarts >= task.max_restarts:
-            return _enter(task, "failed", event.reason, note)
-        task = _replace(task, restarts=task.restarts + 1)
+        charged = _charge(task, verdict)
+        if isinstance(charged, str):
+            return _enter(task, "failed", event.reason + charged, note)
+        task = charged
     if wants_suspend:
         return _enter(task, "suspended", event.reason, note)
     restarting = Note(
         "restarting",
-        {"reason": event.reason, "restarts": task.restarts, "max_restarts": task.max_restarts},
+        {
+            "reason": event.reason,
+            "restarts": task.restarts,
+            "max_restarts": task.max_restarts,
+            "node_faults": task.node_faults,
+            "avoid": sorted(task.avoid),
+        },
     )
     return _enter(task, "queued", f"restarting: {event.reason}", note, restarting)
 
 
-def plan(state: State, now: float) -> list[Action]:
-    """Decides what to do now, in order. `now` is in seconds; first in, first out does not look at it.
-
-    A queued task that asks for more nodes than exist (the server came back with fewer) is passed over.
-    """
-    del now
-    held = {node for task in state.tasks.values() for node in task.placement}
-    free = [node for node in state.nodes if node not in held]
-    actions: list[Action] = []
-    blocked = False
-    queue = (task for task in state.tasks.values() if task.state == "queued")
-    for task in sorted(queue, key=lambda task: task.order):
-        if task.nodes > len(state.nodes):
-            fits = False
-        else:
-            fits = not blocked and task.nodes <= len(free)
-            blocked = not fits
-        if fits:
-            chosen = _choose(task, free)
-            free = [node for node in free if node not in chosen]
-            actions.append(Launch(task.id, task.attempt + 1, chosen))
-        elif task.previous:
-            actions.append(Release(task.id, task.attempt))
-    return actions
-
-
-def _choose(task: Task, free: list[str]) -> tuple[str, ...]:
-    """The nodes that the task had, in their old order, then the first free ones."""
-    kept = [node for node in task.previous if node in free]
-    others = [node for node in free if node not in kept]
-    return tuple((kept + others)[: task.nodes])
+def _charge(task: Task, verdict: Verdict) -> Task | str:
+    """The task after it has paid for a fault, or why it cannot go on, to be put behind the reason."""
+    if verdict.stop:
+        return f"; {verdict.stop}"
+    task = _replace(task, avoid=task.avoid | verdict.avoid)
+    if verdict.cause == "script":
+        if task.restarts >= task.max_restarts:
+            return ""
+        return _replace(task, restarts=task.restarts + 1)
+    if task.node_faults >= task.max_node_faults:
+        return f"; the {count(task.max_node_faults, 'fault')} of nodes that it may have are used up"
+    return _replace(task, node_faults=task.node_faults + 1)
 
 
 def decide(task: Task, action: Action) -> Step:
@@ -316,19 +338,10 @@ def decide(task: Task, action: Action) -> Step:
             return msgspec.structs.replace(step, notes=noted, actions=(action,))
         case Release():
             return Step(task=_replace(task, previous=()), actions=(action,))
+        case Preempt():
+            return preempt(task, action.why)
         case SuspendGang() | StopGang():
             raise ValueError(f"not an action of plan: {action}")
-
-
-def waiting_for(state: State, task: Task) -> str:
-    """Why a queued task does not run yet, in words."""
-    if task.nodes > len(state.nodes):
-        return f"asks for {count(task.nodes, 'node')}; the server has {len(state.nodes)}"
-    held = {node for other in state.tasks.values() for node in other.placement}
-    free = sum(node not in held for node in state.nodes)
-    if task.nodes > free:
-        return f"waits for {count(task.nodes, 'node')}; {free} free"
-    return "waits for tasks submitted earlier"
 
 
 def count(number: int, noun: str) -> str:

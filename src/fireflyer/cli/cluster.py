@@ -1,0 +1,123 @@
+"""The verbs about nodes and the queue. What a verb does is imported when it runs."""
+
+from typing import Annotated
+
+import typer
+
+from fireflyer.cli.options import HomeOption, JsonOption, TaskArgument
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, e.g. n0.")]
+MOMENT = "a duration from now (90m, 2h, 1d) or a local time (2025-01-31T18:00)"
+
+window = typer.Typer(
+    name="window",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Take nodes out for some time: a maintenance, or a reservation for a user or group.",
+)
+
+
+def why(task: TaskArgument, json: JsonOption = False, home: HomeOption = None) -> None:
+    """Say what a task waits for, and when it can be expected to start."""
+    from fireflyer.cli import looking
+    from fireflyer.hai.client import Client
+
+    looking.why(Client(home).why(task), json=json)
+
+
+def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
+    """List the nodes: their state and why, and what they hold."""
+    from fireflyer.cli import looking
+    from fireflyer.hai.client import Client
+
+    looking.nodes(Client(home).nodes(), json=json)
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one table and return.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Show nodes and tasks, live, until Ctrl-C."""
+    from fireflyer.cli import looking
+    from fireflyer.hai.client import Client
+
+    looking.top(Client(home), once=once)
+
+
+def drain(
+    node: NodeArgument,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why, for people.")],
+    until: Annotated[
+        str, typer.Option(metavar="WHEN", help=f"Ready again by itself: {MOMENT}.")
+    ] = "",
+    home: HomeOption = None,
+) -> None:
+    """Start nothing new on a node; what runs there goes on.
+
+    \b
+      fireflyer drain n3 --reason "fan 2 fails" --until 2h
+    """
+    from fireflyer.cli.looking import moment
+    from fireflyer.hai.client import Client
+
+    Client(home).drain(node, reason, moment(until) if until else None)
+
+
+def undrain(node: NodeArgument, home: HomeOption = None) -> None:
+    """Use a node again."""
+    from fireflyer.hai.client import Client
+
+    Client(home).undrain(node)
+
+
+def cluster_verbs(app: typer.Typer) -> None:
+    """Adds them."""
+    for verb in (why, top, nodes, drain, undrain):
+        app.command()(verb)
+
+
+@window.command("add")
+def window_add(
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of nodes.")],
+    begin: Annotated[str, typer.Option("--from", metavar="WHEN", help=f"Begin: {MOMENT}.")] = "0s",
+    until: Annotated[str, typer.Option("--until", metavar="WHEN", help="End, likewise.")] = "1d",
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why, for people.")] = "",
+    user: Annotated[str, typer.Option(help="Who may use the nodes meanwhile.")] = "",
+    group: Annotated[str, typer.Option(help="Whose tasks may, likewise.")] = "",
+    json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Add a window. What still runs on its nodes when it begins saves, leaves and goes on elsewhere.
+
+    \b
+      fireflyer window add n0 n1 --from 2h --until 6h --reason "new switch"
+    """
+    from fireflyer.cli import looking
+    from fireflyer.hai.client import Client
+    from fireflyer.hai.model import WindowView
+
+    asked = WindowView(
+        nodes=tuple(nodes), begin=looking.moment(begin), end=looking.moment(until), reason=reason,
+        user=user, group=group,
+    )  # fmt: skip
+    looking.windows([Client(home).add_window(asked)], json=json)
+
+
+@window.command("list")
+def window_list(json: JsonOption = False, home: HomeOption = None) -> None:
+    """List windows that are not over."""
+    from fireflyer.cli import looking
+    from fireflyer.hai.client import Client
+
+    looking.windows(Client(home).windows(), json=json)
+
+
+@window.command("remove")
+def window_remove(
+    id: Annotated[str, typer.Argument(metavar="WINDOW", help="Its id, e.g. w1.")],
+    home: HomeOption = None,
+) -> None:
+    """Remove a window."""
+    from fireflyer.hai.client import Client
+
+    Client(home).remove_window(id)

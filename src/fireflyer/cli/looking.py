@@ -1,0 +1,129 @@
+"""What the verbs about nodes and the queue print."""
+
+import sys
+import time
+from datetime import datetime
+
+from fireflyer.cli.printing import age, as_json, table, tasks
+from fireflyer.errors import ConfigError
+from fireflyer.hai.client import Client
+from fireflyer.hai.model import NodeView, WhyView, WindowView
+from fireflyer.program import plain
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+REFRESH_S = 2.0
+
+
+def duration(text: str) -> float:
+    """Seconds, of e.g. "90", "90s", "5m", "2h", "1d".
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
+    try:
+        found = float(number) * UNITS[unit]
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1e9:
+        raise ConfigError(f"{text!r} is no duration; write e.g. 90s, 5m, 2h or 1d")
+    return found
+
+
+def moment(text: str) -> float:
+    """Wall clock, of a duration from now or a local time.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return time.time() + duration(text)
+
+
+def size_mib(text: str) -> int:
+    """Of e.g. "512MiB", "64GiB", "64G"; a number alone is MiB.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    factors = {"TiB": 1 << 20, "T": 1 << 20, "GiB": 1 << 10, "G": 1 << 10, "MiB": 1, "M": 1, "": 1}
+    unit = next(unit for unit in factors if text.endswith(unit))
+    number = text[: len(text) - len(unit)]
+    if not number.isdecimal() or len(number) > 12:
+        raise ConfigError(f"{text!r} is no size; write e.g. 512MiB or 64GiB")
+    return int(number) * factors[unit]
+
+
+def why(found: WhyView, *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    sys.stdout.write(plain(f"{found.task} is {found.state}: {found.text}") + "\n")
+    if found.state == "queued":
+        when = "not known" if found.earliest is None else f"not before {_time(found.earliest)}"
+        sys.stdout.write(f"expected to start: {when} (policy {found.policy})\n")
+
+
+def nodes(found: list[NodeView], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    rows = []
+    for node in found:
+        reason = node.reason
+        if node.until is not None:
+            reason += f" (until {_time(node.until)})"
+        gpus = f"{node.free}/{node.gpus}" if node.gpus else "-"
+        rows.append((node.name, node.state, gpus, " ".join(node.tasks) or "-", reason))
+    table(("NODE", "STATE", "FREE GPUS", "TASKS", "REASON"), rows)
+
+
+def windows(found: list[WindowView], *, json: bool) -> None:
+    if json:
+        as_json(found)
+        return
+    rows = [
+        (
+            window.id,
+            _time(window.begin),
+            _time(window.end),
+            " ".join(window.nodes),
+            " ".join(filter(None, (window.user, window.group))) or "-",
+            window.reason,
+        )
+        for window in found
+    ]
+    table(("WINDOW", "FROM", "UNTIL", "NODES", "FOR", "REASON"), rows)
+
+
+def top(client: Client, *, once: bool) -> None:
+    """Tables of nodes and tasks; anew every 2 s on a terminal."""
+    while True:
+        live, found = client.tasks(live=True), client.nodes()
+        if not once:
+            sys.stdout.write("\x1b[H\x1b[2J")
+        counts: dict[str, int] = {}
+        for view in live:
+            counts[view.state] = counts.get(view.state, 0) + 1
+        busy = sum(bool(node.tasks) for node in found)
+        states = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no tasks"
+        sys.stdout.write(
+            f"{time.strftime('%H:%M:%S')}  nodes {busy}/{len(found)} busy  {states}\n\n"
+        )
+        nodes(found, json=False)
+        sys.stdout.write("\n")
+        tasks(live, json=False)
+        sys.stdout.flush()
+        if once:
+            return
+        time.sleep(REFRESH_S)
+
+
+def _time(wall: float) -> str:
+    """Local time, and how far away."""
+    left = wall - time.time()
+    away = f"in {age(left)}" if left >= 0 else f"{age(-left)} ago"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(wall)) + f" ({away})"

@@ -1,0 +1,17 @@
+"""Options and arguments that many verbs have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        help="The platform's folder; else $FIREFLYER_HOME, else ~/.local/state/fireflyer.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Task id, e.g. t1.")]

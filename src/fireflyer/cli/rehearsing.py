@@ -1,0 +1,66 @@
+"""`fireflyer run --rehearse`: a task with faults, and what became of them."""
+
+import sys
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from fireflyer.cli import printing
+from fireflyer.cli.running import Launch, follow_task, note, prepare
+from fireflyer.errors import ConfigError
+from fireflyer.hai.rehearsal.driver import Rehearsal
+from fireflyer.hai.rehearsal.injector import check_engine
+from fireflyer.hai.rehearsal.plan import check_shape, parse, shape_for
+from fireflyer.hai.rehearsal.report import lines
+from fireflyer.program import plain
+
+
+def rehearsed(
+    request: Launch,
+    home: Path | None,
+    text: str,
+    *,
+    shaped: bool,
+    detach: bool,
+    all_ranks: bool,
+    json: bool,
+) -> int:
+    """Runs the task with the events of `text`; 0 if it survived all of them.
+
+    Args:
+        request: the task.
+        home: the platform's folder.
+        text: of `--rehearse`.
+        shaped: nodes or ranks were given; else the task gets those that the events name.
+        detach: refused, for nobody would make the events.
+        all_ranks, json: as for `run`.
+    """
+    plan = parse(text)
+    if detach:
+        raise ConfigError("--rehearse makes its events from here; leave --detach out")
+    if not shaped:
+        nodes, ranks = shape_for(plan)
+        request = replace(request, nodes=nodes, ranks=ranks)
+        if nodes * ranks > 1:
+            note(f"rehearsing on {nodes} nodes with {ranks} ranks each, which the events name")
+    check_shape(plan, request.nodes, request.ranks)
+    spec, client = prepare(request, home)
+    check_engine(client)
+    view = client.submit(spec)
+    rehearsal = Rehearsal(client, view, plan, note)
+    rehearsal.start()
+    state = None
+    try:
+        state = follow_task(client, view, all_ranks=all_ranks, json=json)
+    finally:
+        if state is None:
+            rehearsal.leave()
+    if state is None:
+        return 1
+    found = rehearsal.finish()
+    if json:
+        task = client.task(view.id)
+        printing.as_json({"survived": found.survived, "rehearsal": found.events, "task": task})
+    else:
+        sys.stdout.writelines(plain(line) + "\n" for line in lines(found))
+    return 0 if found.survived else 1

@@ -1,0 +1,242 @@
+"""`fireflyer sim`: what it does."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import msgspec
+
+from fireflyer.checkpoint.schedule import parse_duration
+from fireflyer.cli import printing
+from fireflyer.errors import ConfigError
+from fireflyer.hai.policies import DEFAULT, POLICIES, Policy
+from fireflyer.hai.policies.timeshare import FixedQuantum, TimeShare
+from fireflyer.hai.simulation import faults
+from fireflyer.hai.simulation.generate import generate
+from fireflyer.hai.simulation.measures import Result, curves, measure
+from fireflyer.hai.simulation.page import ROWS, Done, cell, page
+from fireflyer.hai.simulation.readers import read
+from fireflyer.hai.simulation.replay import Setup, replay
+from fireflyer.hai.simulation.trace import Trace, UserFrom, head, with_users
+from fireflyer.hai.simulation.work import Costs
+
+MOST_POLICIES = 6
+"""That a page has colours for."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `fireflyer sim`."""
+
+    trace: Path | None
+    generate: str | None
+    load: float
+    policy: str | None
+    compare: str | None
+    nodes: int
+    gpus: int
+    zones: int
+    whole_nodes: bool
+    user_from: str | None
+    faults: str
+    quantum: str | None
+    fixed_quantum: bool
+    checkpoint_every: str
+    checkpoint_cost: str
+    suspend_cost: str
+    restart_cost: str
+    estimates: float
+    tick: str
+    jobs: int | None
+    form: str | None
+    seed: int
+    json: Path | None
+    html: Path | None
+
+
+def simulate(asked: Asked) -> None:
+    """Replays, prints a table, and writes the files that were asked for.
+
+    Raises:
+        ConfigError: an option cannot work.
+        TraceError: the trace cannot be read or replayed.
+    """
+    policies = _policies(asked)
+    setups = [_setup(asked, name, rules) for name, rules in policies.items()]
+    trace = _trace(asked)
+    done = [_replayed(trace, setup) for setup in setups]
+    results = [result for result, _ in done]
+    if asked.json is not None:
+        text = msgspec.json.format(as_json(results), indent=2) + b"\n"
+        if str(asked.json) == "-":
+            sys.stdout.write(text.decode())
+        else:
+            _write(asked.json, text)
+    if str(asked.json) != "-":
+        _print(results)
+    if asked.html is not None:
+        _write(asked.html, page(done).encode())
+
+
+def as_json(results: list[Result]) -> bytes:
+    """The first policy's figures; those of the others are under `compared`."""
+    first, *others = (msgspec.to_builtins(result) for result in results)
+    if others:
+        first["compared"] = others
+    return msgspec.json.encode(first)
+
+
+def seconds(text: str, option: str) -> float:
+    """Of "30s", "5min", "1.5h", "200ms", or "0".
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if text.strip() == "0":
+        return 0.0
+    try:
+        return parse_duration(text)
+    except ConfigError:
+        raise ConfigError(
+            f"{option} {text!r} is no time: write a number of ms, s, min or h, e.g. 5min"
+        ) from None
+
+
+def _policies(asked: Asked) -> dict[str, Policy]:
+    """Those asked for, in order, by the names of the report."""
+    names = [asked.policy] if asked.policy else []
+    names += [name.strip() for name in (asked.compare or "").split(",") if name.strip()]
+    found: dict[str, Policy] = {}
+    for name in names or [DEFAULT]:
+        if name == "timeshare" and asked.fixed_quantum:
+            name = "timeshare-fixed"
+        if name not in POLICIES:
+            raise ConfigError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+        found[name] = POLICIES[name]
+    if len(found) > MOST_POLICIES:
+        raise ConfigError(f"at most {MOST_POLICIES} policies are compared at once")
+    if asked.quantum is not None:
+        quantum_s = seconds(asked.quantum, "--quantum")
+        changed = {name: with_quantum(policy, quantum_s) for name, policy in found.items()}
+        if changed == found and not any(_has_quantum(policy) for policy in found.values()):
+            raise ConfigError(f"--quantum: {', '.join(found)} has none; it is timeshare's")
+        found = changed
+    return found
+
+
+def _has_quantum(policy: Policy) -> bool:
+    return isinstance(policy, TimeShare | FixedQuantum)
+
+
+def with_quantum(policy: Policy, quantum_s: float) -> Policy:
+    """The policy with another quantum; one without a quantum as it is."""
+    match policy:
+        case TimeShare():
+            return msgspec.structs.replace(policy, shortest_s=quantum_s)
+        case FixedQuantum():
+            return msgspec.structs.replace(policy, fixed_s=quantum_s)
+        case _:
+            return policy
+
+
+def _setup(asked: Asked, name: str, rules: Policy) -> Setup:
+    if asked.zones > asked.nodes:
+        raise ConfigError(f"--zones {asked.zones} are more than the nodes, {asked.nodes}")
+    every_ms = round(seconds(asked.checkpoint_every, "--checkpoint-every") * 1000)
+    if not every_ms:
+        raise ConfigError("--checkpoint-every 0 leaves no time to work; give a time above 0")
+    return Setup(
+        nodes=asked.nodes, gpus=asked.gpus, zones=asked.zones, whole_nodes=asked.whole_nodes,
+        policy=name, rules=rules, fault_rates=faults.parse(asked.faults), seed=asked.seed,
+        estimates=asked.estimates, tick_ms=round(seconds(asked.tick, "--tick") * 1000),
+        costs=Costs(
+            checkpoint_every_ms=every_ms,
+            checkpoint_ms=round(seconds(asked.checkpoint_cost, "--checkpoint-cost") * 1000),
+            suspend_ms=round(seconds(asked.suspend_cost, "--suspend-cost") * 1000),
+            restart_ms=round(seconds(asked.restart_cost, "--restart-cost") * 1000),
+        ),
+    )  # fmt: skip
+
+
+def _trace(asked: Asked) -> Trace:
+    if (asked.trace is None) == (asked.generate is None):
+        raise ConfigError("give the jobs to replay: either --trace FILE or --generate CLUSTER:JOBS")
+    if asked.user_from is not None and asked.user_from not in get_args(UserFrom):
+        raise ConfigError(
+            f"--user-from {asked.user_from!r}: one of {', '.join(get_args(UserFrom))}"
+        )
+    if asked.trace is not None:
+        found = read(asked.trace, asked.form)
+    else:
+        name, _, count = (asked.generate or "").partition(":")
+        if not count.isdecimal():
+            raise ConfigError(
+                f"--generate {asked.generate!r}: write CLUSTER:JOBS, e.g. philly:5000"
+            )
+        found = generate(
+            name, int(count), capacity=asked.nodes * asked.gpus, load=asked.load, seed=asked.seed
+        )
+    if asked.jobs is not None:
+        found = head(found, asked.jobs)
+    return with_users(found, cast(UserFrom | None, asked.user_from))
+
+
+def _replayed(trace: Trace, setup: Setup) -> Done:
+    with _bar(setup.policy, len(trace.jobs)) as advance:
+        done = replay(trace, setup, advance)
+    return measure(done), curves(done)
+
+
+def _print(results: list[Result]) -> None:
+    first = results[0]
+    sys.stdout.write(
+        f"{first.trace}: {first.jobs:,} jobs of {first.users:,} users on {first.nodes} nodes of "
+        f"{first.gpus_per_node} GPUs\n"
+    )
+    if first.too_large:
+        sys.stdout.write(f"left out: {first.too_large:,} jobs larger than the cluster\n")
+    for why, count in sorted(first.left_out.items()):
+        sys.stdout.write(f"left out: {count:,} {why}\n")
+    rows: list[list[str]] = [
+        [name, *(cell(getattr(result, field), unit) for result in results)]
+        for field, name, unit in ROWS
+    ]
+    whole = [max(result.capacity_gpu_ms, 1) for result in results]
+    for cause in first.split_gpu_ms:
+        shares = (f"{r.split_gpu_ms[cause] / w:.2%}" for r, w in zip(results, whole, strict=True))
+        rows.append([f"GPU-time: {cause}", *shares])
+    rows.append(["plans", *(f"{result.plans:,}" for result in results)])
+    rows.append(["plan, mean", *(f"{result.plan_mean_ms:.3f} ms" for result in results)])
+    rows.append(["replayed in", *(f"{result.wall_s:.1f} s" for result in results)])
+    printing.table(["", *(result.policy for result in results)], rows)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """The whole file or none."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns: list[Any] = [
+        *Progress.get_default_columns()[:2],
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda count: bar.advance(task, count)

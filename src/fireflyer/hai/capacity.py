@@ -1,0 +1,147 @@
+"""What is free on each node: an index that answers "which nodes could take this" in a few integer operations.
+
+A set of nodes is an `int`, one bit a node by its place in the cluster. Such sets are values: a plan works
+on a copy (a handful of references) and leaves the original as it is. Pure.
+"""
+
+from collections.abc import Iterator
+
+
+def members(nodes: int) -> Iterator[int]:
+    """The places of the nodes in a set, lowest first."""
+    while nodes:
+        lowest = nodes & -nodes
+        yield lowest.bit_length() - 1
+        nodes ^= lowest
+
+
+class Capacity:
+    """Free GPUs and memory by node, and which nodes are idle.
+
+    A job takes whole nodes (`gpus` = 0) or some GPUs of each of its nodes. A node without GPUs can be taken
+    only whole. Memory that is not known (0) is not limited.
+    """
+
+    __slots__ = (
+        "_at_least",
+        "_jobs",
+        "_sized",
+        "free",
+        "idle",
+        "largest",
+        "memory",
+        "total",
+        "total_memory",
+    )
+
+    def __init__(self) -> None:
+        self.total: list[int] = []
+        """GPUs of each node."""
+        self.free: list[int] = []
+        self.total_memory: list[int] = []
+        self.memory: list[int] = []
+        self._jobs: list[int] = []
+        self.idle = 0
+        """Nodes that hold no job."""
+        self.largest = 0
+        """GPUs of the largest node."""
+        self._sized: dict[tuple[int, int], int] = {}
+        self._at_least: list[int] = [0]
+        """[g]: nodes with at least g free GPUs; [0] is unused."""
+
+    def copy(self) -> "Capacity":
+        """An index of its own."""
+        other = Capacity.__new__(Capacity)
+        other.total = self.total
+        other.total_memory = self.total_memory
+        other.free = self.free.copy()
+        other.memory = self.memory.copy()
+        other._jobs = self._jobs.copy()
+        other.idle = self.idle
+        other.largest = self.largest
+        other._sized = self._sized
+        other._at_least = self._at_least.copy()
+        return other
+
+    def add(self, gpus: int, memory_mib: int) -> int:
+        """Appends an idle node; returns its place."""
+        place = len(self.total)
+        self.total.append(gpus)
+        self.total_memory.append(memory_mib)
+        self.free.append(0)
+        self.memory.append(memory_mib)
+        self._jobs.append(0)
+        self._at_least.extend([0] * (gpus + 1 - len(self._at_least)))
+        self.largest = max(self.largest, gpus)
+        self._sized.clear()
+        self.idle |= 1 << place
+        self._shift(place, gpus)
+        return place
+
+    def resize(self, place: int, gpus: int, memory_mib: int) -> None:
+        """The node has another size now. What is taken stays taken: free may become negative."""
+        self._at_least.extend([0] * (gpus + 1 - len(self._at_least)))
+        self.largest = max(self.largest, gpus)
+        self._sized.clear()
+        self._shift(place, self.free[place] + gpus - self.total[place])
+        self.memory[place] += memory_mib - self.total_memory[place]
+        self.total[place], self.total_memory[place] = gpus, memory_mib
+
+    def take(self, place: int, gpus: int, memory_mib: int) -> None:
+        """A job takes `gpus` of a node (0: all of it)."""
+        self._jobs[place] += 1
+        self.idle &= ~(1 << place)
+        self.memory[place] -= memory_mib
+        self._shift(place, self.free[place] - (gpus or self.total[place]))
+
+    def give(self, place: int, gpus: int, memory_mib: int) -> None:
+        """The reverse of `take`."""
+        self._jobs[place] -= 1
+        if not self._jobs[place]:
+            self.idle |= 1 << place
+        self.memory[place] += memory_mib
+        self._shift(place, self.free[place] + (gpus or self.total[place]))
+
+    def _shift(self, place: int, free: int) -> None:
+        before, bit = self.free[place], 1 << place
+        self.free[place] = free
+        at_least = self._at_least
+        for gpus in range(max(before, 0) + 1, free + 1):
+            at_least[gpus] |= bit
+        for gpus in range(max(free, 0) + 1, before + 1):
+            at_least[gpus] &= ~bit
+
+    def fitting(self, gpus: int, memory_mib: int, among: int) -> int:
+        """The nodes of `among` that could take a member of such a gang now."""
+        if gpus == 0:
+            found = self.idle & among
+        elif gpus < len(self._at_least):
+            found = self._at_least[gpus] & among
+        else:
+            return 0
+        if memory_mib:
+            for place in members(found):
+                if self.total_memory[place] and self.memory[place] < memory_mib:
+                    found ^= 1 << place
+        return found
+
+    def sized(self, gpus: int, memory_mib: int, among: int) -> int:
+        """The nodes of `among` that are large enough, whatever they hold."""
+        found = self._sized.get((gpus, memory_mib))
+        if found is None:
+            found = 0
+            for place, total in enumerate(self.total):
+                memory = self.total_memory[place] or memory_mib
+                if total >= gpus and memory >= memory_mib:
+                    found |= 1 << place
+            self._sized[gpus, memory_mib] = found
+        return found & among
+
+    def tightest(self, gpus: int, among: int) -> int:
+        """Of nodes that fit, those with the fewest free GPUs: best fit."""
+        at_least = self._at_least
+        for free in range(gpus, len(at_least) - 1):
+            found = among & ~at_least[free + 1]
+            if found:
+                return found
+        return among

@@ -1,0 +1,149 @@
+"""What can be observed of a task or a node. Each is written into the history as an event `observed`.
+
+All of them name the node that they are about, or "" where none can be named: a gang hangs as one.
+"""
+
+import msgspec
+
+
+class _Observed(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
+    node: str = ""
+    wall: float = 0.0
+    """Seconds since 1970."""
+
+
+class Exit(_Observed, frozen=True, kw_only=True, tag="exit"):
+    """The first rank of an attempt that did not return 0."""
+
+    rank: int
+    code: int | None
+    signal: int | None
+    place: str = ""
+    """Where its log says that it ended: "train.py:17 ValueError", or the log's last line."""
+    ran_s: float = 0.0
+    """From its start."""
+
+    def text(self) -> str:
+        how = f"exit {self.code}" if self.signal is None else f"signal {self.signal}"
+        return f"rank {self.rank}: {how}" + (f" at {self.place}" if self.place else "")
+
+
+class OutOfMemory(_Observed, frozen=True, kw_only=True, tag="oom"):
+    """The kernel killed a process for its memory."""
+
+    pid: int
+    rank: int | None = None
+    """None: it was no rank."""
+    line: str = ""
+
+    def text(self) -> str:
+        who = f"pid {self.pid}" if self.rank is None else f"rank {self.rank}"
+        return f"out of memory: the kernel killed {who}"
+
+
+class Silence(_Observed, frozen=True, kw_only=True, tag="silence"):
+    """A node's supervisor is gone: the node has died, or somebody killed it."""
+
+    reason: str
+
+    def text(self) -> str:
+        return self.reason
+
+
+class Hang(_Observed, frozen=True, kw_only=True, tag="hang"):
+    """No rank of the gang wrote to its log or had a heartbeat."""
+
+    quiet_s: float
+    rank: int | None = None
+    """The rank that is steps behind all others, when there is one; `node` is its."""
+
+    def text(self) -> str:
+        who = "" if self.rank is None else f"; rank {self.rank} is behind"
+        return f"hung: no output and no heartbeat for {self.quiet_s:g} s{who}"
+
+
+class Straggler(_Observed, frozen=True, kw_only=True, tag="straggler"):
+    """A rank that was slower than the median of its gang in many steps in a row."""
+
+    rank: int
+    factor: float
+    """Of its time to the median's, over these steps."""
+    steps: int
+
+    def text(self) -> str:
+        slow = f"{self.factor:.1f} times as slow as the median"
+        return f"rank {self.rank} is {slow}, {self.steps} steps in a row"
+
+
+class Xid(_Observed, frozen=True, kw_only=True, tag="xid"):
+    """An error that the NVIDIA driver reported."""
+
+    code: int
+    device: str
+    """PCI address."""
+    pid: int | None = None
+    rank: int | None = None
+    line: str = ""
+
+    def text(self) -> str:
+        return f"Xid {self.code} on {self.device}" + (
+            "" if self.rank is None else f" (rank {self.rank})"
+        )
+
+
+class Network(_Observed, frozen=True, kw_only=True, tag="network"):
+    """What the driver of a network card said."""
+
+    device: str
+    state: str
+    """down, up, or error."""
+    line: str = ""
+
+    def text(self) -> str:
+        return f"network {self.device}: {self.state}"
+
+
+class Memory(_Observed, frozen=True, kw_only=True, tag="memory"):
+    """Main memory, as EDAC and the machine check report it."""
+
+    corrected: bool
+    line: str = ""
+
+    def text(self) -> str:
+        return f"{'a corrected' if self.corrected else 'an uncorrected'} error of main memory"
+
+
+class Validator(_Observed, frozen=True, kw_only=True, tag="validator"):
+    """The result of a check of a node's hardware; whoever checks hands it in (`Client.observed`)."""
+
+    check: str
+    """E.g. "gemm", "memory bandwidth"."""
+    passed: bool
+    result: str = ""
+
+    def text(self) -> str:
+        return f"check {self.check} {'passed' if self.passed else 'failed'}" + (
+            f": {self.result}" if self.result else ""
+        )
+
+
+Observation = Exit | OutOfMemory | Silence | Hang | Straggler | Xid | Network | Memory | Validator
+
+KernelObservation = OutOfMemory | Xid | Network | Memory
+
+KINDS: tuple[str, ...] = (
+    *("exit", "oom", "silence", "hang", "straggler", "xid", "network", "memory", "validator"),
+)
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One observation of the past, for rules that count."""
+
+    task: str
+    attempt: int
+    observation: Observation
+
+
+def kind(observation: Observation) -> str:
+    """One of KINDS."""
+    return str(observation.__struct_config__.tag)

@@ -1,0 +1,291 @@
+"""The rules: what is done about an observation. Pure but for reading the files.
+
+The first line that fits decides. An operator's file `faults.toml` in the home has lines of the same form; one
+with the name of a default line takes its place, the others come before all defaults.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from fireflyer.errors import ConfigError
+from fireflyer.hai.faults.observations import (
+    KINDS,
+    Exit,
+    Hang,
+    Memory,
+    Network,
+    Observation,
+    Seen,
+    Validator,
+    Xid,
+    kind,
+)
+from fireflyer.hai.model import Event
+
+ActionName = Literal["note", "restart", "restart elsewhere", "drain node", "stop task"]
+Cause = Literal["script", "node", "network"]
+
+ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
+"""From the mildest to the gravest."""
+
+NAME = "faults.toml"
+"""Of the operator's file in the home."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of the table."""
+
+    name: str
+    on: str
+    """A kind of observation."""
+    action: ActionName
+    cause: Cause = "script"
+    """Whose fault it is: which budget a restart costs."""
+    why: str = ""
+    source: str = ""
+    """Where the rule comes from: a public text, for who wants to judge it."""
+    codes: tuple[int, ...] = ()
+    """Xid codes or exit codes; empty: any."""
+    signals: tuple[int, ...] = ()
+    """Of an exit."""
+    states: tuple[str, ...] = ()
+    """Of `network`: up, down, error; of `memory`: corrected, uncorrected; of `validator`: passed, failed; of
+    `hang`: one (a rank is behind all others), all."""
+    at_least: int = 1
+    """Fits from so many such observations on: of the node, or in a row of the task for `exit`."""
+    within_s: float = 0.0
+    """The time in which they have to fall; for `exit`: the longest that each of the attempts ran. 0: any."""
+    end: bool = False
+    """Ends an attempt that still runs. Else the action is for the time when it ends by itself."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What the table says about one observation."""
+
+    action: ActionName
+    rule: str
+    """Its name; "" when no line fits, and nothing is done."""
+    cause: Cause = "script"
+    why: str = ""
+    end: bool = False
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done about which fault, and what was."""
+
+    rules: tuple[Rule, ...]
+    """The first that fits decides."""
+    events: tuple[Event, ...]
+    """The newest `observed` and `acted`, oldest first."""
+
+
+NOTHING = Decision(action="note", rule="")
+
+
+def decide(
+    rules: Sequence[Rule], observation: Observation, history: Sequence[Seen], task: str = ""
+) -> Decision:
+    """What to do about it.
+
+    Args:
+        rules: the table, in order.
+        observation: of now.
+        history: what was observed before, oldest first; without this one.
+        task: whose observation it is, for rules that count in a row.
+    """
+    for rule in rules:
+        if _fits(rule, observation) and _count(rule, observation, history, task) >= rule.at_least:
+            return Decision(
+                action=rule.action, rule=rule.name, cause=rule.cause, why=rule.why, end=rule.end
+            )
+    return NOTHING
+
+
+def _fits(rule: Rule, observation: Observation) -> bool:
+    if rule.on != kind(observation):
+        return False
+    state: str | None = None
+    match observation:
+        case Exit():
+            if rule.signals and observation.signal not in rule.signals:
+                return False
+            if rule.codes and observation.code not in rule.codes:
+                return False
+            # a line that counts in a row is about a script that ends itself in the same way
+            return rule.at_least == 1 or observation.code is not None
+        case Xid():
+            return not rule.codes or observation.code in rule.codes
+        case Network():
+            state = observation.state
+        case Hang():
+            state = "all" if observation.rank is None else "one"
+        case Memory():
+            state = "corrected" if observation.corrected else "uncorrected"
+        case Validator():
+            state = "passed" if observation.passed else "failed"
+    return not rule.states or state in rule.states
+
+
+def _count(rule: Rule, observation: Observation, history: Sequence[Seen], task: str) -> int:
+    if rule.at_least == 1:
+        return 1
+    if isinstance(observation, Exit):
+        return _in_a_row(rule, observation, history, task)
+    since = observation.wall - rule.within_s if rule.within_s else float("-inf")
+    return 1 + sum(
+        seen.observation.node == observation.node
+        and seen.observation.wall >= since
+        and _fits(rule, seen.observation)
+        for seen in history
+    )
+
+
+def _in_a_row(rule: Rule, last: Exit, history: Sequence[Seen], task: str) -> int:
+    """How many of the task's last attempts ended with the same code at the same place, each soon."""
+    count = 0
+    mine = [seen.observation for seen in history if seen.task == task]
+    for past in [last, *reversed([past for past in mine if isinstance(past, Exit)])]:
+        same = (past.code, past.signal, past.place) == (last.code, last.signal, last.place)
+        if not same or (rule.within_s and past.ran_s > rule.within_s):
+            return count
+        count += 1
+    return count
+
+
+def gravest(decisions: Iterable[Decision]) -> Decision:
+    """The one whose action is the gravest; the first of equals. NOTHING where there is none."""
+    return max(decisions, key=lambda decision: ACTIONS.index(decision.action), default=NOTHING)
+
+
+# -- the files -------------------------------------------------------------------------------------
+
+
+def default_rules() -> tuple[Rule, ...]:
+    """The table of the package."""
+    file = resources.files("fireflyer.hai.faults") / "default.toml"
+    return parse(file.read_text(encoding="utf-8"), "the default table")
+
+
+def load(home: Path) -> tuple[Rule, ...]:
+    """The table of a home: the operator's lines, then the defaults that they do not replace.
+
+    Raises:
+        ConfigError: the file has an error; the text names its line.
+    """
+    path = home / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return default_rules()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    return merged(parse(text, str(path)), default_rules())
+
+
+def merged(own: Sequence[Rule], defaults: Sequence[Rule]) -> tuple[Rule, ...]:
+    """`own` lines take the place of defaults of their name; the others come first."""
+    by_name = {rule.name: rule for rule in own}
+    known = {rule.name for rule in defaults}
+    first = tuple(rule for rule in own if rule.name not in known)
+    return first + tuple(by_name.get(rule.name, rule) for rule in defaults)
+
+
+def parse(text: str, where: str) -> tuple[Rule, ...]:
+    """The lines of a file.
+
+    Raises:
+        ConfigError: names `where` and the line.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    lines = _Lines(text)
+    if unknown := sorted(set(tables) - {"rule"}):
+        raise ConfigError(
+            f"{where}, line {lines.of_key(unknown[0])}: unknown {unknown[0]!r}; a line is a [[rule]]"
+        )
+    found = tables.get("rule", [])
+    if not isinstance(found, list):
+        raise ConfigError(
+            f"{where}, line {lines.of_key('rule')}: write [[rule]], with two brackets"
+        )
+    rules: dict[str, Rule] = {}
+    for number, table in enumerate(found):
+        try:
+            rule = _rule(table)
+            if rule.name in rules:
+                raise _Wrong("name", f"the name {rule.name!r} is used twice")
+        except _Wrong as wrong:
+            raise ConfigError(f"{where}, line {lines.of(number, wrong.key)}: {wrong}") from None
+        rules[rule.name] = rule
+    return tuple(rules.values())
+
+
+class _Wrong(Exception):
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def _rule(table: Mapping[str, Any]) -> Rule:
+    for key in table:
+        if key not in Rule.__struct_fields__:
+            raise _Wrong(key, f"unknown key {key!r}; one of {', '.join(Rule.__struct_fields__)}")
+    for key in ("name", "on", "action"):
+        if key not in table:
+            raise _Wrong("", f"the rule has no {key!r}")
+    for key, value in table.items():
+        try:
+            needed = {"name": "x", "on": "x", "action": "note"} | {key: value}
+            msgspec.convert(needed, Rule)
+        except msgspec.ValidationError as error:
+            allowed = f"; one of {', '.join(ACTIONS)}" if key == "action" else ""
+            raise _Wrong(key, f"{str(error).split(' - at')[0]}{allowed}") from None
+    rule = msgspec.convert(table, Rule)
+    _check(rule)
+    return rule
+
+
+def _check(rule: Rule) -> None:
+    """What no type says."""
+    if rule.on not in KINDS:
+        raise _Wrong("on", f"nothing is observed as {rule.on!r}; one of {', '.join(KINDS)}")
+    if not rule.name:
+        raise _Wrong("name", "the name is empty")
+    if rule.at_least < 1:
+        raise _Wrong("at_least", f"at_least must be 1 or more, not {rule.at_least}")
+    if not 0 <= rule.within_s < float("inf"):
+        raise _Wrong("within_s", f"within_s must be 0 or more seconds, not {rule.within_s}")
+    fitting = {"codes": ("xid", "exit"), "signals": ("exit",)}
+    fitting["states"] = ("network", "memory", "validator", "hang")
+    for key, kinds in fitting.items():
+        if getattr(rule, key) and rule.on not in kinds:
+            raise _Wrong(key, f"{key} do not go with {rule.on!r}, only with {', '.join(kinds)}")
+
+
+class _Lines:
+    """Where in the text the keys of each rule are."""
+
+    def __init__(self, text: str) -> None:
+        self._heads: list[int] = []
+        self._keys: dict[tuple[int, str], int] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            if re.match(r"\s*\[\[\s*rule\s*\]\]", line):
+                self._heads.append(number)
+            elif found := re.match(r"\s*\[{0,2}\s*[\"']?([\w-]+)", line):
+                self._keys.setdefault((len(self._heads) - 1, found[1]), number)
+
+    def of(self, rule: int, key: str) -> int:
+        """Line of a rule's key, or of its head."""
+        head = self._heads[rule] if rule < len(self._heads) else 1
+        return self._keys.get((rule, key), head)
+
+    def of_key(self, key: str) -> int:
+        return min((n for (_, k), n in self._keys.items() if k == key), default=1)

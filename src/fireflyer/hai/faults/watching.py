@@ -1,0 +1,102 @@
+"""When a gang hangs, and which of its ranks are slow. Pure: fed with what was read and the time.
+
+Synchronous training makes all ranks wait for the slowest, so their steps take equally long by the clock: a
+rank that tells `busy_s` shows what it worked itself, and only then its slowness is its own.
+"""
+
+from collections.abc import Mapping
+from statistics import median
+
+from fireflyer.pulse import Pulse
+
+FACTOR = 1.5
+"""How much slower than the median makes a straggler."""
+
+IN_A_ROW = 16
+"""Steps that it has to be so slow, one after the other."""
+
+SHORTEST_S = 1e-3
+"""Steps below this are not judged: their times are noise."""
+
+
+class Quiet:
+    """Since when nothing was heard of a gang. A hang is told once, until something is heard again."""
+
+    def __init__(self, now: float) -> None:
+        self._signs: object = None
+        self._since = now
+        self._told = False
+
+    def feed(self, signs: object, now: float, limit_s: float) -> float | None:
+        """Seconds of quiet once they have reached the limit, else None.
+
+        Args:
+            signs: anything that compares unequal after a sign of life, e.g. the sizes of the logs.
+            now: seconds on a clock that only grows.
+            limit_s: quiet for that long is a hang.
+        """
+        if signs != self._signs:
+            self._signs, self._since, self._told = signs, now, False
+        quiet = now - self._since
+        if quiet < limit_s or self._told:
+            return None
+        self._told = True
+        return quiet
+
+
+def behind(pulses: Mapping[int, Pulse], world: int) -> int | None:
+    """The one rank that is steps behind all others: it is the one that hangs. None: no one, or not known."""
+    if len(pulses) < max(world, 2):
+        return None
+    steps = {rank: pulse.step for rank, pulse in pulses.items()}
+    lowest = min(steps.values())
+    last = [rank for rank, step in steps.items() if step == lowest]
+    return last[0] if len(last) == 1 else None
+
+
+class Pace:
+    """Finds stragglers of one attempt from the steps that all its ranks have told."""
+
+    def __init__(self, factor: float = FACTOR, in_a_row: int = IN_A_ROW) -> None:
+        self._factor = factor
+        self.in_a_row = in_a_row
+        self._judged = -1
+        self._slow: dict[int, list[float]] = {}
+        self._told: set[int] = set()
+        self.now: dict[int, float] = {}
+        """Who is slow as of the last steps: rank, factor."""
+
+    def feed(self, steps: Mapping[int, Mapping[int, float]]) -> list[tuple[int, float]]:
+        """Stragglers that have not been told before, with the factor by which they are slower.
+
+        Args:
+            steps: for each rank its last steps and the seconds of each. Steps are judged in their order, each
+                once, as soon as all ranks have told them; steps that are missing are left out.
+        """
+        if len(steps) < 3:  # of two nobody can say which one is slow
+            return []
+        common = set.intersection(*(set(of_rank) for of_rank in steps.values()))
+        for step in sorted(common):
+            if step > self._judged:
+                self._judged = step
+                self._judge({rank: of_rank[step] for rank, of_rank in steps.items()})
+        self.now = {
+            rank: sum(factors[-self.in_a_row :]) / self.in_a_row
+            for rank, factors in self._slow.items()
+            if len(factors) >= self.in_a_row
+        }
+        fresh = [(rank, factor) for rank, factor in self.now.items() if rank not in self._told]
+        self._told |= {rank for rank, _ in fresh}
+        return fresh
+
+    def _judge(self, took: Mapping[int, float]) -> None:
+        middle = median(took.values())
+        if middle < SHORTEST_S:
+            return
+        for rank, seconds in took.items():
+            if seconds >= self._factor * middle:
+                self._slow.setdefault(rank, []).append(seconds / middle)
+                del self._slow[rank][: -self.in_a_row]
+            else:
+                self._slow.pop(rank, None)
+                self._told.discard(rank)

@@ -1,0 +1,45 @@
+"""The steps that a script tells: any line of rank 0's output with "step 40", "step=40", "step: 40" or
+`"step": 40`. A line that also says that something was resumed or loaded names the checkpoint. Pure."""
+
+import re
+
+import msgspec
+
+_STEP = re.compile(rb"\bsteps?\b[\"']?\s*[:=#]?\s*([0-9]{1,15})\b", re.IGNORECASE)
+_RESUMED = re.compile(rb"\b(resum|restor|load|continu)", re.IGNORECASE)
+
+
+class AttemptSteps(msgspec.Struct, kw_only=True):
+    """What one attempt has told."""
+
+    first: int | None = None
+    last: int | None = None
+    resumed_from: int | None = None
+    """The checkpoint's step, if a line before the first step said so."""
+
+
+class StepReader:
+    """Takes the output of one attempt in pieces of any size."""
+
+    def __init__(self) -> None:
+        self.told = AttemptSteps()
+        self._partial = b""
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        self._partial = self._partial[-4096:]
+        for line in lines:
+            self._line(line)
+
+    def _line(self, line: bytes) -> None:
+        found = _STEP.search(line)
+        if found is None:
+            return
+        step, told = int(found[1]), self.told
+        if _RESUMED.search(line):
+            if told.first is None:
+                told.resumed_from = step
+            return
+        if told.first is None:
+            told.first = step
+        told.last = step

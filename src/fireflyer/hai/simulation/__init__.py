@@ -1,0 +1,7 @@
+"""Replays a trace of jobs under the scheduler that production uses: `fireflyer sim`.
+
+    trace = readers.read(Path("jobs.csv"))
+    result = measure(replay(with_users(trace, None), Setup(nodes=80, policy="timeshare")))
+
+`docs/hai-sim.md` says what is modelled and what is not.
+"""

@@ -1,0 +1,141 @@
+"""Faults as a cluster of 1,250 nodes met them in a year, scaled to the simulated one.
+
+Numbers: tables VI (Xid errors of one year), VII (failures by month, October 2023 to March 2024) and VIII
+(flash cuts of links by day) of arXiv 2408.14158. Of the network failures of table VII five months of six
+are the flash cuts of table VIII, so only the latter are used; the Xids of table VII are in table VI.
+Repair times are in no table: they are assumptions.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from fireflyer.errors import ConfigError
+from fireflyer.hai.simulation.trace import HOUR_MS
+
+FLEET_NODES = 1250
+"""Of the tables: 10,000 GPUs, 8 a node."""
+
+DAY_MS = 24 * HOUR_MS
+YEAR_MS = 365 * DAY_MS
+
+Effect = Literal["task", "link", "node"]
+"""task: one GPU's program dies; link: gangs of several nodes with a member there die, the node stays;
+node: all die there, and it is down for a while."""
+
+XID_YEAR: Mapping[str, Mapping[int, int]] = {
+    "software": {13: 45, 31: 2487, 43: 4342, 45: 240},
+    "nvlink": {74: 5521},
+    "ecc": {63: 245, 64: 2, 94: 13, 95: 17},
+    "gpu": {44: 1, 48: 2, 61: 13, 62: 3, 69: 1, 79: 37, 119: 1},
+}
+MEMORY_ECC = 54
+MEMORY_DAYS = 183
+FLASH_CUT_DAYS: Mapping[int, int] = {0: 248, 1: 54, 2: 22, 3: 12, 4: 3, 5: 3, 7: 2, 8: 1, 10: 3}
+"""Cuts in a day -> days; 348 days, 2023-04-19 to 2024-03-31. They come in bursts, so whole days are drawn."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    at_ms: int
+    kind: str
+    effect: Effect
+    node: int
+    gpu: float
+    """Where among the busy GPUs of the node a program dies: 0 to 1."""
+    repair_ms: int
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """One row of the model."""
+
+    effect: Effect
+    a_year: float
+    """Events of the fleet in a year; flash cuts are drawn by day instead."""
+    repair_ms: int
+
+
+KINDS: Mapping[str, Kind] = {
+    "software": Kind("task", sum(XID_YEAR["software"].values()), 0),
+    "nvlink": Kind("node", sum(XID_YEAR["nvlink"].values()), 10 * 60_000),
+    "ecc": Kind("node", sum(XID_YEAR["ecc"].values()), 10 * 60_000),
+    "gpu": Kind("node", sum(XID_YEAR["gpu"].values()), 24 * HOUR_MS),
+    "memory": Kind("node", MEMORY_ECC * 365 / MEMORY_DAYS, 24 * HOUR_MS),
+    "network": Kind("link", 0.0, 0),
+}
+"""Repairs, assumed: a reset of GPUs takes 10 minutes, an exchange of parts a day. A cut link is back at
+once."""
+
+SETS = {
+    "none": (),
+    "paper": tuple(KINDS),
+    "hardware": ("nvlink", "ecc", "gpu", "memory", "network"),
+}
+
+
+def parse(words: str) -> dict[str, float]:
+    """`paper`, `hardware:2,software:0.5`, `none`: the kinds to inject and the factor on the rate of each.
+
+    Raises:
+        ConfigError: a word is not understood.
+    """
+    rates: dict[str, float] = {}
+    for word in filter(None, (word.strip() for word in words.split(","))):
+        name, _, factor = word.partition(":")
+        kinds = SETS.get(name, (name,))
+        try:
+            times = float(factor) if factor else 1.0
+        except ValueError:
+            times = -1.0
+        if any(kind not in KINDS for kind in kinds) or not 0 <= times <= 1e6:
+            known = ", ".join([*SETS, *KINDS])
+            raise ConfigError(
+                f"faults {word!r} are not understood; write NAME or NAME:FACTOR of {known}"
+            )
+        rates.update(dict.fromkeys(kinds, times))
+    return {kind: times for kind, times in rates.items() if times}
+
+
+def stream(rates: Mapping[str, float], nodes: int, seed: int) -> Iterator[Fault]:
+    """Faults in order of time, without end (none at all: an empty iterator). They do not depend on the
+    policy.
+
+    Args:
+        rates: from `parse`.
+        nodes: of the simulated cluster.
+        seed: each kind draws from its own generator, so that one more kind changes no other.
+    """
+    streams = []
+    for kind, times in rates.items():
+        draw = random.Random(f"{kind}/{seed}")
+        share = times * nodes / FLEET_NODES
+        when = _flash_cuts(draw, share) if kind == "network" else _poisson(draw, kind, share)
+        streams.append(_faults(draw, kind, when, nodes))
+    return heapq.merge(*streams, key=lambda fault: fault.at_ms)
+
+
+def _poisson(draw: random.Random, kind: str, share: float) -> Iterator[int]:
+    rate = KINDS[kind].a_year * share / YEAR_MS
+    at = 0.0
+    while True:
+        at += draw.expovariate(rate)
+        yield round(at)
+
+
+def _flash_cuts(draw: random.Random, share: float) -> Iterator[int]:
+    """Each day is one of the table's; each cut of it hits this cluster with its share of the fleet."""
+    counts, days = list(FLASH_CUT_DAYS), list(itertools.accumulate(FLASH_CUT_DAYS.values()))
+    whole, rest = divmod(share, 1.0)
+    for day in itertools.count():
+        cuts = draw.choices(counts, cum_weights=days)[0]
+        here = sum(int(whole) + (draw.random() < rest) for _ in range(cuts))
+        yield from sorted(day * DAY_MS + int(draw.random() * DAY_MS) for _ in range(here))
+
+
+def _faults(draw: random.Random, kind: str, when: Iterator[int], nodes: int) -> Iterator[Fault]:
+    row = KINDS[kind]
+    for at_ms in when:
+        yield Fault(at_ms, kind, row.effect, draw.randrange(nodes), draw.random(), row.repair_ms)

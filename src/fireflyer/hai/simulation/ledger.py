@@ -1,0 +1,69 @@
+"""Where every GPU-second of a replay goes. Integers throughout: the parts sum to capacity x time exactly."""
+
+from array import array
+
+CAUSES = (
+    "useful", "lost", "checkpoint", "restart", "suspend", "fragmentation", "idle", "faulty",
+)  # fmt: skip
+"""useful: work that counted; lost: work that a fault undid; checkpoint: stalls of periodic saves; restart:
+GPUs held from the launch until work began; suspend: GPUs held from the request to suspend until they were
+free; fragmentation: idle though as much demand was waiting; idle: no demand; faulty: of nodes that are
+down."""
+
+
+class Ledger:
+    """GPU-milliseconds by cause, and how much was held, waited for and down over time.
+
+    What is held is known at once; into what it was split, only when an attempt's phase is over. So `split` is
+    complete when nothing is held.
+    """
+
+    __slots__ = (
+        "active", "active_ms", "capacity", "checkpoint", "down", "down_ms", "fragmentation_ms",
+        "held", "held_ms", "lost", "now", "queued", "restart", "series_down", "series_held",
+        "series_queued", "series_time", "suspend", "useful",
+    )  # fmt: skip
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        """GPUs of all nodes."""
+        self.now = 0
+        self.held = self.queued = self.down = 0
+        """GPUs held by tasks, asked for by waiting tasks, on nodes that are down."""
+        self.active = 0
+        """Tasks that have arrived and not ended."""
+        self.held_ms = self.down_ms = self.fragmentation_ms = 0
+        self.active_ms = 0
+        """Integral of `active`: differences of it are mean numbers of contending tasks."""
+        self.useful = self.lost = self.checkpoint = self.restart = self.suspend = 0
+        self.series_time, self.series_held = array("q"), array("q")
+        self.series_queued, self.series_down = array("q"), array("q")
+
+    def advance(self, now: int) -> None:
+        """Time has passed with everything as it is."""
+        passed = now - self.now
+        if not passed:
+            return
+        held, down, queued = self.held, self.down, self.queued
+        self.series_time.append(self.now)
+        self.series_held.append(held)
+        self.series_queued.append(queued)
+        self.series_down.append(down)
+        self.held_ms += held * passed
+        self.active_ms += self.active * passed
+        if down:
+            self.down_ms += down * passed
+        if queued:
+            idle = self.capacity - down - held
+            self.fragmentation_ms += (idle if idle < queued else queued) * passed
+        self.now = now
+
+    def split(self) -> dict[str, int]:
+        """GPU-milliseconds by cause, in the order of CAUSES; their sum is capacity x time while nothing is
+        held."""
+        idle = self.capacity * self.now - self.held_ms - self.down_ms - self.fragmentation_ms
+        parts = (
+            self.useful, self.lost, self.checkpoint, self.restart, self.suspend,
+            self.fragmentation_ms, idle, self.down_ms,
+        )  # fmt: skip
+        return dict(zip(CAUSES, parts, strict=True))

@@ -1,0 +1,279 @@
+"""What a replay says about a policy: the figures of the report. Times in hours unless a name says
+otherwise."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fireflyer.hai.policies import policy_named
+from fireflyer.hai.simulation.replay import Replay, Run, Setup
+from fireflyer.hai.simulation.trace import HOUR_MS
+
+Numbers = NDArray[np.float64]
+
+SIZES = ((1, "1"), (4, "2-4"), (8, "5-8"), (32, "9-32"), (1 << 62, "over 32"))
+"""Classes by GPUs asked for: the most, and the name."""
+
+BOUND_S = 10.0
+"""Of the bounded slowdown: shorter jobs count as so long (Feitelson and Rudolph, 1998)."""
+
+USERS_SHOWN = 50
+
+
+class Spread(msgspec.Struct, frozen=True):
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+class Class(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of one size or user."""
+
+    name: str
+    jobs: int
+    gpu_h: float
+    """Work that they asked for."""
+    jct_mean_h: float
+    jct_p50_h: float
+    wait_mean_h: float
+    slowdown_p50: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy on one trace. Of these fields only `wall_s` and the `plan_` times depend on the machine."""
+
+    policy: str
+    trace: str
+    jobs: int
+    too_large: int
+    left_out: dict[str, int]
+    nodes: int
+    gpus_per_node: int
+    seed: int
+    rules: dict[str, Any]
+    """Of the policy; null: without limit."""
+    users: int
+
+    jct_mean_h: float
+    jct_p50_h: float
+    jct_p95_h: float
+    jct_p99_h: float
+    wait_mean_h: float
+    """From the submission to the first launch."""
+    wait_p50_h: float
+    wait_p95_h: float
+    wait_p99_h: float
+    wait_max_h: float
+    queued_mean_h: float
+    """All time without nodes: the wait, and what follows preemptions and faults."""
+    slowdown: Spread
+    """Bounded: (time in the system) / max(time of work, 10 s), at least 1."""
+    makespan_h: float
+
+    occupancy: float
+    """GPU-time held / GPU-time of nodes that are up."""
+    utilisation: float
+    """GPU-time at work, also work that was lost later / GPU-time of nodes that are up."""
+    goodput: float
+    """GPU-time of work that counted / all GPU-time."""
+    split_gpu_ms: dict[str, int]
+    """GPU-milliseconds by cause; they sum to `capacity_gpu_ms`."""
+    capacity_gpu_ms: int
+
+    preemptions: int
+    preemptions_per_job: float
+    preemptions_per_hour: float
+    preempted_jobs: int
+    most_preemptions: int
+    faults: dict[str, int]
+    fault_restarts: int
+    lost_gpu_h: float
+
+    rho_max: float
+    """Finish-time fairness (Themis): time in the system / time on an equal share of the cluster."""
+    rho_p95: float
+    rho_over_1: float
+    """Share of jobs that would have been done sooner on an equal share."""
+    jain: float
+    """Of users' mean speeds (time of work / time in the system): 1 when all are served alike."""
+    cross_zone_max: int
+    cross_zone_over_1: int
+    """Jobs that were placed with more than one pair of neighbours in different zones."""
+
+    by_size: list[Class]
+    by_user: list[Class]
+    """The heaviest, where users have more than one job each."""
+    plans: int
+    plan_mean_ms: float
+    plan_max_ms: float
+    wall_s: float
+
+
+class Curves(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plots need beside the figures. Sampled, so that a page stays small."""
+
+    time_h: list[float]
+    held: list[float]
+    """Mean share of all GPUs over the samples' intervals; so are the others."""
+    queued: list[float]
+    down: list[float]
+    wait_s: list[float]
+    """Seconds, growing; the share of jobs that waited no longer is `wait_share`."""
+    wait_share: list[float]
+
+
+def measure(done: Replay) -> Result:
+    """The figures of a replay."""
+    runs, ledger, setup = done.runs, done.ledger, done.setup
+    arrays = _Arrays(runs)
+    split = ledger.split()
+    whole = ledger.capacity * ledger.now
+    up = max(whole - ledger.down_ms, 1)
+    waits, jct = arrays.wait_ms / HOUR_MS, arrays.jct_ms / HOUR_MS
+    rho = _rho(arrays, ledger.capacity)
+    preemptions = np.array([run.preemptions for run in runs])
+    pairs = np.array([run.cross_zone for run in runs])
+    users = [run.job.user for run in runs]
+    hours = ledger.now / HOUR_MS
+    p50, p95, p99 = (float(value) for value in np.percentile(jct, (50, 95, 99)))
+    w50, w95, w99 = (float(value) for value in np.percentile(waits, (50, 95, 99)))
+    result = Result(
+        policy=setup.policy, trace=done.trace.source, jobs=len(runs), too_large=done.too_large,
+        left_out=dict(done.trace.left_out), nodes=setup.nodes, gpus_per_node=setup.gpus,
+        seed=setup.seed, rules=_rules(setup), users=len(set(users)),
+        jct_mean_h=float(jct.mean()), jct_p50_h=p50, jct_p95_h=p95, jct_p99_h=p99,
+        wait_mean_h=float(waits.mean()), wait_p50_h=w50, wait_p95_h=w95, wait_p99_h=w99,
+        wait_max_h=float(waits.max()),
+        queued_mean_h=float((arrays.jct_ms - arrays.held_ms).mean()) / HOUR_MS,
+        slowdown=spread(arrays.slowdown), makespan_h=hours,
+        occupancy=ledger.held_ms / up, utilisation=(split["useful"] + split["lost"]) / up,
+        goodput=split["useful"] / max(whole, 1), split_gpu_ms=split, capacity_gpu_ms=whole,
+        preemptions=int(preemptions.sum()), preemptions_per_job=float(preemptions.mean()),
+        preemptions_per_hour=int(preemptions.sum()) / hours,
+        preempted_jobs=int((preemptions > 0).sum()), most_preemptions=int(preemptions.max()),
+        faults=done.faults, fault_restarts=sum(run.faults for run in runs),
+        lost_gpu_h=split["lost"] / HOUR_MS,
+        rho_max=float(rho.max()), rho_p95=float(np.percentile(rho, 95)),
+        rho_over_1=float((rho > 1).mean()), jain=_jain(users, arrays.speed),
+        cross_zone_max=int(pairs.max()), cross_zone_over_1=int((pairs > 1).sum()),
+        by_size=_by_size(arrays), by_user=_by_user(arrays, users),
+        plans=done.plans, plan_mean_ms=done.plan_s / max(done.plans, 1) * 1000,
+        plan_max_ms=done.plan_max_s * 1000, wall_s=done.wall_s,
+    )  # fmt: skip
+    found: Result = rounded(result)
+    return found
+
+
+def _rules(setup: Setup) -> dict[str, Any]:
+    rules = setup.rules or policy_named(setup.policy)
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(rules))
+    return found
+
+
+class _Arrays:
+    """Columns over the jobs."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        submit = np.array([run.job.submit_ms for run in runs], dtype=np.float64)
+        self.jct_ms: Numbers = np.array([run.ended for run in runs], dtype=np.float64) - submit
+        self.wait_ms: Numbers = np.array([run.first for run in runs], dtype=np.float64) - submit
+        self.run_ms: Numbers = np.array([run.job.run_ms for run in runs], dtype=np.float64)
+        self.held_ms: Numbers = np.array([run.held_ms for run in runs], dtype=np.float64)
+        self.gpus: Numbers = np.array([run.gpus for run in runs], dtype=np.float64)
+        self.contending: Numbers = np.array([run.active_mean for run in runs])
+        self.speed: Numbers = self.run_ms / self.jct_ms
+        bound = np.maximum(self.run_ms, BOUND_S * 1000)
+        self.slowdown: Numbers = np.maximum(self.jct_ms / bound, 1.0)
+
+
+def spread(values: Numbers) -> Spread:
+    p50, p95, p99 = (float(value) for value in np.percentile(values, (50, 95, 99)))
+    return Spread(float(values.mean()), p50, p95, p99, float(values.max()))
+
+
+def _rho(arrays: _Arrays, capacity: int) -> Numbers:
+    """Against a share of capacity / (tasks in the system while the job was): a gang of more runs that much
+    slower."""
+    share = capacity / np.maximum(arrays.contending, 1.0)
+    ideal = arrays.run_ms * np.maximum(arrays.gpus / share, 1.0)
+    found: Numbers = arrays.jct_ms / ideal
+    return found
+
+
+def _jain(users: Sequence[str], speed: Numbers) -> float:
+    """Jain's index over users of the mean speed of their jobs."""
+    _, place = np.unique(np.array(users), return_inverse=True)
+    mean = np.bincount(place, weights=speed) / np.bincount(place)
+    return float(mean.sum() ** 2 / (len(mean) * (mean**2).sum()))
+
+
+def _class(name: str, arrays: _Arrays, chosen: NDArray[np.bool_]) -> Class:
+    jct, waits = arrays.jct_ms[chosen] / HOUR_MS, arrays.wait_ms[chosen] / HOUR_MS
+    work = (arrays.run_ms * arrays.gpus)[chosen].sum() / HOUR_MS
+    return Class(
+        name=name, jobs=int(chosen.sum()), gpu_h=float(work),
+        jct_mean_h=float(jct.mean()), jct_p50_h=float(np.median(jct)),
+        wait_mean_h=float(waits.mean()), slowdown_p50=float(np.median(arrays.slowdown[chosen])),
+    )  # fmt: skip
+
+
+def _by_size(arrays: _Arrays) -> list[Class]:
+    found, least = [], 0
+    for most, name in SIZES:
+        chosen = (arrays.gpus > least) & (arrays.gpus <= most)
+        least = most
+        if chosen.any():
+            found.append(_class(name, arrays, chosen))
+    return found
+
+
+def _by_user(arrays: _Arrays, users: Sequence[str]) -> list[Class]:
+    names, place = np.unique(np.array(users), return_inverse=True)
+    if len(names) == len(users):
+        return []
+    work = np.bincount(place, weights=arrays.run_ms * arrays.gpus)
+    heaviest = np.lexsort((np.arange(len(names)), -work))[:USERS_SHOWN]
+    return [_class(str(names[n]), arrays, place == n) for n in heaviest]
+
+
+def rounded(value: Any) -> Any:
+    """Floats to 6 decimals, in structs, lists and dicts: bytes that do not hang on the last bit of a sum."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, msgspec.Struct):
+        changes = {name: rounded(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **changes)
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return value
+
+
+def curves(done: Replay, samples: int = 240) -> Curves:
+    """Series for the plots, each of at most `samples` points."""
+    ledger = done.ledger
+    times = np.array([*ledger.series_time, ledger.now], dtype=np.float64)
+    edges = np.linspace(0, ledger.now, samples + 1)
+
+    def shares(series: Sequence[int]) -> list[float]:
+        """Means over the samples' intervals, by differences of the integral at their edges."""
+        steps = np.array(series, dtype=np.float64) * np.diff(times)
+        whole = np.concatenate(([0.0], np.cumsum(steps)))
+        means = np.diff(np.interp(edges, times, whole)) / np.diff(edges) / ledger.capacity
+        return [round(float(mean), 5) for mean in means]
+
+    waits = np.sort([(run.first - run.job.submit_ms) / 1000 for run in done.runs])
+    at = np.unique(np.linspace(0, len(waits) - 1, samples).astype(int))
+    return Curves(
+        time_h=[round(float(edge) / HOUR_MS, 4) for edge in edges],
+        held=shares(ledger.series_held), queued=shares(ledger.series_queued),
+        down=shares(ledger.series_down),
+        wait_s=[round(float(waits[n]), 3) for n in at],
+        wait_share=[round((int(n) + 1) / len(waits), 5) for n in at],
+    )  # fmt: skip

@@ -1,0 +1,162 @@
+"""Reads traces: Philly CSV, `sacct --parsable2`, the Standard Workload Format, `fireflyer events --json`.
+
+A reader refuses a line that it does not understand, by name; records that are whole but are no jobs here
+(no GPU, never started, a step of a job) are left out and counted.
+"""
+
+import csv
+import gzip
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fireflyer.errors import TraceError
+from fireflyer.hai.simulation import history, sacct
+from fireflyer.hai.simulation.trace import LONGEST_MS, Record, Source, Trace, assemble
+
+MOST_BYTES = 4 << 30
+"""Of an unpacked trace; it is read into memory."""
+
+LONGEST_S = LONGEST_MS / 1000
+
+PHILLY = ("timestamp", "duration", "num_gpus")
+"""Columns that must be there; `cluster` may be, others are not looked at."""
+
+SWF_FIELDS = 18
+
+
+def read(path: Path, kind: str | None = None) -> Trace:
+    """Reads a trace; `kind` is a key of FORMATS, None: told from the content. Files `*.gz` are unpacked.
+
+    Raises:
+        TraceError: it is no trace, or a line of it is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise TraceError(f"{path} is no whole gzip file: {error}") from None
+    if len(data) > MOST_BYTES:
+        raise TraceError(f"{path} is larger than {MOST_BYTES >> 30} GiB; split it")
+    text = data.decode("utf-8-sig", errors="replace")
+    return parse(text, path.name, kind)
+
+
+def parse(text: str, name: str, kind: str | None = None) -> Trace:
+    """The same for text. `name` is for errors.
+
+    Raises:
+        TraceError: as `read`.
+    """
+    source = Source(name)
+    kind = kind or guess(text, name)
+    if kind not in FORMATS:
+        raise TraceError(f"there is no trace format {kind!r}; there are: {', '.join(FORMATS)}")
+    return assemble(source, kind, FORMATS[kind](source, text))
+
+
+def guess(text: str, name: str) -> str:
+    """The format, from the first line that is no comment.
+
+    Raises:
+        TraceError: it is none that is known.
+    """
+    start = text.lstrip()
+    if start[:1] in ("[", "{"):
+        return "events"
+    lines = (line.strip() for line in start.splitlines())
+    line = next((line for line in lines if line and line[0] not in ";#"), "")
+    columns = [column.strip().strip('"') for column in line.split(",")]
+    if set(PHILLY) <= set(columns):
+        return "philly"
+    if "|" in line and any(word.startswith("JobID") for word in line.split("|")):
+        return "sacct"
+    if start.startswith(";") or len(line.split()) == SWF_FIELDS:
+        return "swf"
+    raise TraceError(
+        f"{name} is no trace of a known format ({', '.join(FORMATS)}); "
+        "its first line is " + repr(line[:80])
+    )
+
+
+def philly(source: Source, text: str) -> Iterator[Record]:
+    """Philly as flattened by the Sia artifact: `timestamp,duration,num_gpus[,gpu_time][,cluster]`."""
+    rows = csv.reader(text.splitlines())
+    column: dict[str, int] = {}
+    try:
+        for row in rows:
+            line = rows.line_num
+            if not row or row[0].startswith("#") or not any(row):
+                continue
+            if not column:
+                column = {name.strip(): place for place, name in enumerate(row)}
+                if missing := [name for name in PHILLY if name not in column]:
+                    raise source.damaged(line, f"the header has no column {missing[0]!r}")
+                when, lasts, wants = (column[name] for name in PHILLY)
+                cluster = column.get("cluster")
+                continue
+            if len(row) != len(column):
+                raise source.damaged(line, f"{len(row)} fields, the header has {len(column)}")
+            gpus = source.count(line, "num_gpus", row[wants])
+            run_s = source.number(line, "duration", row[lasts], LONGEST_S)
+            submit_s = instant(source, line, "timestamp", row[when])
+            if gpus:
+                yield Record(
+                    name=f"j{line}", submit_s=submit_s, run_s=run_s, gpus=gpus,
+                    group=row[cluster] if cluster is not None else "",
+                )  # fmt: skip
+            else:
+                source.left_out["without a GPU"] += 1
+    except csv.Error as error:
+        raise source.damaged(rows.line_num, str(error)) from None
+
+
+def swf(source: Source, text: str) -> Iterator[Record]:
+    """The Standard Workload Format of the Parallel Workloads Archive, version 2: a processor is taken as a
+    GPU."""
+    for line, words in enumerate(map(str.split, text.splitlines()), start=1):
+        if not words or words[0].startswith((";", "#")):
+            continue
+        if len(words) != SWF_FIELDS:
+            raise source.damaged(line, f"{len(words)} fields, a line of SWF has {SWF_FIELDS}")
+        job, submit, _, run, allocated, _, _, requested = words[:8]
+        user, group, queue = words[11], words[12], words[14]
+        if run.startswith("-"):
+            source.left_out["without a run time"] += 1
+            continue
+        size = requested if allocated.startswith("-") or allocated == "0" else allocated
+        gpus = 0 if size.startswith("-") else source.count(line, "processors", size)
+        run_s = source.number(line, "run time", run, LONGEST_S)
+        if not gpus or not run_s:
+            source.left_out["that never started"] += 1
+            continue
+        yield Record(
+            name=job, submit_s=source.number(line, "submit time", submit, 1e12), run_s=run_s,
+            gpus=gpus, user=_known(user, "u"), group=_known(group, "g") or _known(queue, "q"),
+        )  # fmt: skip
+
+
+def instant(source: Source, line: int, name: str, text: str) -> float:
+    """Seconds since 1970 of an ISO time; without a zone it is taken as UTC.
+
+    Raises:
+        TraceError: it is none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise source.damaged(line, f"{name} is no time: {text!r}") from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _known(number: str, prefix: str) -> str:
+    return "" if number.startswith("-") else prefix + number
+
+
+FORMATS: dict[str, Callable[[Source, str], Iterator[Record]]] = {
+    "philly": philly,
+    "sacct": lambda source, text: sacct.records(source, text, instant),
+    "swf": swf,
+    "events": history.records,
+}

@@ -1,0 +1,153 @@
+"""The jobs of a trace, whatever format they came in. Times are integer milliseconds, so that sums are
+exact."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from fireflyer.errors import TraceError
+
+UserFrom = Literal["job", "user", "group", "cluster"]
+
+HOUR_MS = 3_600_000
+LONGEST_MS = 100 * 365 * 24 * HOUR_MS
+"""Of a run; more is a damaged line."""
+MOST_GPUS = 1_000_000
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job asked for, and how long it ran when nobody disturbed it."""
+
+    name: str
+    user: str = ""
+    """Empty where the trace does not say."""
+    group: str = ""
+    """Account, queue or virtual cluster."""
+    submit_ms: int
+    """Since the first arrival of the trace."""
+    run_ms: int
+    """Time of work; at least 1."""
+    gpus: int
+    """Of the whole gang; 0: all GPUs of its nodes, for traces that count nodes only."""
+    nodes: int = 0
+    """That it ran on or asked for; 0: unknown."""
+    priority: str = "normal"
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs in order of arrival."""
+
+    source: str
+    """File name, or what generated it."""
+    format: str
+    jobs: tuple[Job, ...]
+    left_out: Mapping[str, int] = {}
+    """Why records of the source are no jobs here, and how many."""
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A job as a reader found it, before times count from the first arrival."""
+
+    name: str
+    submit_s: float
+    run_s: float
+    gpus: int
+    nodes: int = 0
+    user: str = ""
+    group: str = ""
+    priority: str = "normal"
+
+
+class Source:
+    """Where the lines of a trace come from, for errors that name the line."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.left_out: Counter[str] = Counter()
+
+    def damaged(self, line: int, what: str) -> TraceError:
+        """The error to raise about a line (counted from 1)."""
+        return TraceError(f"{self.name}, line {line}: {what}; mend or remove the line")
+
+    def number(self, line: int, name: str, text: str, most: float) -> float:
+        """A finite number from 0 to `most`.
+
+        Raises:
+            TraceError: it is none.
+        """
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.damaged(line, f"{name} is no number: {text!r}") from None
+        if not 0 <= value <= most:  # also refuses NaN
+            raise self.damaged(line, f"{name} is out of range: {text!r}")
+        return value
+
+    def count(self, line: int, name: str, text: str, most: int = MOST_GPUS) -> int:
+        """A whole number from 0 to `most`.
+
+        Raises:
+            TraceError: it is none.
+        """
+        value = self.number(line, name, text, most)
+        if value != int(value):
+            raise self.damaged(line, f"{name} is no whole number: {text!r}")
+        return int(value)
+
+
+def assemble(source: Source, kind: str, records: Iterable[Record]) -> Trace:
+    """Sorts records by arrival (those of one instant keep their order) and counts time from the first.
+
+    Raises:
+        TraceError: there is none.
+    """
+    found = sorted(records, key=lambda record: record.submit_s)
+    if not found:
+        why = ", ".join(f"{count} {reason}" for reason, count in source.left_out.items())
+        raise TraceError(
+            f"{source.name} holds no job that ran on GPUs" + (f" ({why})" if why else "")
+        )
+    first = found[0].submit_s
+    jobs = tuple(
+        Job(
+            name=record.name, user=record.user, group=record.group, gpus=record.gpus,
+            nodes=record.nodes, priority=record.priority,
+            submit_ms=round((record.submit_s - first) * 1000),
+            run_ms=max(round(record.run_s * 1000), 1),
+        )
+        for record in found
+    )  # fmt: skip
+    return Trace(source=source.name, format=kind, jobs=jobs, left_out=dict(source.left_out))
+
+
+def with_users(trace: Trace, source: UserFrom | None) -> Trace:
+    """Takes the users of jobs from a column: `group` (or `cluster`, the same), `user`, or each job its own.
+
+    None: from `user` where the trace has one, else each job is its own user.
+
+    Raises:
+        TraceError: the trace does not have the column.
+    """
+    if source is None:
+        source = "user" if any(job.user for job in trace.jobs) else "job"
+    column = "group" if source == "cluster" else source
+    if column == "job":
+        users = [job.name for job in trace.jobs]
+    else:
+        users = [getattr(job, column) or "unknown" for job in trace.jobs]
+        if set(users) == {"unknown"}:
+            raise TraceError(
+                f"{trace.source} does not say the {source} of its jobs; "
+                "use --user-from job, which makes each job its own user"
+            )
+    jobs = tuple(
+        msgspec.structs.replace(job, user=user) for job, user in zip(trace.jobs, users, strict=True)
+    )
+    return msgspec.structs.replace(trace, jobs=jobs)
+
+
+def head(trace: Trace, jobs: int) -> Trace:
+    """Its first jobs."""
+    return msgspec.structs.replace(trace, jobs=trace.jobs[:jobs])

@@ -1,0 +1,178 @@
+"""The client's side of workspaces: ship a folder, list, pull, prune. Standard library and msgspec only."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import WorkspaceError
+from fireflyer.hai.client import Client
+from fireflyer.hai.workspaces.depot import Offer, Pruned, WorkspaceView
+from fireflyer.hai.workspaces.manifest import Entry, Manifest, decode, encode, identify
+from fireflyer.hai.workspaces.placing import place, write_all
+from fireflyer.hai.workspaces.snapshot import DEFAULT_LIMIT, Snapshot, take
+from fireflyer.hai.workspaces.stream import head
+from fireflyer.hai.workspaces.venvs import check_lock
+
+BATCH = 8 << 20
+"""Bytes of small files that share a request; a larger file has one of its own."""
+
+OFFERS = 3
+"""How often a folder is offered: others may prune between the upload and the next offer."""
+
+
+class Shipped(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of a folder."""
+
+    id: str
+    files: int
+    bytes: int
+    sent_files: int
+    sent_bytes: int
+    left_out: tuple[str, ...]
+    """What is neither ignored nor shipped, and why."""
+
+
+def ship(client: Client, folder: Path, limit: int = DEFAULT_LIMIT) -> Shipped:
+    """Makes a folder a workspace of the server; only files that it does not have are sent.
+
+    Args:
+        client: the platform.
+        folder: as it is now; what changes later changes nothing.
+        limit: of all its files together, in bytes.
+
+    Raises:
+        WorkspaceError: it cannot be shipped, or changed meanwhile.
+    """
+    return ship_snapshot(client, take(folder, limit, without=client.home.path))
+
+
+def ship_snapshot(client: Client, snapshot: Snapshot) -> Shipped:
+    """As `ship`, of a folder that was looked at before."""
+    manifest = snapshot.manifest
+    sizes, source = manifest.blobs(), snapshot.source()
+    sent_files = sent_bytes = 0
+    for _ in range(OFFERS):
+        answer = client.call("POST", "/workspaces", body=encode(manifest))
+        offer = msgspec.json.decode(answer, type=Offer)
+        if not offer.missing:
+            return Shipped(
+                id=offer.id,
+                files=sum(1 for _ in manifest.files()),
+                bytes=manifest.bytes(),
+                sent_files=sent_files,
+                sent_bytes=sent_bytes,
+                left_out=snapshot.left_out,
+            )
+        for batch in _batches(offer.missing, sizes):
+            client.call("POST", "/workspaces/blobs", body=b"".join(_body(batch, sizes, source)))
+            sent_files += len(batch)
+            sent_bytes += sum(sizes[sha256] for sha256 in batch)
+    raise WorkspaceError("the server loses what is shipped to it; see its server.log")
+
+
+def _batches(missing: tuple[str, ...], sizes: dict[str, int]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    held = 0
+    for sha256 in missing:
+        if batch and held + sizes[sha256] > BATCH:
+            yield batch
+            batch, held = [], 0
+        batch.append(sha256)
+        held += sizes[sha256]
+    if batch:
+        yield batch
+
+
+def _body(batch: list[str], sizes: dict[str, int], source: dict[str, Path]) -> Iterator[bytes]:
+    for sha256 in batch:
+        try:
+            data = source[sha256].read_bytes()
+        except OSError as error:
+            raise WorkspaceError(f"cannot read {error.filename}: {error.strerror}") from None
+        if len(data) != sizes[sha256]:
+            raise WorkspaceError(f"{source[sha256]} changed while it was shipped; ship again")
+        yield head(sha256, len(data))
+        yield data
+
+
+def views(client: Client) -> list[WorkspaceView]:
+    """The user's workspaces, the one used last first."""
+    return msgspec.json.decode(client.call("GET", "/workspaces"), type=list[WorkspaceView])
+
+
+def manifest_of(client: Client, name: str) -> Manifest:
+    """What a workspace holds.
+
+    Args:
+        client: the platform.
+        name: its id, or at least 6 digits of its begin, or a task.
+
+    Raises:
+        WorkspaceError: there is none, or several begin so.
+    """
+    if name.startswith("t"):
+        task = client.task(name)
+        if not task.spec.workspace:
+            raise WorkspaceError(f"task {name} has no workspace: it was run where it was")
+        name = task.spec.workspace
+    elif len(name) < 64:
+        found = [view.id for view in views(client) if len(name) >= 6 and view.id.startswith(name)]
+        if len(found) != 1:
+            many = "several workspaces begin" if found else "no workspace begins"
+            raise WorkspaceError(f"{many} with {name!a}; `fireflyer workspace list` has them")
+        name = found[0]
+    if not name.isalnum():
+        raise WorkspaceError(f"{name!a} is no workspace; `fireflyer workspace list` has them")
+    return decode(client.call("GET", f"/workspaces/{name}"))
+
+
+def pull(client: Client, name: str, folder: Path) -> Manifest:
+    """Writes a workspace, as it was shipped, into a folder that is not there yet or empty.
+
+    Args:
+        client: the platform.
+        name: as in `manifest_of`.
+        folder: made as a whole or not at all.
+
+    Raises:
+        WorkspaceError: there is no such workspace, or the folder has something in it.
+        Corrupted: bytes have not their hash.
+    """
+    manifest = manifest_of(client, name)
+    if folder.exists() and not (folder.is_dir() and not os.listdir(folder)):
+        raise WorkspaceError(f"{folder} is there already and not empty")
+    workspace = identify(manifest)
+
+    def fetch(entry: Entry, descriptor: int) -> None:
+        data = client.call("GET", f"/workspaces/{workspace}/blobs/{entry.sha256}")
+        write_all(descriptor, data)
+
+    place(manifest, Path(os.path.abspath(folder)), fetch)
+    return manifest
+
+
+def prune(client: Client, older_than_h: float) -> Pruned:
+    """Removes what no task needs any more and nobody has used for so many hours."""
+    answer = client.call("POST", "/workspaces/prune", {"older_than_h": older_than_h})
+    return msgspec.json.decode(answer, type=Pruned)
+
+
+def give_lock(client: Client, file: Path) -> str:
+    """Gives the server a lock file; returns its id.
+
+    Raises:
+        WorkspaceError: it cannot be read, or does not say by hash what is installed.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise WorkspaceError(f"cannot read the lock file {file}: {error.strerror}") from None
+    check_lock(data)
+    answer = client.call("POST", "/venvs", body=data)
+    name = msgspec.json.decode(answer, type=dict[str, str])["id"]
+    if name != hashlib.sha256(data).hexdigest():
+        raise WorkspaceError("the server took in another lock file than was sent; give it again")
+    return name

@@ -1,0 +1,147 @@
+"""A folder becomes a manifest: everything below it that its .gitignore files do not leave out."""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import WorkspaceError
+from fireflyer.hai.workspaces.ignoring import NAME, Rules, rules_of
+from fireflyer.hai.workspaces.manifest import (
+    MAX_ENTRIES,
+    Entry,
+    Manifest,
+    check,
+    in_words,
+    largest,
+    stays_inside,
+)
+
+DEFAULT_LIMIT = 256 << 20
+"""Bytes that a folder may have, unless its user says more: above, it is usually data that was not meant."""
+
+PIECE = 1 << 20
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder as it was."""
+
+    root: Path
+    manifest: Manifest
+    left_out: tuple[str, ...]
+    """What is neither ignored nor shipped, and why, e.g. "data -> /mnt/data leads outside"."""
+
+    def source(self) -> dict[str, Path]:
+        """A file for each hash."""
+        return {entry.sha256: self.root / entry.path for entry in self.manifest.files()}
+
+
+def take(root: Path, limit: int = DEFAULT_LIMIT, *, without: Path | None = None) -> Snapshot:
+    """Looks at a folder; every file is read once.
+
+    Args:
+        root: the folder.
+        limit: of all files together, in bytes.
+        without: a folder that is left out if it is below, e.g. the platform's own.
+
+    Raises:
+        WorkspaceError: it is no folder, too large, cannot be read, or has names that cannot be shipped.
+    """
+    root = Path(os.path.realpath(root))
+    if not root.is_dir():
+        raise WorkspaceError(f"workspace {root} is no directory")
+    walk = _Walk(root, None if without is None else Path(os.path.realpath(without)))
+    try:
+        rules, prefix = rules_of(root)
+        walk.directory("", prefix, rules)
+    except OSError as error:
+        raise WorkspaceError(
+            f"cannot read {error.filename}: {error.strerror}; let a .gitignore leave it out"
+        ) from None
+    _within(root, walk.entries, limit)
+    walk.drop_links_that_leave()
+    try:
+        entries = tuple(map(walk.hashed, walk.entries))
+    except OSError as error:
+        raise WorkspaceError(
+            f"cannot read {error.filename}: {error.strerror}; let a .gitignore leave it out"
+        ) from None
+    manifest = Manifest(entries=entries)
+    check(manifest)
+    return Snapshot(root=root, manifest=manifest, left_out=tuple(walk.left_out))
+
+
+def _within(root: Path, entries: list[Entry], limit: int) -> None:
+    total = sum(entry.size for entry in entries)
+    advice = "let a .gitignore leave out what is no code, or raise --workspace-limit"
+    if total > limit:
+        raise WorkspaceError(
+            f"workspace {root} has {in_words(total)}, more than {in_words(limit)}; the largest: "
+            f"{largest(entries)}; {advice}"
+        )
+    if len(entries) > MAX_ENTRIES:
+        raise WorkspaceError(
+            f"workspace {root} has more than {MAX_ENTRIES} names; {advice.split(',')[0]}"
+        )
+
+
+class _Walk:
+    def __init__(self, root: Path, without: Path | None) -> None:
+        self.entries: list[Entry] = []
+        self.left_out: list[str] = []
+        self._root = root
+        self._without = without
+
+    def directory(self, below: str, prefix: str, rules: Rules) -> bool:
+        """Notes what is in the directory `below` ("" or "a/b/"); whether it is worth a name of its own."""
+        folder = self._root / below
+        noted = len(self.entries)
+        with os.scandir(folder) as found:
+            names = sorted(found, key=lambda item: item.name)
+        for item in names:
+            self._name(item, below, prefix, rules)
+        return not names or len(self.entries) > noted
+
+    def _name(self, item: os.DirEntry[str], below: str, prefix: str, rules: Rules) -> None:
+        path = below + item.name
+        facts = item.stat(follow_symlinks=False)
+        inside = stat.S_ISDIR(facts.st_mode)
+        if item.name == ".git" or rules.leave_out(prefix + path, directory=inside):
+            return
+        if len(self.entries) > MAX_ENTRIES:
+            return  # refused below; no need to look at all of a data set
+        mode = stat.S_IMODE(facts.st_mode) & 0o777
+        if inside:
+            if self._without is not None and self._without == self._root / path:
+                return
+            place = len(self.entries)
+            deeper = rules.below(f"{prefix}{path}/", self._root / path / NAME)
+            if self.directory(path + "/", prefix, deeper):
+                entry = Entry(path=path, kind="directory", mode=mode | 0o700)
+                self.entries.insert(place, entry)
+        elif stat.S_ISREG(facts.st_mode):
+            self.entries.append(Entry(path=path, kind="file", mode=mode, size=facts.st_size))
+        elif stat.S_ISLNK(facts.st_mode):
+            target = os.readlink(self._root / path)
+            self.entries.append(Entry(path=path, kind="link", target=target))
+        else:
+            self.left_out.append(f"{path} is neither a file nor a directory nor a link")
+
+    def drop_links_that_leave(self) -> None:
+        """Dropping one may make another dangle, but lets none leave."""
+        links = {entry.path: entry.target for entry in self.entries if entry.kind == "link"}
+        gone = {path for path in links if not stays_inside(path, links)}
+        self.left_out += [f"{path} -> {links[path]} leads outside" for path in sorted(gone)]
+        self.entries = [entry for entry in self.entries if entry.path not in gone]
+
+    def hashed(self, entry: Entry) -> Entry:
+        if entry.kind != "file":
+            return entry
+        digest, size = hashlib.sha256(), 0
+        with (self._root / entry.path).open("rb", buffering=0) as file:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+                size += len(piece)
+        return msgspec.structs.replace(entry, sha256=digest.hexdigest(), size=size)

@@ -1,0 +1,139 @@
+"""What the controller asks: whether a task can be taken in, and what its attempts need before they start."""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from posixpath import join, normpath
+from typing import Any
+
+import msgspec
+
+from fireflyer.hai.home import Home
+from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.workspaces.depot import Depot, Pruned
+from fireflyer.hai.workspaces.inside import check_inside
+from fireflyer.hai.workspaces.placing import place_task
+from fireflyer.hai.workspaces.venvs import Venvs
+
+FOLDER = "workspace"
+"""Of a task's own copy, in the task's folder."""
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Where an attempt runs."""
+
+    script: str
+    cwd: str
+    python: str
+    """The interpreter of the ranks; empty: the platform's."""
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The inherited one, in which programs of the task's environment come first."""
+        if not self.python:
+            return dict(inherited)
+        bin = os.path.dirname(self.python)
+        path = os.pathsep.join(filter(None, (bin, inherited.get("PATH", ""))))
+        return {**inherited, "PATH": path, "VIRTUAL_ENV": os.path.dirname(bin)}
+
+
+class Workspaces:
+    """Workspaces and environments of a home."""
+
+    def __init__(self, home: Home, in_use: Callable[[], Collection[TaskSpec]]) -> None:
+        """`in_use`: the specs of all tasks that are not over."""
+        self.depot = Depot(home.path / "workspaces")
+        self.venvs = Venvs(home.path / "venvs")
+        self._tasks = home.tasks
+        self._in_use = in_use
+
+    def admit(self, spec: TaskSpec, user: str = "") -> None:
+        """Refuses a task whose workspace or environment is not here, or has no such script.
+
+        Raises:
+            WorkspaceError: the workspace or the lock file is not here.
+            ConfigError: it has no such script or folder.
+        """
+        if spec.venv:
+            self.venvs.use(spec.venv)
+        if spec.workspace:
+            check_inside(spec, self.depot.use(spec.workspace, user))
+
+    async def prepare(self, task: str, spec: TaskSpec, log: Path, user: str = "") -> None:
+        """Makes what an attempt of the task needs. It may be cancelled at any point.
+
+        Args:
+            task: its id.
+            spec: of the task.
+            log: of rank 0; gets what is said about the making of an environment.
+            user: whose task it is.
+
+        Raises:
+            FireflyerError: it cannot be made.
+        """
+        if spec.workspace:
+            folder = self._tasks / task / FOLDER
+            place = partial(place_task, self.depot, spec.workspace, user, folder)
+            placing = asyncio.create_task(asyncio.to_thread(place))
+            try:
+                await asyncio.shield(placing)
+            except asyncio.CancelledError:
+                await asyncio.wait(
+                    {placing}
+                )  # a thread cannot be cancelled; the next attempt finds its work
+                raise
+        if spec.venv:
+            await self.venvs.make(spec.venv, log)
+
+    def paths(self, task: str, spec: TaskSpec) -> Paths:
+        """Where the attempts of a task run."""
+        python = str(self.venvs.python(spec.venv)) if spec.venv else ""
+        if not spec.workspace:
+            return Paths(spec.script, spec.cwd, python)
+        folder = str(self._tasks / task / FOLDER)
+        return Paths(join(folder, spec.script), normpath(join(folder, spec.cwd)), python)
+
+    def in_use(self) -> tuple[set[str], set[str]]:
+        """Ids of the workspaces and of the lock files that tasks still need."""
+        specs = self._in_use()
+        return {spec.workspace for spec in specs}, {spec.venv for spec in specs}
+
+    def prune(self, before: float, keep: tuple[set[str], set[str]]) -> Pruned:
+        """Removes what nobody has used since then, without what is to be kept."""
+        found = self.depot.prune(before, keep[0])
+        return msgspec.structs.replace(found, venvs=self.venvs.prune(before, keep[1]))
+
+
+async def finish_unless(
+    call: Coroutine[Any, Any, None],
+    unwanted: Callable[[], bool],
+    news: Callable[[], Coroutine[Any, Any, Any]],
+) -> bool:
+    """Runs a call to its end, or cancels it once it is unwanted.
+
+    Args:
+        call: may be cancelled at any point.
+        unwanted: asked at the begin and after all news.
+        news: waits for the next.
+
+    Returns:
+        Whether it has returned.
+
+    Raises:
+        Exception: what the call raised.
+    """
+    running = asyncio.create_task(call)
+    try:
+        while not (running.done() or unwanted()):
+            waiting = asyncio.create_task(news())
+            await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+    finally:
+        if not running.done():
+            running.cancel()
+            await asyncio.wait({running})
+    if running.cancelled():
+        return False
+    running.result()
+    return True

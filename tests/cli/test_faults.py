@@ -1,0 +1,119 @@
+"""Faults from outside: a task that hangs, one that crashes, and what the command line shows of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Shell
+
+from fireflyer.hai.faults.observations import Validator
+
+HANGS_ONCE = """
+import time
+from fireflyer import hai
+
+me = hai.task()
+
+def wait_for_the_others():
+    while True:
+        time.sleep(3600)
+
+def stuck():
+    while True:
+        time.sleep(3600)
+
+hai.heartbeat(1)
+if me.attempt == 1:
+    if me.rank == 1:
+        stuck()
+    hai.heartbeat(2)
+    wait_for_the_others()
+print("done on", me.node)
+"""
+
+
+def history(shell: Shell, kind: str, task: str = "t1") -> list[dict[str, Any]]:
+    return [e.detail for e in shell.client.events(task) if e.kind == kind]
+
+
+def test_a_hung_rank_leaves_its_stacks_and_the_task_finishes_elsewhere(shell: Shell) -> None:
+    shell.client.connect(shell.home, nodes=3)
+    script = shell.script(HANGS_ONCE)
+    shell.run("run", "--start", "exec", "-n", "2", "--watchdog", "5s", script)
+    view = shell.client.task("t1")
+    assert (view.state, view.attempt, view.restarts, view.node_faults) == ("finished", 2, 0, 1)
+    assert view.avoid == ("n1",)
+    assert [rank.node for rank in view.ranks] == ["n0", "n2"]
+    (hang,) = history(shell, "observed")
+    assert (hang["what"], hang["rank"], hang["node"]) == ("hang", 1, "n1")
+    decided, done = history(shell, "acted")
+    assert (decided["rule"], decided["action"]) == ("hang-of-one", "restart elsewhere")
+    assert (done["ended"], done["avoid"], done["cause"]) == (True, ["n1"], "node")
+    folder = Path(view.directory) / "1"
+    assert "in stuck" in (folder / "1.stacks").read_text()
+    assert "in wait_for_the_others" in (folder / "0.stacks").read_text()
+    shown = shell.run("show", "t1").stdout
+    assert "1 of 10 of nodes; avoids n1" in shown
+    listed = shell.run("faults").stdout
+    assert "hang-of-one" in listed
+    assert "n1: hung: no output and no heartbeat for" in listed
+    assert "n1: restart elsewhere (rule hang-of-one)" in listed
+    books = json.loads(shell.run("ledger", "t1", "--json", "--cluster").stdout)
+    parts = books["tasks"]["t1"]["parts_s"]
+    assert parts["fault"] > 0
+    assert parts["useful"] + parts["lost work"] + parts["restart"] > 0
+    assert sum(parts.values()) == pytest.approx(books["tasks"]["t1"]["whole_s"])
+    assert sum(books["cluster"]["parts_s"].values()) == pytest.approx(books["cluster"]["whole_s"])
+    assert "effective training time ratio" in shell.run("ledger", "t1").stdout
+    assert "WHERE IT WENT" in shell.run("ledger").stdout
+    assert "idle" in shell.run("ledger", "--cluster", "--since", "1h").stdout
+
+
+def test_a_script_that_crashes_again_and_again_is_stopped_early(shell: Shell) -> None:
+    script = shell.script("def work():\n    raise ValueError('no')\nwork()\n")
+    done = shell.run("run", "--start", "exec", "--max-restarts", "9", script, code=1)
+    view = shell.client.task("t1")
+    assert (view.state, view.attempt, view.restarts) == ("failed", 3, 2)
+    assert "no further attempt (rule crash-loop): three times in a row" in view.reason
+    assert "crash-loop" in done.stderr
+    places = [found["place"] for found in history(shell, "observed")]
+    assert places == ["script.py:2 ValueError"] * 3
+
+
+def test_an_operators_rule_decides(shell: Shell) -> None:
+    shell.home.mkdir()
+    (shell.home / "faults.toml").write_text(
+        '[[rule]]\nname = "give-up"\non = "exit"\ncodes = [3]\naction = "stop task"\nwhy = "so I say"\n'
+    )
+    script = shell.script("import sys\nsys.exit(3)\n")
+    shell.run("run", "--start", "exec", script, code=1)
+    view = shell.client.task("t1")
+    assert (view.state, view.attempt) == ("failed", 1)
+    assert view.reason.endswith("no further attempt (rule give-up): so I say")
+    rules = json.loads(shell.run("faults", "--json").stdout)["rules"]
+    assert rules[0]["name"] == "give-up"
+
+
+def test_a_rules_file_with_an_error_is_named_by_its_line(shell: Shell) -> None:
+    shell.home.mkdir()
+    (shell.home / "faults.toml").write_text('[[rule]]\nname = "x"\non = "moon"\naction = "note"\n')
+    done = shell.run("run", "--start", "exec", shell.script("1\n"), code=1)
+    assert f"{shell.home / 'faults.toml'}, line 3: nothing is observed as 'moon'" in done.stderr
+
+
+def test_a_failed_check_drains_its_node(shell: Shell) -> None:
+    shell.client.connect(shell.home, nodes=2)
+    shell.run("run", "--start", "exec", shell.script("1\n"))
+    found = Validator(node="n0", check="gemm", passed=False, result="3 wrong sums")
+    assert shell.client.observed(found).action == "drain node"
+    shell.run("run", "--start", "exec", "-n", "1", shell.script("1\n"))
+    assert shell.client.task("t2").ranks[0].node == "n1"
+    assert [d["text"] for d in history(shell, "observed")] == ["check gemm failed: 3 wrong sums"]
+    assert [(d["action"], d["node"]) for d in history(shell, "acted")] == [("drain node", "n0")]
+
+
+def test_words_that_are_no_time(shell: Shell) -> None:
+    script = shell.script("1\n")
+    done = shell.run("run", "--watchdog", "soon", script, code=1)
+    assert "--watchdog 'soon' is no time" in done.stderr

@@ -1,0 +1,290 @@
+"""Random histories of a cluster, from a seed: what happens to `plan` in years, in a few milliseconds.
+
+`python -m tests.hai.plan.histories --count 50000 [--first 0]` runs many and counts what there was.
+"""
+
+import argparse
+import heapq
+import random
+import sys
+from collections import Counter
+from itertools import pairwise
+
+from fireflyer.hai.cluster import AUTO, Cluster, Job, Node, Quota, Window
+from fireflyer.hai.lifecycle import Action, Launch, Preempt
+from fireflyer.hai.model import PRIORITIES
+from fireflyer.hai.planner import plan
+from fireflyer.hai.policies import POLICIES
+
+DAY = 86_400.0
+
+
+class History:
+    """One cluster, its jobs and what befalls them, checked after every plan.
+
+    Time is virtual. Every job needs some seconds of work; it has all of it done at the end, whatever was
+    interrupted, lost or repaired on the way.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.policy = self.random.choice(sorted(POLICIES))
+        self.users = [f"u{number}" for number in range(self.random.randint(1, 5))]
+        self.gpus = self.random.choice([0, 1, 4, 8])
+        self.mixed = self.random.random() < 0.2
+        self.cluster = Cluster(self._nodes(), self.policy)
+        self.now = 0.0
+        self.events: list[tuple[float, int, str, str, int]] = []
+        self.tick = 0
+        self.work: dict[str, float] = {}
+        self.jobs: dict[str, Job] = {}
+        self.ended: set[str] = set()
+        self.began: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+        self.broken: set[str] = set()
+        self._rules()
+        for _ in range(self.random.randint(2, 25)):
+            self._at(self.random.uniform(0, 2 * DAY), "arrive")
+        for _ in range(self.random.randint(0, 6)):
+            kind = self.random.choice(["fault", "drain", "suspect", "suspend", "quota"])
+            self._at(self.random.uniform(0, 3 * DAY), kind)
+
+    def _nodes(self) -> list[Node]:
+        zones = self.random.choice([1, 1, 2, 3])
+        count = self.random.randint(1, 12)
+        return [
+            Node(
+                name=f"n{number}",
+                gpus=self.random.choice([2, 4, 8]) if self.mixed else self.gpus,
+                memory_mib=self.random.choice([0, 64, 128]) if self.mixed else 0,
+                zone=f"z{number * zones // count}",
+                leaf=f"l{number // 3}",
+            )
+            for number in range(count)
+        ]
+
+    def _rules(self) -> None:
+        for _ in range(self.random.choice([0, 0, 1, 3])):
+            self._set_quota()
+        if self.random.random() < 0.2:
+            begin = self.random.uniform(0, 2 * DAY)
+            names = frozenset(self.random.sample(self.cluster.names, len(self.cluster.names) // 2))
+            user = self.random.choice(["", *self.users])
+            end = begin + self.random.uniform(60, DAY)
+            self.cluster.set_window(Window(id="w", nodes=names, begin=begin, end=end, user=user))
+
+    def _set_quota(self) -> None:
+        limit = self.random.choice([None, Quota(nodes=self.random.randint(1, 4)), Quota(gpus=8)])
+        user = self.random.choice(["*", *self.users])
+        priority = self.random.choice(sorted(PRIORITIES.values()))
+        self.cluster.set_quota(user, priority, self.random.choice(["*", ""]), limit)
+
+    def _at(self, when: float, kind: str, name: str = "", attempt: int = 0) -> None:
+        self.tick += 1
+        heapq.heappush(self.events, (when, self.tick, kind, name, attempt))
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def run(self) -> Counter[str]:
+        """To the end of all jobs.
+
+        Raises:
+            AssertionError: a promise of the scheduler is broken.
+        """
+        steps = 0
+        while True:
+            look = self.cluster.next_look(self.now)
+            if not self.events and look is None:
+                break
+            if look is not None and (not self.events or look < self.events[0][0]):
+                assert look >= self.now
+                self.now = look
+            else:
+                self.now, _, kind, name, attempt = heapq.heappop(self.events)
+                self._happens(kind, name, attempt)
+            self._plan()
+            steps += 1
+            assert steps < 20_000, "nothing comes to an end"
+        self._all_done()
+        return self.counts
+
+    def _happens(self, kind: str, name: str, attempt: int) -> None:
+        self.counts[kind] += 1
+        job = self.jobs.get(name)
+        if kind == "arrive":
+            self._arrive()
+        elif kind in ("fault", "drain", "suspect"):
+            self._harm(kind)
+        elif kind == "repair":
+            self.broken.discard(name)
+            self._set(name, "ready")
+        elif kind == "suspend":
+            self._suspend()
+        elif kind == "quota":
+            self._set_quota()
+        elif job is not None and job.attempt == attempt:
+            if kind == "started" and job.phase == "starting":
+                self.cluster.running(name, self.now)
+                self.began[name] = self.now
+                self._at(self.now + self.work[name], "finish", name, attempt)
+            elif kind == "finish" and job.phase == "running":
+                self.cluster.remove(name, self.now)
+                self.ended.add(name)
+            elif kind == "left" and job.phase == "suspending":
+                self.cluster.requeue(name, self.now)
+            elif kind == "held" and job.phase == "suspending":
+                self.cluster.hold(name, self.now)
+                self._at(self.now + self.random.uniform(0, DAY), "resume", name, attempt)
+            elif kind == "resume" and job.phase == "held":
+                self.cluster.requeue(name, self.now)
+
+    def _arrive(self) -> None:
+        name = f"t{len(self.jobs) + 1}"
+        work = self.random.choice([30.0, 600.0, 7200.0, DAY]) * self.random.uniform(0.5, 2)
+        largest = max(node.gpus for node in self.cluster.nodes.values())
+        job = Job(
+            id=name,
+            order=len(self.jobs) + 1,
+            nodes=self.random.randint(1, min(5, len(self.cluster.names))),
+            gpus=self.random.randint(0, largest),
+            memory_mib=self.random.choice([0, 0, 32]),
+            user=self.random.choice(self.users),
+            priority=self.random.choice([10, 10, 10, 10, AUTO, *PRIORITIES.values()]),
+            estimate_s=work if self.random.random() < 0.5 else None,
+        )
+        self.jobs[name], self.work[name] = job, work
+        self.cluster.submit(job, self.now)
+
+    def _harm(self, kind: str) -> None:
+        name = self.random.choice(self.cluster.names)
+        if name in self.broken:
+            return
+        self.broken.add(name)
+        self._at(self.now + self.random.uniform(60, DAY), "repair", name)
+        self._set(name, {"fault": "down", "drain": "drained", "suspect": "suspect"}[kind])
+        if kind == "fault":
+            for job in self.cluster.jobs_on(name):
+                job.avoid |= {name}
+                self.cluster.requeue(job.id, self.now)
+
+    def _set(self, name: str, health: str) -> None:
+        node = self.cluster.nodes[name]
+        fields = {field: getattr(node, field) for field in ("gpus", "memory_mib", "zone", "leaf")}
+        self.cluster.set_node(Node(name=name, health=health, **fields))  # type: ignore[arg-type]
+
+    def _suspend(self) -> None:
+        running = [job for job in self.jobs.values() if job.phase in ("starting", "running")]
+        running = [job for job in running if job.id not in self.ended]
+        if running:
+            job = self.random.choice(running)
+            self._save(job)
+            self.cluster.suspending(job.id, self.now)
+            self._at(self.now + self.random.uniform(0, 30), "held", job.id, job.attempt)
+
+    def _save(self, job: Job) -> None:
+        if job.phase == "running":
+            self.work[job.id] = max(0.0, self.work[job.id] - (self.now - self.began[job.id]))
+
+    # -- the plan, and what it promises ------------------------------------------------------------
+
+    def _plan(self) -> None:
+        actions = plan(self.cluster, self.now)
+        look = self.cluster.look_at
+        remembered, self.cluster.rooms = self.cluster.rooms, {}
+        assert plan(self.cluster, self.now) == actions, "what it remembers changes what it says"
+        assert self.cluster.look_at == look
+        self.cluster.rooms = remembered
+        for action in actions:
+            self.counts[type(action).__name__] += 1
+            self._check_action(action)
+            if isinstance(action, Preempt):
+                self._save(self.jobs[action.task])
+            self.cluster.apply(action, self.now)
+            if isinstance(action, Launch):
+                self._at(self.now + self.random.uniform(0, 60), "started", *_at(action))
+            elif isinstance(action, Preempt):
+                self._at(self.now + self.random.uniform(0, 30), "left", *_at(action))
+        self._check_cluster()
+
+    def _check_action(self, action: Action) -> None:
+        job = self.jobs[action.task]
+        if isinstance(action, Launch):
+            assert job.phase == "queued"
+            assert len(set(action.nodes)) == len(action.nodes) == job.nodes, (
+                "a gang starts as a whole"
+            )
+            assert action.attempt == job.attempt + 1
+            nodes = [self.cluster.nodes[name] for name in action.nodes]
+            assert all(node.health in ("ready", "suspect") for node in nodes)
+            zones = [node.zone for node in nodes]
+            crossings = sum(a != b for a, b in pairwise(zones))
+            assert crossings <= 1, "at most one pair of neighbours crosses zones"
+            assert self.cluster.room_in_quota(job)
+        elif isinstance(action, Preempt):
+            assert job.phase in ("starting", "running")
+            if action.why.startswith("makes room for "):
+                other = self.jobs[action.why.removeprefix("makes room for ")]
+                assert self.cluster.policy.preemptive
+                assert other.level >= job.level
+                if self.cluster.policy.spares_own:
+                    assert other.user != job.user or other.level > job.level
+
+    def _check_cluster(self) -> None:
+        cluster = self.cluster
+        waiting = {job.id for job in cluster.in_order()}
+        assert len(waiting) == len(cluster.queue)
+        assert cluster.jobs.keys() == self.jobs.keys() - self.ended, "a job is lost"
+        held: dict[str, list[Job]] = {name: [] for name in cluster.names}
+        for job in cluster.jobs.values():
+            assert (job.id in waiting) == (job.phase == "queued")
+            assert bool(job.placement) == (job.phase in ("starting", "running", "suspending"))
+            for name in job.placement:
+                held[name].append(job)
+        for name, jobs in held.items():
+            node = cluster.nodes[name]
+            taken = sum(job.gpus for job in jobs)
+            assert taken <= node.gpus, "more GPUs than there are"
+            assert len(jobs) <= 1 or all(job.gpus for job in jobs), "not alone on its node"
+            memory = sum(job.memory_mib for job in jobs)
+            assert not node.memory_mib or memory <= node.memory_mib
+            whole = len(jobs) == 1 and not jobs[0].gpus
+            assert cluster.capacity.free[cluster.places[name]] == (
+                0 if whole else node.gpus - taken
+            )
+
+    def _all_done(self) -> None:
+        """What is left is what can never run."""
+        cluster = self.cluster
+        for job in cluster.jobs.values():
+            assert job.phase == "queued"
+            capacity, everywhere = cluster.capacity, cluster.ready
+            large = capacity.sized(job.gpus, job.memory_mib, everywhere)
+            possible = cluster.topology.enough(job.nodes, large) and cluster.room_in_quota(job)
+            assert not possible, f"{job.id} waits for ever"
+            self.counts["impossible"] += 1
+        self.counts["ended"] += len(self.ended)
+
+
+def _at(action: Launch | Preempt) -> tuple[str, int]:
+    return action.task, action.attempt
+
+
+def main() -> int:
+    """Runs `--count` histories."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=50_000)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    total: Counter[str] = Counter()
+    for seed in range(options.first, options.first + options.count):
+        try:
+            total += History(seed).run()
+        except AssertionError as failure:
+            print(f"seed {seed}: {failure}")
+            return 1
+    print(f"{options.count} histories from seed {options.first}: {dict(sorted(total.items()))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

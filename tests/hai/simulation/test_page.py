@@ -1,0 +1,73 @@
+"""The page: well-formed, self-contained, and with every policy on every plot."""
+
+import re
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from fireflyer.hai.simulation.generate import generate
+from fireflyer.hai.simulation.measures import curves, measure
+from fireflyer.hai.simulation.page import ROWS, Done, page
+from fireflyer.hai.simulation.plots import Axis, number_text
+from fireflyer.hai.simulation.replay import Setup, replay
+from fireflyer.hai.simulation.trace import with_users
+
+
+def done_by(policy: str) -> Done:
+    trace = generate("philly", 200, capacity=64, users=6, seed=2)
+    trace = with_users(msgspec.structs.replace(trace, source="<b>&evil"), None)
+    done = replay(trace, Setup(nodes=8, policy=policy))
+    return measure(done), curves(done)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return page([done_by("fifo"), done_by("timeshare")])
+
+
+def test_it_is_one_file_without_scripts(text: str) -> None:
+    assert "<script" not in text
+    assert re.findall(r"(?:src|href)=", text) == []
+    assert set(re.findall(r"https?://[^\"]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "Content-Security-Policy" in text
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+
+
+def test_its_plots_are_well_formed_and_show_every_policy(text: str) -> None:
+    plots = re.findall(r"<svg.*?</svg>", text)
+    assert len(plots) == 5
+    for plot in plots:
+        tree = ElementTree.fromstring(plot)
+        titles = [node.text or "" for node in tree.iter("{http://www.w3.org/2000/svg}title")]
+        assert any("fifo" in title for title in titles), titles
+        assert any("timeshare" in title for title in titles), titles
+        assert "nan" not in plot.lower()
+
+
+def test_names_are_text(text: str) -> None:
+    assert "<b>&evil" not in text
+    assert "&lt;b&gt;&amp;evil" in text
+
+
+def test_the_table_has_every_row(text: str) -> None:
+    for _, name, _ in ROWS:
+        assert f"<td>{name}</td>" in text
+
+
+def test_one_policy_and_no_wait_make_a_page_too() -> None:
+    trace = with_users(generate("philly", 1, capacity=64, seed=2), None)
+    done = replay(trace, Setup(nodes=8, policy="fifo"))
+    assert page([(measure(done), curves(done))]).endswith("</html>\n")
+
+
+def test_axes() -> None:
+    assert Axis(0.0, 1.0).ticks() == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert Axis(1.0, 5e5, log=True).ticks() == [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0]
+    assert Axis(1.0, 100.0, log=True).part(10.0) == pytest.approx(0.5)
+    assert Axis(2.0, 2.0).ticks() == [2.0]
+    assert [Axis(0.0, 2.0).part(value) for value in (-1.0, 1.0, 5.0)] == [0.0, 0.5, 1.0]
+    assert [number_text(v) for v in (0.0, 0.01234, 3.456, 1240.4, 1e-7)] == [
+        "0", "0.0123", "3.46", "1,240", "1.00e-07",
+    ]  # fmt: skip
