@@ -27,6 +27,12 @@ apt_install() {
 }
 try_apt_install() { apt_install "$@" || echo "setup: $* cannot be installed: what needs it is left out"; }
 
+try_install_postgresql() {  # without the cluster that Debian would make and start
+  mkdir -p /etc/postgresql-common/createcluster.d
+  echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.d/fireflyer.conf
+  try_apt_install postgresql
+}
+
 callback_packages() {  # into build/callbacks, which sees what .venv has and is seen by nothing; leaves $1 as a mark
   local at=build/callbacks python=.venv/bin/python site
   local pip=("$python" -m pip --disable-pip-version-check --python "$at/bin/python" install --no-compile)
@@ -51,6 +57,7 @@ if [[ ${1:-} = --*-packages ]]; then
   fi
   command -v ip >/dev/null && command -v tc >/dev/null || stage "Debian packages" apt_install iproute2
   [[ $(ldconfig -p) = *libucp.so.0* ]] || stage "UCX" try_apt_install libucx0
+  compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || stage "PostgreSQL" try_install_postgresql
   [ -x /usr/sbin/slurmctld ] || stage "Slurm" try_apt_install slurmctld slurmd slurm-client munge
   exit 0
 fi
@@ -90,7 +97,7 @@ if [ ! -e "$deps" ]; then
 import tomllib, pathlib
 p = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
 extras = p["optional-dependencies"]
-names = p["dependencies"] + [d for e in ("torch", "demo", "zstd", "dev") for d in extras[e]]
+names = p["dependencies"] + [d for e in ("torch", "demo", "postgresql", "zstd", "dev") for d in extras[e]]
 print("\n".join(n for n in names if not n.startswith("fireflyer[")))
 E2
 )

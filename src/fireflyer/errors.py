@@ -22,6 +22,10 @@
     │   ├── VersionExists      the version is published, or was once
     │   └── AccessDenied       it is not for this user
     ├── TaskError              the platform refuses or cannot do what was asked of a task
+    │   └── NoSuchTask         it is not there, or not for this user
+    ├── AuthError              the platform does not do this for who asks
+    │   ├── Unauthenticated    the token is missing, wrong, expired or revoked
+    │   └── PermissionDenied   the token's scope does not allow it
     ├── WorkspaceError         a workspace or environment that cannot be shipped, taken in or made
     ├── TraceError             a trace of jobs that cannot be read or replayed
     └── LabError               the lab cannot be set up on this machine
@@ -254,6 +258,22 @@ class AccessDenied(DatasetError):
 
 class TaskError(FireflyerError):
     """The platform refuses, or cannot do, what was asked of a task."""
+
+
+class NoSuchTask(TaskError):
+    """A task is not there, or belongs to another user."""
+
+
+class AuthError(FireflyerError):
+    """The platform does not do this for who asks."""
+
+
+class Unauthenticated(AuthError):
+    """The token is missing, wrong, expired or revoked."""
+
+
+class PermissionDenied(AuthError):
+    """The token's scope, or the user's groups, do not allow it."""
 
 
 class WorkspaceError(FireflyerError):

@@ -12,10 +12,12 @@ import fireflyer
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume",
-    "faults", "ledger", "why", "top", "nodes", "drain", "undrain", "sim",
+    "faults", "ledger", "why", "top", "nodes", "drain", "undrain", "sim", "audit",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
-GROUPS = ["window", "record", "ckpt", "fs", "config", "workspace"]
+GROUPS = [
+    "user", "group", "token", "quota", "window", "record", "ckpt", "fs", "config", "workspace",
+]  # fmt: skip
 HEAVY = ["torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "rich", "asyncio"]
 
 RUN_ALL = """

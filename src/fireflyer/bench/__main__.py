@@ -436,6 +436,34 @@ def fs(
     report("fs", machine, rows, [], json_to)
 
 
+@app.command()
+def api(
+    followers: Annotated[int, typer.Option(min=1, max=20_000, help="of logs, all live")] = 1000,
+    lines: Annotated[
+        float, typer.Option(min=0.1, max=1000, help="a second by which each log grows")
+    ] = 1.0,
+    rates: Annotated[str, typer.Option(help="submissions a second to try")] = "50,100,150,200,300",
+    seconds: Annotated[float, typer.Option(min=1, help="for each rate")] = 10.0,
+    json_to: JsonTo = None,
+) -> None:
+    """Submissions to the platform while many follow logs.
+
+    Stops at the first rate whose slowest hundredth takes 250 ms or more.
+
+    \b
+    fireflyer bench api
+    fireflyer bench api --followers 100 --rates 100,400
+    """
+    machine = Machine.here()
+    wanted = sizes_of(rates)
+    from fireflyer.bench import api as bench
+
+    spec = bench.Spec(followers=followers, lines=lines, rates=wanted, seconds=seconds)
+    rows = bench.run(spec, teller())
+    say("")
+    report("api", machine, rows, [], json_to)
+
+
 def _collective(name: str, asked: Asked) -> None:
     machine = Machine.here()
     kinds = options.MEMORY if name == "allreduce" else options.MEMORY[:2]

@@ -171,3 +171,9 @@ def train_over_ideal(case: str, candidate: str) -> Shares:
 def train_sent(case: str, candidate: str) -> Shares:
     """Bytes over the least."""
     return _SENT.get(candidate) if case else None
+
+
+API_RATE = 100.0
+"""Submissions a second to the platform that are asked for; twice as many are aimed at."""
+API_P99_S = 0.25
+"""How long the slowest hundredth of them may take."""

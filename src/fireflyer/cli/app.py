@@ -1,10 +1,12 @@
 """All verbs and their options. What a verb does is imported when it runs, so `--help` stays fast."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fireflyer import __version__
+from fireflyer.cli import accounts
 from fireflyer.cli.ckpt import ckpt
 from fireflyer.cli.cluster import cluster_verbs, window
 from fireflyer.cli.config import config
@@ -116,16 +118,44 @@ def up(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave tasks running when Ctrl-C or SIGTERM ends it.")
     ] = False,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="postgresql://USER@HOST:PORT/NAME instead of SQLite. Remembered by the home.",
+        ),
+    ] = None,
+    database_password_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Holds its password; else as PGPASSFILE says."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="ADDR:PORT", help="Serve users there, too; they need tokens."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate for --listen, PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy in front of --listen has TLS.")
+    ] = False,
     home: HomeOption = None,
 ) -> None:
     """Start the server in the foreground.
 
     Ctrl-C stops its tasks with their grace and then ends it; Ctrl-C again gives them no more time.
-    `run` starts a server in the background by itself when none answers.
+    `run` starts a server in the background by itself when none answers. Of several servers with one
+    PostgreSQL one leads; the others stand by.
     """
-    from fireflyer.cli.serving import choose, serve
+    from fireflyer.cli import serving
 
-    serve(home, choose(home, engine, partition), nodes, port, keep, policy)
+    where = serving.Where(
+        database=database, password_file=database_password_file, listen=listen,
+        certificate=tls_cert, key=tls_key, behind_proxy=behind_proxy,
+    )  # fmt: skip
+    chosen = serving.choose(home, engine, partition)
+    serving.serve(home, chosen, where, nodes, port, keep, policy)
 
 
 @app.command()
@@ -318,6 +348,12 @@ def faults(
     from fireflyer.cli import faulting
 
     faulting.show(home, limit, full=rules, json=json)
+
+
+app.command()(accounts.audit)
+
+for group in (accounts.user, accounts.group, accounts.token, accounts.quota):
+    app.add_typer(group)
 
 
 @app.command()

@@ -1,13 +1,18 @@
 """`fireflyer up`."""
 
 import logging
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from fireflyer import log
 from fireflyer.errors import ConfigError
+from fireflyer.hai.database import PostgreSQL, parse_url
 from fireflyer.hai.home import EngineFile, ServerFile, locate
+from fireflyer.hai.listening import Public, parse_public
 from fireflyer.hai.server import DEFAULT_NODES, Options
 from fireflyer.hai.server import serve as serve_home
 
@@ -33,9 +38,48 @@ def choose(home: Path | None, engine: str | None, partition: str | None) -> Engi
     raise ConfigError(f"--engine must be local or slurm, not {engine!r}")
 
 
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the state is and who is served, as the command line says it."""
+
+    database: str | None
+    password_file: Path | None
+    listen: str | None
+    certificate: Path | None
+    key: Path | None
+    behind_proxy: bool
+
+    def postgresql(self) -> PostgreSQL | None:
+        """None: what the home remembers.
+
+        Raises:
+            ConfigError: the options do not go together.
+        """
+        if self.database is None:
+            if self.password_file is not None:
+                raise ConfigError("--database-password-file is for --database postgresql://...")
+            return None
+        parse_url(self.database)
+        password = "" if self.password_file is None else os.path.abspath(self.password_file)
+        return PostgreSQL(url=self.database, password_file=password)
+
+    def public(self) -> Public | None:
+        """None: this machine alone.
+
+        Raises:
+            ConfigError: the options do not go together.
+        """
+        if self.listen is None:
+            if self.certificate is not None or self.key is not None or self.behind_proxy:
+                raise ConfigError("--tls-cert, --tls-key and --behind-proxy are for --listen")
+            return None
+        certificate, key = str(self.certificate or ""), str(self.key or "")
+        return parse_public(self.listen, certificate, key, behind_proxy=self.behind_proxy)
+
+
 def serve(
     home: Path | None,
     engine: EngineFile,
+    where: Where,
     nodes: int | None,
     port: int,
     keep: bool,
@@ -52,21 +96,29 @@ def serve(
         nodes_text = f"nodes of Slurm, partition {engine.partition or 'by default'}"
     else:
         nodes_text = f"nodes: {nodes or DEFAULT_NODES}"
-    options = Options(
-        home=locate(home), engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep,
-        policy=policy,
-    )  # fmt: skip
-    where = options.home
-    where.create()
+    found = locate(home)
+    database, public = where.postgresql(), where.public()
+    found.create()
     log.configure(logging.INFO)
     with ExitStack() as starting:
-        starting.enter_context(where.starting())
+        starting.enter_context(found.starting())
+
+        def stand_by(leader: str) -> None:
+            starting.close()
+            _say(f"standing by: {leader} leads with this database; Ctrl-C ends")
 
         def ready(server: ServerFile) -> None:
             starting.close()
-            sys.stderr.write(
-                f"fireflyer: serving {where.path} on port {server.port}, {nodes_text}; Ctrl-C ends\n"
-            )
-            sys.stderr.flush()
+            also = "" if where.listen is None else f" and at {where.listen}"
+            _say(f"serving {found.path} on port {server.port}{also}, {nodes_text}; Ctrl-C ends")
 
+        options = Options(
+            home=found, engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep,
+            policy=policy, database=database, public=public, stand_by=stand_by,
+        )  # fmt: skip
         serve_home(options, ready)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"fireflyer: {text}\n")
+    sys.stderr.flush()

@@ -1,176 +1,212 @@
-"""The HTTP routes, only those that the command line needs. Bodies are JSON of the structs in `model`.
+"""The HTTP routes. Bodies are JSON of the structs in `model` and `identity`; /openapi.json describes them.
 
-Every request carries the bearer token. A refusal is `{"error": <class of errors.py>, "message": ...}`.
+Every request carries a bearer token (`auth.py`). A refusal is `{"error": class, "message": text}`.
 """
 
-import hmac
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import msgspec
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import FastAPI, Header, Query, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fireflyer import errors
+from fireflyer.hai import answers, streams
+from fireflyer.hai.access import Accounts
+from fireflyer.hai.account_routes import account_routes
+from fireflyer.hai.answers import Granted, documented, json, read
+from fireflyer.hai.auth import needing
 from fireflyer.hai.cluster_api import cluster_routes
 from fireflyer.hai.controller import Controller
-from fireflyer.hai.faults.observations import Validator
-from fireflyer.hai.model import LeaseRequest, TaskSpec
-from fireflyer.hai.workspaces.routes import routes
+from fireflyer.hai.identity import HOME_TOKEN, Identity
+from fireflyer.hai.meters import CONTENT_TYPE, Meters
+from fireflyer.hai.model import Event, LeaseRequest, TaskSpec, TaskView
+from fireflyer.hai.store import Store
+from fireflyer.hai.trail import Trail
+from fireflyer.hai.workspaces.routes import workspace_routes
 
 ATTEMPT_HEADER = "X-Fireflyer-Attempt"
 NEXT_HEADER = "X-Fireflyer-Next"
 END_HEADER = "X-Fireflyer-End"
 SEQ_HEADER = "X-Fireflyer-Seq"
 
+BYTES = "application/octet-stream"
+
 Seq = Annotated[int, Query(ge=0, lt=1 << 62)]
 Wait = Annotated[float, Query(ge=0, allow_inf_nan=False)]
-
-_STATUS: list[tuple[type[Exception], int]] = [
-    (errors.ConfigError, 400),
-    (errors.WorkspaceError, 400),
-    (errors.TaskError, 409),
-    (errors.NoSpace, 507),
-    (errors.FireflyerError, 500),
-]
+LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
 
 
-def build(controller: Controller, token: str, shut_down: Callable[[bool], None]) -> ASGIApp:
-    """The application.
+def build(
+    controller: Controller, store: Store, accounts: Accounts, shut_down: Callable[[bool], None]
+) -> FastAPI:
+    """The application, without its `Gate`.
 
     Args:
         controller: what the routes call.
-        token: bearer token that every request must carry.
+        store: of the same server.
+        accounts: of the same server.
         shut_down: begins the end of the server; its argument says whether tasks are kept running.
     """
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_exception_handler(errors.FireflyerError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    _task_routes(app, controller)
-    app.include_router(routes(controller.workspaces))
-    cluster_routes(app, controller)
-
-    @app.get("/events")
-    async def events(after: Seq = 0, task: str | None = None, wait_s: Wait = 0.0) -> Response:
-        return _json(await controller.events(after, task, wait_s))
-
-    @app.get("/faults")
-    async def faults(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
-        return _json(controller.faults.recent(limit))
-
-    @app.post("/observations")
-    async def observed(request: Request) -> Response:
-        try:
-            found = msgspec.json.decode(await request.body(), type=Validator)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise errors.ConfigError(f"the observation cannot be read: {error}") from None
-        return _json(controller.observed(found))
-
-    @app.post("/shutdown")
-    async def shutdown(keep: bool = False) -> Response:
-        shut_down(keep)
-        return _json({})
-
-    return _Bearer(app, token)
+    trail = Trail(store.database)
+    app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
+    answers.add_refusals(app)
+    answers.describe(app)
+    _task_routes(app, controller, accounts, trail)
+    _stream_routes(app, controller, accounts, trail)
+    _server_routes(app, controller, trail, shut_down)
+    cluster_routes(app, controller, store, trail)
+    workspace_routes(app, controller.workspaces, trail)
+    account_routes(app, accounts, store, trail, controller.read_quotas)
+    app.add_middleware(_Timed, meters=controller.meters)
+    return app
 
 
-def _task_routes(app: FastAPI, controller: Controller) -> None:
-    @app.post("/tasks")
-    async def submit(request: Request) -> Response:
-        try:
-            spec = msgspec.json.decode(await request.body(), type=TaskSpec)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise errors.ConfigError(f"the task cannot be read: {error}") from None
-        return _json(controller.submit(spec))
+def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
+    needs = needing(trail)
 
-    @app.get("/tasks")
-    async def tasks(live: bool = False) -> Response:
-        return _json(controller.views(live=live))
+    @app.post("/tasks", **documented(TaskView, TaskSpec))
+    async def submit(request: Request, who: Identity = needs("submit")) -> Response:
+        """Takes a task in; it is on disk when this answers."""
+        spec = read(await request.body(), TaskSpec, "task")
+        with trail.change(who, "submit", ""):
+            accounts.check_group(who, spec.group)
+            return json(controller.submit(spec, who.user))
 
-    @app.get("/tasks/{task}")
-    async def show(task: str) -> Response:
-        response = _json(controller.view(task))
+    @app.get("/tasks", **documented(list[TaskView]))
+    async def tasks(live: bool = False, who: Identity = needs("read")) -> Response:
+        """Tasks in order of submission: one's own; all of them for an operator."""
+        return json(controller.views(live=live, user=who.only))
+
+    @app.get("/tasks/{task}", **documented(TaskView))
+    async def show(task: str, who: Identity = needs("read")) -> Response:
+        controller.check_owner(task, who.only)
+        response = json(controller.view(task))
         response.headers[SEQ_HEADER] = str(controller.last_seq())
         return response
 
-    @app.post("/tasks/{task}/stop")
-    async def stop(task: str) -> Response:
-        return _json(controller.request(task, "stop"))
+    def steering(what: Any) -> None:
+        async def steer(task: str, who: Identity = needs("submit")) -> Response:
+            with trail.change(who, what, task[:20]):
+                controller.check_owner(task, who.only)
+                return json(controller.request(task, what))
 
-    @app.post("/tasks/{task}/suspend")
-    async def suspend(task: str) -> Response:
-        return _json(controller.request(task, "suspend"))
+        steer.__name__ = what
+        app.post(f"/tasks/{{task}}/{what}", **documented(TaskView))(steer)
 
-    @app.post("/tasks/{task}/resume")
-    async def resume(task: str) -> Response:
-        return _json(controller.request(task, "resume"))
+    for what in ("stop", "suspend", "resume"):
+        steering(what)
 
-    @app.post("/tasks/{task}/lease")
-    async def lease(task: str, request: Request) -> Response:
-        try:
-            asked = msgspec.json.decode(await request.body(), type=LeaseRequest)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise errors.ConfigError(f"the lease cannot be read: {error}") from None
-        return _json({"granted": controller.lease(task, asked)})
+    @app.post("/tasks/{task}/lease", **documented(Granted, LeaseRequest))
+    async def lease(task: str, request: Request, who: Identity = needs("submit")) -> Response:
+        """Whether a part of an attempt whose ranks were parted may go on."""
+        asked = read(await request.body(), LeaseRequest, "lease")
+        controller.check_owner(task, who.only)
+        return json(Granted(granted=controller.lease(task, asked)))
 
-    @app.get("/tasks/{task}/log/{rank}")
+
+def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
+    needs = needing(trail)
+
+    def allowed(who: Identity) -> Callable[[], bool]:
+        return lambda: who.token == HOME_TOKEN or accounts.taken(who.token)
+
+    @app.get("/tasks/{task}/log/{rank}", **documented(bytes, media=BYTES))
     async def log(
         task: str,
         rank: int,
         offset: Seq = 0,
         attempt: Seq | None = None,
         wait_s: Wait = 0.0,
+        who: Identity = needs("read"),
     ) -> Response:
+        """Up to 1 MiB of a rank's output from a byte offset; headers say how to go on."""
+        controller.check_owner(task, who.only)
         piece = await controller.log(task, rank, offset, attempt, wait_s)
         headers = {
             ATTEMPT_HEADER: str(piece.attempt),
             NEXT_HEADER: str(piece.next),
             END_HEADER: "1" if piece.end else "0",
         }
-        return Response(piece.data, media_type="application/octet-stream", headers=headers)
+        return Response(piece.data, media_type=BYTES, headers=headers)
+
+    @app.get("/tasks/{task}/log/{rank}/stream", **documented(str, media=streams.MEDIA))
+    async def log_stream(
+        task: str,
+        rank: int,
+        offset: Seq = 0,
+        attempt: Seq | None = None,
+        last_id: LastId = None,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """A rank's output as server-sent events until the attempt is over; id: ATTEMPT:OFFSET."""
+        controller.check_owner(task, who.only)
+        attempt, offset = streams.log_place(last_id, attempt, offset)
+        file = controller.logs.find(task, rank, attempt)
+        return streams.answer(streams.log_messages(controller, file, offset, allowed(who)))
+
+    @app.get("/events", **documented(list[Event]))
+    async def events(
+        after: Seq = 0,
+        task: str | None = None,
+        wait_s: Wait = 0.0,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """Up to 1000 lines of the history; waits for the first."""
+        if task is not None:
+            controller.check_owner(task, who.only)
+        return json(await controller.events(after, task, wait_s, who.only))
+
+    @app.get("/events/stream", **documented(str, media=streams.MEDIA))
+    async def event_stream(
+        after: Seq = 0,
+        task: str | None = None,
+        last_id: LastId = None,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """The history as server-sent events; id: the seq."""
+        if task is not None:
+            controller.view(task)
+            controller.check_owner(task, who.only)
+        after = streams.event_place(last_id, after)
+        messages = streams.event_messages(controller, after, task, who.only, allowed(who))
+        return streams.answer(messages)
 
 
-class _Bearer:
-    """Answers 401 to whatever does not carry the token."""
+def _server_routes(
+    app: FastAPI, controller: Controller, trail: Trail, shut_down: Callable[[bool], None]
+) -> None:
+    needs = needing(trail)
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    @app.get("/metrics", **documented(str, media=CONTENT_TYPE))
+    async def metrics(who: Identity = needs("operate")) -> Response:
+        """In the format of Prometheus."""
+        del who
+        return Response(controller.meters.text(), media_type=CONTENT_TYPE)
+
+    @app.post("/shutdown", **documented(dict))
+    async def shutdown(keep: bool = False, who: Identity = needs("admin")) -> Response:
+        """Ends the server; its tasks are stopped first, or kept."""
+        with trail.change(who, "shutdown", "keep" if keep else ""):
+            shut_down(keep)
+        return json({})
+
+
+class _Timed:
+    """Measures each answer by its route; a stream is none that ends."""
+
+    def __init__(self, app: ASGIApp, meters: Meters) -> None:
         self._app = app
-        self._expected = b"Bearer " + token.encode()
+        self._meters = meters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                refusal = _error("ConfigError", "the bearer token is missing or wrong", 401)
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        begun = time.perf_counter()
 
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "none")
+                if not route.endswith("/stream"):
+                    labels = self._meters.request_s.labels(route, str(message["status"]))
+                    labels.observe(time.perf_counter() - begun)
+            await send(message)
 
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _error(name: str, message: str, status: int) -> Response:
-    response = _json({"error": name, "message": message})
-    response.status_code = status
-    return response
-
-
-async def _refused(_request: Request, error: Exception) -> Response:
-    status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    return _error(type(error).__name__, str(error), status)
-
-
-async def _invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    return _error("ConfigError", f"{first['loc'][-1]}: {first['msg']}", 400)
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error("ConfigError", f"no such call: {error.detail}", error.status_code)
+        await self._app(scope, receive, sending)

@@ -1,6 +1,7 @@
 """The platform from Python: submit tasks, watch them, steer them. Standard library and msgspec only.
 
-Every call finds the server anew through its home, so a `Client` outlives the servers it talks to.
+Every call finds the server anew through its home, so a `Client` outlives the servers it talks to; or it goes
+to the server that FIREFLYER_SERVER names, with the token of FIREFLYER_TOKEN_FILE.
 A `Client` keeps no connection and may be used from several threads.
 """
 
@@ -8,6 +9,7 @@ import http.client
 import os
 import re
 import select
+import ssl
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ import msgspec
 
 from fireflyer import errors
 from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
+from fireflyer.hai import remote
 from fireflyer.hai.admission import check_text
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
@@ -63,11 +66,14 @@ class Client:
     it does not answer, and the server's own errors (TaskError, ConfigError, ...) as they are.
 
     Args:
-        home: the platform's folder; default $FIREFLYER_HOME, else ~/.local/state/fireflyer.
+        home: the platform's folder; default: the server at $FIREFLYER_SERVER, else the home $FIREFLYER_HOME,
+            else ~/.local/state/fireflyer. With $FIREFLYER_TOKEN_FILE that token instead of the home's.
     """
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = locate(home)
+        self._remote = remote.from_environment() if home is None else None
+        """The server elsewhere; None: the home's."""
 
     @classmethod
     def connect(
@@ -88,6 +94,9 @@ class Client:
             DeadlineExceeded: the server did not start in time.
         """
         client = cls(home)
+        if client._remote is not None and client._remote.url:
+            client.nodes()
+            return client
         if client.home.served():
             with suppress(PeerLost, Corrupted):
                 client.nodes()
@@ -269,11 +278,15 @@ class Client:
         return self.home.read_server()
 
     def shutdown(self, *, keep: bool = False) -> None:
-        """Ends the server and waits until it is gone; its tasks are stopped first, with their grace.
+        """Ends the server and, if it is on this machine, waits until it is gone; its tasks are stopped first,
+        with their grace.
 
         Args:
             keep: leave the tasks running; the next server takes them up.
         """
+        if self._remote is not None and self._remote.url:
+            self._ask("POST", "/shutdown", {"keep": int(keep)})
+            return
         try:
             process = os.pidfd_open(self.server().pid)
         except ProcessLookupError:
@@ -310,30 +323,51 @@ class Client:
         body: bytes | None = None,
         wait_s: float = 0.0,
     ) -> tuple[bytes, http.client.HTTPMessage]:
-        server = self.server()
-        token = self.home.read_token(Path(server.token_file))
-        target = path + ("?" + urlencode(query) if query else "")
         timeout = wait_s + CALL_DEADLINE_S
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout)
+        target = path + ("?" + urlencode(query) if query else "")
+        try:
+            connection, token, name = self._connect(timeout)
+        except OSError as error:
+            raise PeerLost(f"the server cannot be reached: {error}") from None
         try:
             connection.request(method, target, body, {"Authorization": f"Bearer {token}"})
             answer = connection.getresponse()
             data = answer.read()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the server (pid {server.pid}) did not answer within {timeout:.0f} s; "
-                f"see {self.home.log}"
+                f"the server ({name}) did not answer within {timeout:.0f} s; see {self.home.log}"
+            ) from None
+        except ssl.SSLCertVerificationError as error:
+            raise PeerLost(
+                f"the server ({name}) has no certificate that is trusted here "
+                f"({error.verify_message}); FIREFLYER_CA_FILE names a file of your own authority's"
             ) from None
         except (OSError, http.client.HTTPException):
-            raise PeerLost(
-                f"the server (pid {server.pid}) of {self.home.path} went away; tasks run on; "
-                "start it again with `fireflyer up`"
-            ) from None
+            raise PeerLost(self._gone(name)) from None
         finally:
             connection.close()
         if answer.status != 200:
             raise _error_of(data, answer.status)
         return data, answer.headers
+
+    def _connect(self, timeout_s: float) -> tuple[http.client.HTTPConnection, str, str]:
+        """A connection that is not open yet, the token, and the server's name for people."""
+        if self._remote is not None and self._remote.url:
+            remote = self._remote
+            return remote.connection(timeout_s), self.home.read_token(remote.token), remote.url
+        server = self.server()
+        path = Path(server.token_file) if self._remote is None else self._remote.token
+        token = self.home.read_token(path)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout_s)
+        return connection, token, f"pid {server.pid}"
+
+    def _gone(self, name: str) -> str:
+        if self._remote is not None and self._remote.url:
+            return f"the server {name} cannot be reached, or went away; tasks run on"
+        return (
+            f"the server ({name}) of {self.home.path} went away; tasks run on; "
+            "start it again with `fireflyer up`"
+        )
 
     def _nobody(self) -> PeerLost:
         return PeerLost(f"no server serves {self.home.path}; start one with `fireflyer up`")

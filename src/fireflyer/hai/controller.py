@@ -9,8 +9,8 @@ recovered, and pending stops, suspends and releases are asked for again.
 import asyncio
 import os
 import secrets
-import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -35,7 +35,6 @@ from fireflyer.hai.faults.attending import Attendant
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, load
 from fireflyer.hai.home import Home
-from fireflyer.hai.inotify import DirectoryWatch
 from fireflyer.hai.lifecycle import (
     Action,
     Launch,
@@ -48,23 +47,15 @@ from fireflyer.hai.lifecycle import (
     Task,
     Verdict,
 )
+from fireflyer.hai.logs import MAX_WAIT_S, LogPiece, Logs
 from fireflyer.hai.marks import Mark, Marks
-from fireflyer.hai.model import (
-    TERMINAL,
-    Event,
-    LeaseRequest,
-    RankView,
-    TaskSpec,
-    TaskView,
-    WhyView,
-)
+from fireflyer.hai.meters import Gauges, Meters
+from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskView, WhyView
 from fireflyer.hai.policies import DEFAULT
-from fireflyer.hai.store import Moment, Row, Store
+from fireflyer.hai.store import Moment, Store, unknown
+from fireflyer.hai.views import Views
 from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
-
-MAX_WAIT_S = 60.0
-"""The longest that one request may wait for news."""
 
 EVENTS_PER_ANSWER = 1000
 
@@ -73,20 +64,7 @@ LONGEST_SLEEP_S = 3600.0
 HISTORY = 100_000
 """So many events of a task are read to learn what it had of the cluster before."""
 
-LOG_BYTES_PER_ANSWER = 1 << 20
-
 _log = get_logger("hai")
-
-
-class LogPiece(msgspec.Struct, frozen=True):
-    """Some bytes of a rank's log."""
-
-    attempt: int
-    data: bytes
-    next: int
-    """Offset to go on from."""
-    end: bool
-    """The attempt is over and nothing follows."""
 
 
 class Controller:
@@ -101,18 +79,22 @@ class Controller:
         self._store = store
         self._engine = engine
         self.workspaces = Workspaces(home, self._live_specs)
-        self.dispatch = Dispatch(policy, Marks(store))
+        self.dispatch = Dispatch(policy, Marks(store.database))
+        self.dispatch.set_quotas(store.quotas())
         self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
-        self._watch = DirectoryWatch()
+        self.logs = Logs(home, store, self._writing)
+        self.meters = Meters()
+        self.meters.gauges = self._gauges
         self._draining = False
         self._closing = False
         tables = (load(home.path), store, engine, self._tasks)
         self.faults = Attendant(*tables, self._directory, self._call, self._tell, self.drain)
         self._look_again: asyncio.TimerHandle | None = None
+        self._views = Views(home, store, self._tasks, self.dispatch, self.faults.desk)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -141,10 +123,11 @@ class Controller:
         if self._look_again is not None:
             self._look_again.cancel()
         self._tell()
+        self.logs.end()
         for call in list(self._calls.values()):
             await asyncio.wait({call})
         await self._engine.close()
-        self._watch.close()
+        self.logs.close()
 
     def _take_up(self) -> None:
         for task in self._store.load():
@@ -190,26 +173,27 @@ class Controller:
         """
         return self.faults.observed(found)
 
-    def submit(self, spec: TaskSpec) -> TaskView:
-        """Takes a task in; it is on disk when this returns.
+    def submit(self, spec: TaskSpec, user: str = "") -> TaskView:
+        """Takes a user's task in; it is on disk when this returns.
 
         Raises:
             ConfigError: a field of the spec cannot work.
             TaskError: it asks for more nodes than there are.
         """
         check(spec)
-        self.workspaces.admit(spec)
+        self.workspaces.admit(spec, user)
         if self._draining:
             raise TaskError("the server is shutting down and takes no more tasks")
         fresh = Task(
-            id="", order=0, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
+            id="", order=0, user=user, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
             max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
         )  # fmt: skip
         self.dispatch.check(spec)
-        step = lifecycle.admit(fresh)
-        name = self._store.add(spec, secrets.token_hex(32), step, now())
+        step, when = lifecycle.admit(fresh), now()
+        name = self._store.add(spec, secrets.token_hex(32), step, when, user)
         task = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
         self._tasks[name] = task
+        self.meters.step(task, step.notes, when.wall)
         self.dispatch.submit(task, spec)
         self._schedule()
         self._tell()
@@ -257,7 +241,7 @@ class Controller:
         Raises:
             TaskError: no such task.
         """
-        return self._view(self._store.row(name))
+        return self._views.task(self._store.row(name))
 
     def why(self, name: str) -> WhyView:
         """What a task waits for.
@@ -268,16 +252,33 @@ class Controller:
         row = self._store.row(name)
         return self.dispatch.why(name, row.state, row.reason)
 
-    def views(self, *, live: bool) -> list[TaskView]:
-        """All tasks in order of submission, or only those that are not over."""
-        return [self._view(row) for row in self._store.rows(live=live)]
+    def views(self, *, live: bool, user: str | None = None) -> list[TaskView]:
+        """All tasks in order of submission, or only those that are not over, or of one user."""
+        return [self._views.task(row) for row in self._store.rows(live=live, user=user)]
+
+    def check_owner(self, name: str, user: str | None) -> None:
+        """Refuses a task that is not of this user; None: any user's will do.
+
+        Raises:
+            NoSuchTask: it belongs to another, or to nobody.
+        """
+        if user is not None and self._store.row(name).user != user:
+            raise unknown(name)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the server ends, and every waiting request is to be answered."""
+        return self._closing
 
     def last_seq(self) -> int:
         """Seq of the newest event."""
         return self._store.last_seq()
 
-    async def events(self, after: int, name: str | None, wait_s: float) -> list[Event]:
-        """Events above `after`; waits up to `wait_s` for the first.
+    async def events(
+        self, after: int, name: str | None, wait_s: float, user: str | None = None
+    ) -> list[Event]:
+        """Events above `after`, of one task or one user's tasks when named; waits up to `wait_s` for the
+        first.
 
         Raises:
             TaskError: no such task.
@@ -287,7 +288,7 @@ class Controller:
         found: list[Event] = []
 
         def look() -> bool:
-            found[:] = self._store.events(after, name, EVENTS_PER_ANSWER)
+            found[:] = self._store.events(after, name, EVENTS_PER_ANSWER, user)
             return bool(found) or self._closing
 
         await self._wait(look, wait_s)
@@ -301,38 +302,12 @@ class Controller:
         Raises:
             TaskError: no such task, attempt or rank.
         """
-        row = self._store.row(name)
-        world = row.spec.nodes * row.spec.ranks_per_node
-        number = row.attempt if attempt is None else attempt
-        if not 0 <= rank < world:
-            has = lifecycle.count(world, "rank")
-            raise TaskError(f"task {name} has {has}; there is no rank {rank}")
-        if number == 0:
-            raise TaskError(f"task {name} has not started yet, so it has no log")
-        if self._store.attempt(name, number) is None:
-            raise TaskError(f"task {name} has no attempt {number}")
-        path = self._directory(name, number) / f"{rank}.log"
-        deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
-        over = not self._writing(name, number)
-        data = _read_at(path, offset)
-        if data or over or wait_s <= 0:
-            return LogPiece(number, data, offset + len(data), over and not data)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._watch.watching(path) as grown:
-            while True:
-                over = not self._writing(name, number)
-                data = _read_at(path, offset)
-                left = deadline - time.monotonic()
-                if data or over or left <= 0 or self._closing:
-                    return LogPiece(number, data, offset + len(data), over and not data)
-                grown.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await grown.wait()
+        return await self.logs.read(self.logs.find(name, rank, attempt), offset, wait_s)
 
-    def wake_log_readers(self) -> None:
-        """They look again: other machines write to logs without a word to this one's kernel."""
-        self._watch.wake_all()
+    def _gauges(self) -> Gauges:
+        found = self.dispatch.gauges()
+        found.tasks = dict(Counter(task.state for task in self._tasks.values()))
+        return found
 
     def _writing(self, name: str, attempt: int) -> bool:
         """Whether processes of this attempt may still write to its logs."""
@@ -359,8 +334,11 @@ class Controller:
         task = step.task
         before = self._tasks.get(task.id)
         self._tasks[task.id] = task
+        self.meters.step(task, step.notes, when.wall)
         if before is not None:
             self.dispatch.follow(before, task)
+            if before.placement and not task.placement:
+                self.logs.wake(task.id, task.attempt)
         for note in step.notes:
             _log.info("%s attempt %d: %s %s", task.id, task.attempt, note.kind, note.detail or "")
         for action in step.actions:
@@ -374,7 +352,9 @@ class Controller:
             return
         wait_s: float | None = 0.0
         while wait_s == 0.0:
-            for action in self.dispatch.plan():
+            with self.meters.plan_s.time():
+                actions = self.dispatch.plan()
+            for action in actions:
                 step = lifecycle.decide(self._tasks[action.task], action)
                 self.dispatch.apply(action)
                 self._commit(step, now())
@@ -404,16 +384,29 @@ class Controller:
         except FireflyerError as error:
             _log.warning("the engine does not drain %s: %s", node, error)
 
-    async def undrain(self, node: str) -> None:
-        """Takes a node's mark off, the engine's own too.
+    def unmark(self, node: str) -> None:
+        """Takes a node's mark off; it is on disk when this returns.
 
         Raises:
-            TaskError: no such node, or the engine does not allow it.
+            TaskError: no such node.
         """
         self.dispatch.mark(node, None)
+        self.replan()
+
+    async def undrain_engine(self, node: str) -> None:
+        """Has the engine use a node again that it has drained.
+
+        Raises:
+            TaskError: the engine does not allow it.
+        """
         if any(found.name == node and found.state == "drained" for found in self._engine.nodes()):
             await self._engine.undrain(node)
             self._look_at_nodes()
+            self.replan()
+
+    def read_quotas(self) -> None:
+        """Quotas have changed: they hold for what starts from now on."""
+        self.dispatch.set_quotas(self._store.quotas())
         self.replan()
 
     def replan(self) -> None:
@@ -425,7 +418,6 @@ class Controller:
         """Wakes whoever waits for news."""
         self._news.set()
         self._news = asyncio.Event()
-        self._watch.wake_all()
 
     # -- the engine --------------------------------------------------------------------------------
 
@@ -464,6 +456,7 @@ class Controller:
         async def run() -> None:
             if before is not None:
                 await asyncio.wait({before})
+            self._store.database.alive()
             await call()
 
         task = asyncio.create_task(run())
@@ -516,7 +509,8 @@ class Controller:
 
     async def _prepared(self, action: Launch) -> bool:
         """Makes what the attempt needs; False where it is not to start any more."""
-        spec = self._store.row(action.task).spec
+        row = self._store.row(action.task)
+        spec = row.spec
         if not (spec.workspace or spec.venv):
             return True
 
@@ -525,7 +519,7 @@ class Controller:
             return self._closing or task.stopping or task.state == "suspending"
 
         log = self._directory(action.task, action.attempt) / "0.log"
-        preparing = self.workspaces.prepare(action.task, spec, log)
+        preparing = self.workspaces.prepare(action.task, spec, log, row.user)
         if await finish_unless(preparing, unwanted, lambda: self._news.wait()):
             return True
         if not self._closing:  # else it comes back as lost: it never reached the engine
@@ -575,89 +569,7 @@ class Controller:
     def _directory(self, name: str, attempt: int) -> Path:
         return self._home.tasks / name / str(attempt)
 
-    # -- views -------------------------------------------------------------------------------------
-
-    def _view(self, row: Row) -> TaskView:
-        reason = row.reason
-        task = self._tasks.get(row.task)
-        if task is not None and task.state == "queued" and not reason:
-            reason = self.dispatch.waiting_for(task.id)
-        lease = self._store.lease(row.task, row.attempt)
-        node_faults, avoid = self._store.faults(row.task)
-        return TaskView(
-            id=row.task,
-            spec=row.spec,
-            state=row.state,
-            reason=reason,
-            attempt=row.attempt,
-            generation=0 if lease is None else lease.generation,
-            members=() if lease is None else lease.members,
-            restarts=row.restarts,
-            node_faults=min(node_faults, row.spec.max_node_faults),
-            avoid=avoid,
-            ranks=self._ranks(row),
-            directory=str(self._home.tasks / row.task),
-            created=row.created,
-        )
-
-    def _ranks(self, row: Row) -> tuple[RankView, ...]:
-        attempt = self._store.attempt(row.task, row.attempt) if row.attempt else None
-        if attempt is None:
-            return ()
-        pids: dict[int, int] = {}
-        ends: dict[int, str] = {}
-        incarnations: dict[int, int] = {}
-        outside: set[int] = set()
-        for event in self._store.rank_events(row.task, row.attempt):
-            rank, incarnation = event.detail["rank"], event.detail.get("incarnation", 0)
-            if event.kind == "rank_started":
-                pids[rank], incarnations[rank] = event.detail["pid"], incarnation
-                ends.pop(rank, None)
-                outside |= {rank} if incarnation else set()
-            elif event.kind == "rank_joined":
-                outside.discard(rank)
-            elif incarnation >= incarnations.get(rank, 0):
-                ends[rank] = describe_exit(event.detail)
-        over = "lost" if attempt.outcome is not None else None
-        directory = self._directory(row.task, row.attempt)
-        pace = partial(self.faults.desk.step_of, row.task, row.attempt)
-        return tuple(
-            RankView(
-                step=pace(rank)[0],
-                slower=pace(rank)[1],
-                rank=rank,
-                node=attempt.nodes[rank // row.spec.ranks_per_node],
-                pid=pids.get(rank),
-                ended=ends.get(rank, over),
-                log=str(directory / f"{rank}.log"),
-                incarnation=incarnations.get(rank, 0),
-                member=rank not in outside,
-            )
-            for rank in range(row.spec.nodes * row.spec.ranks_per_node)
-        )
-
-
-def _read_at(path: Path, offset: int) -> bytes:
-    """Up to LOG_BYTES_PER_ANSWER bytes; none where the file is missing or shorter."""
-    try:
-        with path.open("rb") as file:
-            return os.pread(file.fileno(), LOG_BYTES_PER_ANSWER, offset)
-    except FileNotFoundError:
-        return b""
-
 
 def now() -> Moment:
     """This moment on both clocks."""
     return Moment(time.monotonic_ns(), time.time())
-
-
-def describe_exit(detail: dict[str, Any]) -> str:
-    """How a rank ended, e.g. "exit 0", "SIGKILL", "suspended" or "lost", with its node."""
-    if detail["suspended"]:
-        return "suspended"
-    if detail["signal"] is None:
-        return "lost" if detail["code"] is None else f"exit {detail['code']}"
-    try:
-        return signal.Signals(detail["signal"]).name
-    except ValueError:
-        return f"signal {detail['signal']}"

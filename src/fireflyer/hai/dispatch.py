@@ -6,14 +6,18 @@ held back where the clock is set back.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai import lifecycle, why
-from fireflyer.hai.cluster import AUTO, Cluster, Job, Node, Phase, Window
+from fireflyer.hai.cluster import ANY, AUTO, Cluster, Job, Node, Phase, Quota, Window
 from fireflyer.hai.engines import Node as EngineNode
+from fireflyer.hai.identity import Quota as Limit
+from fireflyer.hai.lanes import QuotaKey
 from fireflyer.hai.lifecycle import ACTIVE, Action, Task
 from fireflyer.hai.marks import Mark, Marks
+from fireflyer.hai.meters import Gauges
 from fireflyer.hai.model import (
     PRIORITIES,
     TERMINAL,
@@ -25,6 +29,8 @@ from fireflyer.hai.model import (
     WindowView,
 )
 from fireflyer.hai.planner import plan
+
+_FREE = {"ready": "free"}
 
 
 class Clock:
@@ -152,6 +158,36 @@ class Dispatch:
         self.cluster.advance(self.now())
         found = sorted(self.cluster.windows.values(), key=lambda window: (window.begin, window.id))
         return [_window_view(window) for window in found]
+
+    # -- quotas ------------------------------------------------------------------------------------
+
+    def set_quotas(self, rows: Iterable[Limit]) -> None:
+        """All limits as they are set now. One without a user or group holds for each of those without a limit
+        of their own; one without a priority for each priority that the same user and group have none for.
+        """
+        wanted: dict[QuotaKey, Quota] = {}
+        for row in sorted(rows, key=lambda row: row.priority != ""):
+            found = Quota(nodes=row.nodes, gpus=row.gpus)
+            levels = [PRIORITIES[row.priority]] if row.priority else list(PRIORITIES.values())
+            for level in levels:
+                wanted[row.user or ANY, level, row.group or ANY] = found
+        cluster = self.cluster
+        for user, level, group in {**cluster.quotas, **wanted}:
+            limit = wanted.get((user, level, group))
+            if limit != cluster.quotas.get((user, level, group)):
+                cluster.set_quota(user, level, group, limit)
+
+    def gauges(self) -> Gauges:
+        """Queued tasks by priority, nodes by state."""
+        names = {level: name for name, level in PRIORITIES.items()}
+        queued = [job for job in self.cluster.jobs.values() if job.phase == "queued"]
+        found = Gauges()
+        found.queued = {"normal": 0, **Counter(names[job.level] for job in queued)}
+        states = [
+            "busy" if node.tasks else _FREE.get(node.state, node.state) for node in self.nodes()
+        ]
+        found.nodes = {"busy": 0, "free": 0, **Counter(states)}
+        return found
 
     # -- tasks -------------------------------------------------------------------------------------
 

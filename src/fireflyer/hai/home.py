@@ -5,6 +5,7 @@
     ├── server.lock             locked by the server for as long as it lives; holds its pid
     ├── start.lock              locked by whoever is starting a server, until it answers
     ├── server.json             pid, port and token file of the server
+    ├── database.json           where its PostgreSQL is, once it was said; then there is no hai.sqlite
     ├── engine.json             what runs the tasks, once it was said: also the next server has it
     ├── policy                  the scheduling policy, likewise
     ├── token                   bearer token, mode 0600
@@ -58,6 +59,7 @@ class Home:
         self.start_lock = path / "start.lock"
         self.server = path / "server.json"
         self.engine = path / "engine.json"
+        self.database_file = path / "database.json"
         self.policy = path / "policy"
         self.token = path / "token"
         self.log = path / "server.log"

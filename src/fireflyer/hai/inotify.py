@@ -23,6 +23,7 @@ class DirectoryWatch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = -1
         self._waiters: dict[int, list[tuple[bytes, asyncio.Event]]] = {}
+        self._folders: dict[Path, int] = {}
 
     @contextmanager
     def watching(self, path: Path) -> Iterator[asyncio.Event]:
@@ -41,12 +42,19 @@ class DirectoryWatch:
         waiter = (os.fsencode(path.name), asyncio.Event())
         waiters = self._waiters.setdefault(watch, [])
         waiters.append(waiter)
+        self._folders[path.parent] = watch
         try:
             yield waiter[1]
         finally:
             waiters.remove(waiter)
             if not waiters and self._waiters.pop(watch, None) is not None:
                 self._libc.inotify_rm_watch(self._descriptor, watch)
+                self._folders.pop(path.parent, None)
+
+    def wake(self, folder: Path) -> None:
+        """Sets the events of the files in one folder."""
+        for _, event in self._waiters.get(self._folders.get(folder, -1), ()):
+            event.set()
 
     def wake_all(self) -> None:
         """Sets every event, for news that is not in the files."""

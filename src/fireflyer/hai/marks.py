@@ -6,27 +6,9 @@ import msgspec
 import sqlalchemy as sa
 
 from fireflyer.hai.cluster import Window
-from fireflyer.hai.store import Store
-
-metadata = sa.MetaData()
-
-_mark = sa.Table(
-    "node_mark",
-    metadata,
-    sa.Column("node", sa.Text, primary_key=True),
-    sa.Column("health", sa.Text, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("until", sa.Float),
-)
-
-_window = sa.Table(
-    "window",
-    metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("content", sa.Text, nullable=False),
-    sqlite_autoincrement=True,
-)
-"""`content`: a Window as JSON."""
+from fireflyer.hai.database import Database
+from fireflyer.hai.schema import node_mark as _mark
+from fireflyer.hai.schema import window as _window
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,16 +21,18 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marks:
-    """The two tables."""
+    """The two tables.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        with store.transaction() as connection:
-            metadata.create_all(connection)
+    Args:
+        database: open; the caller closes it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def all(self) -> dict[str, Mark]:
         """By node."""
-        with self._store.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(sa.select(_mark)).all()
         return {
             row.node: Mark(health=row.health, reason=row.reason, until=row.until) for row in rows
@@ -56,7 +40,7 @@ class Marks:
 
     def put(self, node: str, mark: Mark | None) -> None:
         """Sets a node's mark; None takes it off."""
-        with self._store.transaction() as connection:
+        with self._database.writing() as connection:
             connection.execute(_mark.delete().where(_mark.c.node == node))
             if mark is not None:
                 values = {"node": node, **msgspec.structs.asdict(mark)}
@@ -64,16 +48,17 @@ class Marks:
 
     def windows(self) -> list[Window]:
         """All that were added and not removed."""
-        with self._store.transaction() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(sa.select(_window).order_by(_window.c.number)).all()
         return [msgspec.json.decode(row.content, type=Window) for row in rows]
 
     def add_window(self, window: Window) -> Window:
         """Writes a new one; returns it with the id that it gets."""
-        with self._store.transaction() as connection:
+        with self._database.writing() as connection:
             key = connection.execute(_window.insert().values(content="")).inserted_primary_key
             assert key is not None
             window = msgspec.structs.replace(window, id=f"w{key[0]}")
+            self._database.name_object(f"window {window.id}")
             content = msgspec.json.encode(window).decode()
             at = _window.c.number == key[0]
             connection.execute(_window.update().where(at).values(content=content))
@@ -81,5 +66,5 @@ class Marks:
 
     def remove_window(self, name: str) -> None:
         """By its id."""
-        with self._store.transaction() as connection:
+        with self._database.writing() as connection:
             connection.execute(_window.delete().where(_window.c.number == int(name[1:])))

@@ -138,6 +138,8 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     """`<home>/tasks/<id>`: one folder an attempt, and `output/`, which outlives attempts."""
     created: float
     """Wall clock, seconds since 1970."""
+    user: str = ""
+    """Who submitted it."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The server process: one a home, on 127.0.0.1, in the foreground (`fireflyer up`) or behind a client.
 
     lock the home -> bind the port -> open the store -> take up old attempts -> write server.json -> serve
+    with PostgreSQL: open the database -> wait for the lease of the leader -> lock the home -> as above
 
 The end, by SIGINT, SIGTERM or the shutdown call: tasks are stopped with their grace (unless kept),
 waiting requests are answered, server.json goes. A second signal gives running ranks no more grace.
@@ -15,20 +16,26 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from fireflyer import log
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError
 from fireflyer.hai import api
+from fireflyer.hai.access import Accounts
+from fireflyer.hai.auth import Gate
 from fireflyer.hai.controller import Controller
+from fireflyer.hai.database import Database, PostgreSQL, parse_url
 from fireflyer.hai.engines import Engine
 from fireflyer.hai.home import EngineFile, Home, ServerFile, locate, write_private
+from fireflyer.hai.leader import LEASE_S, LEAVE_S, Leader
+from fireflyer.hai.listening import Public, Web, listen, web_config
 from fireflyer.hai.policies import DEFAULT, policy_named
 from fireflyer.hai.store import Store
+from fireflyer.program import allow_descriptors
 
 DEFAULT_NODES = 2
 
@@ -52,6 +59,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduling policy; None: what the home remembers, else the default."""
     keep: bool = False
     """Leave tasks running when a signal ends the server."""
+    database: PostgreSQL | None = None
+    """None: what the home remembers, else SQLite in the home."""
+    public: Public | None = None
+    """Where users of other machines are served, too."""
+    lease_s: float = LEASE_S
+    """Of the leader among the servers of one PostgreSQL database."""
+    stand_by: Callable[[str], None] | None = None
+    """Told who leads, before it waits for that server's end; None: do not wait, it is an error."""
 
 
 def chosen_engine(options: Options) -> Engine:
@@ -89,18 +104,102 @@ def serve(
         raise ConfigError(f"a server has from 1 to 10000 nodes, not {options.nodes}")
     home = options.home
     home.create()
-    lock = home.take()
-    if lock is None:
-        raise ConfigError(
-            f"a server (pid {home.holder()}) already serves {home.path}; `fireflyer down` ends it"
-        )
+    where = _settle_database(options)
+    with contextlib.ExitStack() as held:
+        if isinstance(where, PostgreSQL):
+            database = held.enter_context(
+                contextlib.closing(Database(where, lease_s=options.lease_s))
+            )
+            write_private(home.database_file, msgspec.json.encode(where) + b"\n")
+            leader = Leader(database, options.lease_s)
+            _await_lead(leader, options)
+            held.callback(leader.release)
+            held.callback(os.close, _take_home(home, options.lease_s + LEAVE_S))
+        else:
+            leader = None
+            held.callback(os.close, _take_home(home, 0))
+        listeners = [held.enter_context(listen("127.0.0.1", options.port))]
+        if options.public is not None:
+            public = options.public
+            listeners.append(held.enter_context(listen(public.host, public.port)))
+        if not isinstance(where, PostgreSQL):
+            database = held.enter_context(contextlib.closing(Database(where)))
+        store = Store(database)
+        accounts = Accounts(database)
+        if options.public is not None and not accounts.usable():
+            raise ConfigError(
+                f"--listen {options.public.host} is for users, and there are none with a token: "
+                "start without it, then `fireflyer user add NAME` and `fireflyer token create NAME`"
+            )
+        _settle_engine(options, store)
+        options = msgspec.structs.replace(options, policy=_settle_policy(options))
+        allow_descriptors()
+        parts = _Parts(store, accounts, leader, listeners)
+        asyncio.run(_serve(options, parts, make_engine, ready))
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """What is open while a server serves."""
+
+    store: Store
+    accounts: Accounts
+    leader: Leader | None
+    listeners: list[socket.socket]
+    """On loopback, then the public one if there is one."""
+
+
+def _take_home(home: Home, patience_s: float) -> int:
+    """The lock of the home; with PostgreSQL a server that has lost its lease is about to leave it."""
+    deadline = time.monotonic() + patience_s
+    while (lock := home.take()) is None:
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                f"a server (pid {home.holder()}) already serves {home.path}; `fireflyer down` ends it"
+            )
+        time.sleep(0.1)
+    return lock
+
+
+def _await_lead(leader: Leader, options: Options) -> None:
+    """Returns once this server leads.
+
+    Raises:
+        ConfigError: another one leads, and nobody wants to wait.
+    """
+    told = ""
+    while (other := leader.take()) is not None:
+        if options.stand_by is None:
+            raise ConfigError(f"another server ({other}) leads with this database; ask that one")
+        if other != told:
+            options.stand_by(other)
+            told = other
+        time.sleep(min(options.lease_s / 4, 1.0))
+
+
+def _settle_database(options: Options) -> PostgreSQL | Path:
+    """Where the state is: as asked for, else as the home remembers.
+
+    Raises:
+        ConfigError: the home has its tasks in SQLite.
+    """
+    home, wanted = options.home, options.database
     try:
-        with _listen(options.port) as listener, contextlib.closing(Store(home.database)) as store:
-            _settle_engine(options, store)
-            options = msgspec.structs.replace(options, policy=_settle_policy(options))
-            asyncio.run(_serve(options, listener, store, make_engine, ready))
-    finally:
-        os.close(lock)
+        known = msgspec.json.decode(home.database_file.read_bytes(), type=PostgreSQL)
+    except FileNotFoundError:
+        known = None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupted(
+            f"cannot read {home.database_file} ({error}); write it anew with `fireflyer up --database`"
+        ) from None
+    if wanted is None:
+        return known if known is not None else home.database
+    parse_url(wanted.url)
+    if home.database.exists():
+        raise ConfigError(
+            f"{home.path} has its tasks in {home.database.name}, which are not moved to PostgreSQL: "
+            "choose another home for it"
+        )
+    return wanted
 
 
 def _settle_engine(options: Options, store: Store) -> None:
@@ -137,48 +236,25 @@ def _settle_policy(options: Options) -> str:
     return name
 
 
-@contextlib.contextmanager
-def _listen(port: int) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-            listener.listen(128)
-        except OverflowError:
-            raise ConfigError(f"port {port} is not from 0 to 65535") from None
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port"
-            ) from None
-        yield listener
-
-
 async def _serve(
     options: Options,
-    listener: socket.socket,
-    store: Store,
+    parts: _Parts,
     make_engine: Callable[[Options], Engine],
     ready: Callable[[ServerFile], None],
 ) -> None:
     home = options.home
-    controller = Controller(home, store, make_engine(options), options.policy or DEFAULT)
+    policy = options.policy or DEFAULT
+    controller = Controller(home, parts.store, make_engine(options), policy)
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
-    config = uvicorn.Config(
-        api.build(controller, token, end.ask),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        timeout_graceful_shutdown=2,
-    )
-    web = _Web(config)
+    app = api.build(controller, parts.store, parts.accounts, end.ask)
+    webs = [Web(web_config(Gate(app, parts.accounts, token)))]
+    if options.public is not None:
+        webs.append(Web(web_config(Gate(app, parts.accounts, None), options.public)))
 
     def started() -> None:
         write_private(home.token, token.encode())
-        port = listener.getsockname()[1]
+        port = parts.listeners[0].getsockname()[1]
         content = ServerFile(pid=os.getpid(), port=port, token_file=str(home.token))
         home.write_server(content)
         ready(content)
@@ -186,38 +262,56 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end.by_signal)
-    answering = asyncio.create_task(web.serve(sockets=[listener]))
+    lost = _watch_database(parts)
+    serving = zip(webs, parts.listeners, strict=True)
+    answering = [asyncio.create_task(web.serve(sockets=[at])) for web, at in serving]
     running = asyncio.create_task(controller.run(started))
     ending = asyncio.create_task(end.wait())
     waking = asyncio.create_task(_wake_log_readers(controller, options))
     try:
-        await asyncio.wait({running, ending, answering}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (running, answering):
+        watched = {running, ending, lost, *answering}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        for task in (lost, running, *answering):
             if task.done():
                 task.result()
     finally:
         home.server.unlink(missing_ok=True)
         await controller.close()
-        web.should_exit = True
-        await answering
+        for web in webs:
+            web.should_exit = True
+        await asyncio.gather(*answering)
+        lost.cancel()
         for task in (running, ending, waking):
             task.cancel()
         await asyncio.wait({running, ending, waking})
+
+
+def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
+    """Fails once the database is gone, or another server leads."""
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[None] = loop.create_future()
+
+    def fail(error: Exception) -> None:
+        if not lost.done():
+            lost.set_exception(error)
+            lost.exception()  # marks it as seen, should another error end the server first
+
+    parts.store.database.lost = fail
+    if parts.leader is not None:
+
+        def fail_soon(error: Exception) -> None:
+            loop.call_soon_threadsafe(fail, error)
+
+        parts.leader.lost = fail_soon
+        parts.leader.alive()
+    return lost
 
 
 async def _wake_log_readers(controller: Controller, options: Options) -> None:
     """Logs that other machines write grow without an event here."""
     while options.engine.engine != "local":
         await asyncio.sleep(LOG_POLL_S)
-        controller.wake_log_readers()
-
-
-class _Web(uvicorn.Server):
-    """uvicorn without its signal handlers: the server has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+        controller.logs.wake_all()
 
 
 class _End:

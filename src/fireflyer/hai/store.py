@@ -1,85 +1,28 @@
-"""The platform's state in SQLite: tasks, attempts, and the append-only history.
+"""The platform's state: tasks, attempts, and the append-only history, in SQLite or PostgreSQL.
 
-One transaction a transition writes the new state and its events together. The log is a write-ahead
-log and every commit is synced (`synchronous=FULL`): the platform commits a few dozen times a second
-at most, so one sync each (below a millisecond on an NVMe disk) buys that an acknowledged task
-survives a power cut too, not only the death of the server.
+One transaction a transition writes the new state and its events together. Every commit is synced: the
+platform commits a few dozen times a second, so one sync each (below a millisecond on an NVMe disk) buys
+that an acknowledged task survives a power cut too, not only the death of the server.
 
 One thread uses a store.
 """
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
 
-from fireflyer.errors import Corrupted, NoSpace, StorageError, TaskError
+from fireflyer.errors import NoSuchTask
+from fireflyer.hai.database import Database
+from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
-
-PRODUCT = "fireflyer hai"
-VERSION = 1
-
-_metadata = sa.MetaData()
-
-_schema = sa.Table(
-    "schema_version",
-    _metadata,
-    sa.Column("product", sa.Text, nullable=False),
-    sa.Column("version", sa.Integer, nullable=False),
-)
-
-_task = sa.Table(
-    "task",
-    _metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("spec", sa.Text, nullable=False),
-    sa.Column("secret", sa.Text, nullable=False),
-    sa.Column("state", sa.Text, nullable=False, index=True),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("restarts", sa.Integer, nullable=False),
-    sa.Column("stopping", sa.Boolean, nullable=False),
-    sa.Column("warm", sa.Boolean, nullable=False),
-    sa.Column("created", sa.Float, nullable=False),
-    sqlite_autoincrement=True,
-)
-"""`warm`: the engine may keep something warm for the task, so a release is owed."""
-
-_attempt = sa.Table(
-    "attempt",
-    _metadata,
-    sa.Column("task", sa.Integer, sa.ForeignKey("task.id"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("nodes", sa.Text, nullable=False),
-    sa.Column("launched", sa.Boolean, nullable=False),
-    sa.Column("outcome", sa.Text),
-)
-"""`launched`: the engine's launch call has returned. `outcome` is null while the attempt is active."""
-
-_event = sa.Table(
-    "event",
-    _metadata,
-    sa.Column("seq", sa.Integer, primary_key=True),
-    sa.Column("task", sa.Integer, sa.ForeignKey("task.id"), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("detail", sa.Text, nullable=False),
-    sa.Column("monotonic_ns", sa.Integer, nullable=False),
-    sa.Column("wall", sa.Float, nullable=False),
-    sa.Index("event_by_task", "task", "attempt", "seq"),
-    sqlite_autoincrement=True,
-)
-
-_APPEND_ONLY = """
-CREATE TRIGGER event_no_{0} BEFORE {0} ON event
-BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END
-"""
+from fireflyer.hai.schema import attempt as _attempt
+from fireflyer.hai.schema import event as _event
+from fireflyer.hai.schema import quota as _quota
+from fireflyer.hai.schema import task as _task
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -107,101 +50,35 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     restarts: int
     created: float
+    user: str = ""
+    """Who submitted it."""
 
 
 class Store:
     """The database of one server.
 
     Args:
-        path: the database file; created with mode 0600 when missing.
+        where: an open database, which the caller closes; or the file of a SQLite database of its own, created
+            with mode 0600 when missing.
 
     Raises:
         Corrupted: the file is no database, or holds something else.
         StorageError: it cannot be opened, or a newer Fireflyer wrote it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise StorageError(f"cannot open {path}: {error.strerror}") from None
-        self._engine = sa.create_engine(
-            sa.URL.create("sqlite", database=str(path)), poolclass=StaticPool, hide_parameters=True
-        )
-        sa.event.listen(self._engine, "connect", _configure)
-        sa.event.listen(self._engine, "begin", _begin)
-        try:
-            with self._translated():
-                self._connection = self._engine.connect()
-            self._check_schema()
-            driver = self._connection.connection.driver_connection
-            assert driver is not None
-            driver.execute("PRAGMA journal_mode=WAL")  # only now: a foreign file is left as it is
-        except BaseException:
-            self._engine.dispose()
-            raise
+    def __init__(self, where: Path | Database) -> None:
+        self._owned = isinstance(where, Path)
+        self.database = Database(where) if isinstance(where, Path) else where
 
     def close(self) -> None:
-        self._connection.close()
-        self._engine.dispose()
-
-    def _check_schema(self) -> None:
-        with self._transaction() as connection:
-            tables = set(sa.inspect(connection).get_table_names())
-            if not tables:
-                _metadata.create_all(connection)
-                for verb in ("update", "delete"):
-                    connection.exec_driver_sql(_APPEND_ONLY.format(verb))
-                connection.execute(_schema.insert().values(product=PRODUCT, version=VERSION))
-                return
-            found = None
-            if _schema.name in tables:
-                found = connection.execute(sa.select(_schema)).one_or_none()
-            if found is None or found.product != PRODUCT:
-                raise Corrupted(
-                    f"{self.path} is a database of another program; move it away or choose another home"
-                )
-            if found.version > VERSION:
-                raise StorageError(
-                    f"{self.path} was written by a newer Fireflyer (schema {found.version}, this one "
-                    f"knows {VERSION}); upgrade, or choose another home"
-                )
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sa.exc.DBAPIError as error:
-            text = str(error.orig)
-            if "full" in text:
-                raise NoSpace(f"cannot write {self.path}: {text}; free some space") from None
-            if "malformed" in text or "not a database" in text:
-                raise Corrupted(
-                    f"{self.path} is not a sound database: {text}; move it away or choose another home"
-                ) from None
-            raise StorageError(f"{self.path}: {text}") from None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        with self._translated(), self._connection.begin():
-            yield self._connection
-
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """For the tables of other modules.
-
-        Raises:
-            StorageError: the database cannot be read or written.
-        """
-        with self._transaction() as connection:
-            yield connection
+        if self._owned:
+            self.database.close()
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def add(self, spec: TaskSpec, secret: str, step: Step, when: Moment) -> str:
-        """Writes a new task with its first events; returns its id, e.g. "t1"."""
-        with self._transaction() as connection:
+    def add(self, spec: TaskSpec, secret: str, step: Step, when: Moment, user: str = "") -> str:
+        """Writes a new task of a user with its first events; returns its id, e.g. "t1"."""
+        with self.database.writing() as connection:
             values = {
                 "spec": _dump(spec),
                 "secret": secret,
@@ -212,9 +89,11 @@ class Store:
                 "stopping": False,
                 "warm": False,
                 "created": when.wall,
+                "user": user,
             }
-            key = connection.execute(_task.insert().values(values)).inserted_primary_key
+            key = connection.execute(_task.insert(), values).inserted_primary_key
             assert key is not None
+            self.database.name_object(f"t{key[0]}")
             self._note(connection, key[0], 0, step.notes, when)
             return f"t{key[0]}"
 
@@ -222,7 +101,7 @@ class Store:
         """Writes one transition: the task's row, its attempt's row and its events, or nothing."""
         task = step.task
         number = _number(task.id)
-        with self._transaction() as connection:
+        with self.database.writing() as connection:
             values: dict[str, Any] = {
                 "state": task.state,
                 "reason": task.reason,
@@ -235,7 +114,7 @@ class Store:
                     values["warm"] = True
                     row: dict[str, Any] = {"task": number, "number": action.attempt}
                     row |= {"nodes": _dump(action.nodes), "launched": False}
-                    connection.execute(_attempt.insert().values(row))
+                    connection.execute(_attempt.insert(), row)
             connection.execute(_task.update().where(_task.c.id == number).values(values))
             for note in step.notes:
                 if note.kind == "gang_ended":
@@ -269,13 +148,13 @@ class Store:
     def launched(self, task: str, attempt: int) -> None:
         """Records that the engine has taken the launch of this attempt."""
         at = (_attempt.c.task == _number(task)) & (_attempt.c.number == attempt)
-        with self._transaction() as connection:
+        with self.database.writing() as connection:
             connection.execute(_attempt.update().where(at).values(launched=True))
 
     def released(self, task: str, attempt: int) -> None:
         """Records that nothing is kept warm, unless a newer attempt was started since."""
         at = (_task.c.id == _number(task)) & (_task.c.attempt == attempt)
-        with self._transaction() as connection:
+        with self.database.writing() as connection:
             connection.execute(_task.update().where(at).values(warm=False))
 
     # -- reading -----------------------------------------------------------------------------------
@@ -283,7 +162,7 @@ class Store:
     def load(self) -> list[Task]:
         """The tasks that are not over, and those that are owed a release, as the scheduler knows them."""
         wanted = _task.c.state.not_in(TERMINAL) | _task.c.warm
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             rows = connection.execute(sa.select(_task).where(wanted).order_by(_task.c.id)).all()
             return [self._revive(connection, row) for row in rows]
 
@@ -323,6 +202,7 @@ class Store:
             max_node_faults=spec.max_node_faults,
             node_faults=(faults := self._faults(connection, row.id))[0],
             avoid=frozenset(faults[1]),
+            user=row.user,
         )
 
     def _faults(self, connection: sa.Connection, task: int) -> tuple[int, tuple[str, ...]]:
@@ -362,21 +242,23 @@ class Store:
         kinds = _event.c.kind.in_(("rank_started", "rank_joined", "rank_exited"))
         return connection.execute(sa.select(_event).where(at & kinds).order_by(_event.c.seq)).all()
 
-    def rows(self, *, live: bool) -> list[Row]:
-        """All tasks in order of submission, or only those that are not over."""
+    def rows(self, *, live: bool, user: str | None = None) -> list[Row]:
+        """All tasks in order of submission, or only those that are not over, or of one user."""
         query = sa.select(_task).order_by(_task.c.id)
+        if user is not None:
+            query = query.where(_task.c.user == user)
         if live:
             query = query.where(_task.c.state.not_in(TERMINAL))
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             return [_row(row) for row in connection.execute(query)]
 
     def row(self, task: str) -> Row:
         """One task.
 
         Raises:
-            TaskError: no such task.
+            NoSuchTask: no such task.
         """
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(
                 sa.select(_task).where(_task.c.id == _number(task))
             ).one_or_none()
@@ -385,34 +267,36 @@ class Store:
         return _row(row)
 
     def secret(self, task: str) -> str:
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             query = sa.select(_task.c.secret).where(_task.c.id == _number(task))
             return str(connection.execute(query).scalar_one())
 
     def attempt(self, task: str, number: int) -> Attempt | None:
         """One attempt of a task, or None."""
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             return self._find_attempt(connection, _number(task), number)
 
     def lease(self, task: str, attempt: int) -> Lease | None:
         """The last lease that was granted in an attempt, or None."""
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             return self._last_lease(connection, _number(task), attempt)
 
     def faults(self, task: str) -> tuple[int, tuple[str, ...]]:
         """Attempts of a task that faults of nodes and network ended, and the nodes that it avoids."""
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             return self._faults(connection, _number(task))
 
     def note(self, task: str, attempt: int, notes: Sequence[Note], when: Moment) -> None:
         """Writes lines of history that change no state."""
-        with self._transaction() as connection:
+        with self.database.writing() as connection:
             self._note(connection, _number(task), attempt, notes, when)
 
-    def newest(self, kinds: Sequence[str], limit: int) -> list[Event]:
-        """The newest events of these kinds, oldest first."""
+    def newest(self, kinds: Sequence[str], limit: int, user: str | None = None) -> list[Event]:
+        """The newest events of these kinds, oldest first; of one user's tasks when named."""
         query = sa.select(_event).where(_event.c.kind.in_(kinds)).order_by(_event.c.seq.desc())
-        with self._transaction() as connection:
+        if user is not None:
+            query = query.join(_task).where(_task.c.user == user)
+        with self.database.reading() as connection:
             rows = connection.execute(query.limit(limit)).all()
         return [_event_of(row) for row in reversed(rows)]
 
@@ -420,51 +304,50 @@ class Store:
         """Task and number of the last attempt that had a node; None: there was none."""
         at = _attempt.c.nodes.contains(_dump(node), autoescape=True)
         query = sa.select(_attempt.c.task, _attempt.c.number).where(at)
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(query.order_by(_attempt.c.task.desc())).first()
         return None if row is None else (f"t{row.task}", row.number)
 
     def rank_events(self, task: str, attempt: int) -> list[Event]:
         """The rank_started, rank_joined and rank_exited events of one attempt."""
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             rows = self._rank_events(connection, _number(task), attempt)
         return [_event_of(row) for row in rows]
 
-    def events(self, after: int, task: str | None, limit: int) -> list[Event]:
-        """At most `limit` events with a seq above `after`, in order; of one task when named."""
+    def events(
+        self, after: int, task: str | None, limit: int, user: str | None = None
+    ) -> list[Event]:
+        """At most `limit` events with a seq above `after`, in order; of one task, or one user's tasks, when
+        named."""
         query = sa.select(_event).where(_event.c.seq > after).order_by(_event.c.seq).limit(limit)
+        if user is not None:
+            query = query.join(_task).where(_task.c.user == user)
         if task is not None:
             query = query.where(_event.c.task == _number(task))
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             return [_event_of(row) for row in connection.execute(query)]
+
+    def quotas(self) -> list[Quota]:
+        """Every limit that was set, in order of user, group, priority."""
+        query = sa.select(_quota).order_by(_quota.c.user, _quota.c.group, _quota.c.priority)
+        with self.database.reading() as connection:
+            return [Quota(**row._mapping) for row in connection.execute(query)]
 
     def last_seq(self) -> int:
         """Seq of the newest event; 0 before the first."""
-        with self._transaction() as connection:
+        with self.database.reading() as connection:
             return connection.execute(sa.select(sa.func.max(_event.c.seq))).scalar_one() or 0
 
 
-def _configure(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun by _begin, also around CREATE TABLE
-    cursor = connection.cursor()
-    for pragma in ("synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
-
-
-def unknown(task: str) -> TaskError:
-    return TaskError(f"no task {task!r} here; `fireflyer ps --all` lists them")
+def unknown(task: str) -> NoSuchTask:
+    return NoSuchTask(f"no task {task!r} here; `fireflyer ps --all` lists them")
 
 
 def _number(task: str) -> int:
     """The row number of a task id.
 
     Raises:
-        TaskError: it is no task id.
+        NoSuchTask: it is no task id.
     """
     digits = task[1:]
     if task[:1] != "t" or not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
@@ -485,6 +368,7 @@ def _row(row: sa.Row[Any]) -> Row:
         attempt=row.attempt,
         restarts=row.restarts,
         created=row.created,
+        user=row.user,
     )
 
 

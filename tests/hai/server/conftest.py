@@ -6,14 +6,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
+from tests.hai.server.postgres import Postgres, missing
 
 from fireflyer.hai.client import Client
+from fireflyer.hai.database import Database, PostgreSQL
 from fireflyer.hai.model import TaskSpec
+
+_numbers = count(1)
 
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -29,8 +36,8 @@ class Forks:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._codes: dict[int, int] = {}
 
-    def fork(self, home: Path, nodes: int, port: int, ready: int, output: int) -> int:
-        message = msgspec.json.encode([str(home), nodes, port])
+    def fork(self, options: dict[str, Any], ready: int, output: int) -> int:
+        message = msgspec.json.encode(options)
         socket.send_fds(self._control, [message], [ready, output])
         while (answer := self._receive())[1] is not None:
             pass
@@ -69,15 +76,25 @@ class Server:
         self.pid = 0
         self._forks = forks
 
-    def start(self, nodes: int = 2, port: int = 0) -> None:
-        """Starts it and returns once it answers."""
+    def start(self, **options: Any) -> None:
+        """Starts it, with these options of a server, and returns once it answers."""
+        with self.starting(**options) as ready:
+            assert ready.read(), (self.home.parent / "server.out").read_text()
+
+    def starting(self, **options: Any) -> BinaryIO:
+        """Starts it. What is returned has a line once it answers; and ends when it dies before."""
         if self.pid:
             self.wait()
         reader, writer = os.pipe()
-        with (self.home.parent / "server.out").open("ab") as output, open(reader, "rb") as ready:
-            self.pid = self._forks.fork(self.home, nodes, port, writer, output.fileno())
-            os.close(writer)
-            assert ready.read(), (self.home.parent / "server.out").read_text()
+        with (self.home.parent / "server.out").open("ab") as output:
+            said = {"home": str(self.home), **options}
+            self.pid = self._forks.fork(said, writer, output.fileno())
+        os.close(writer)
+        return open(reader, "rb")
+
+    def output(self) -> str:
+        """All that servers of this folder have written."""
+        return (self.home.parent / "server.out").read_text()
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
@@ -118,3 +135,55 @@ def spec(tmp_path: Path) -> Callable[..., TaskSpec]:
         return msgspec.structs.replace(made, **fields)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def postgres_of_session() -> Iterator[Postgres]:
+    if why := missing():
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="ffpg") as root:
+        found = Postgres(Path(root))
+        found.start()
+        yield found
+        found.stop()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """A PostgreSQL that the test may kill."""
+    if why := missing():
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="ffpg") as root:
+        found = Postgres(Path(root))
+        found.start()
+        yield found
+        found.stop()
+
+
+@pytest.fixture
+def postgresql(postgres_of_session: Postgres) -> PostgreSQL:
+    """An empty database."""
+    name = f"test{next(_numbers)}"
+    postgres_of_session.create(name)
+    return PostgreSQL(url=postgres_of_session.url(name))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | PostgreSQL:
+    """Where an empty database is, of each kind."""
+    if request.param == "sqlite":
+        return tmp_path / "hai.sqlite"
+    found: PostgreSQL = request.getfixturevalue("postgresql")
+    return found
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Path | PostgreSQL], Database]]:
+    """Opens databases that are closed with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda where: stack.enter_context(contextlib.closing(Database(where)))
+
+
+@pytest.fixture
+def database(place: Path | PostgreSQL, opened: Callable[[Path | PostgreSQL], Database]) -> Database:
+    return opened(place)

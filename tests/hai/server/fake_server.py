@@ -22,8 +22,12 @@ from typing import Any
 
 import msgspec
 
+from fireflyer.errors import FireflyerError
+from fireflyer.hai.database import PostgreSQL
 from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, Node, RankExited, RankStarted
 from fireflyer.hai.home import ServerFile, locate
+from fireflyer.hai.leader import LEASE_S
+from fireflyer.hai.listening import Public
 from fireflyer.hai.server import Options, serve
 
 
@@ -133,7 +137,9 @@ class FakeEngine:
         self._queue.put_nowait(None)
 
 
-def main(home: str, nodes: int, port: int, ready: int) -> None:
+def main(said: dict[str, Any], ready: int) -> None:
+    """Serves with these fields of Options; `stand_by` is the file that is to be made instead of a call."""
+
     def tell(server: ServerFile) -> None:
         with open(ready, "wb") as pipe:
             pipe.write(msgspec.json.encode(server))
@@ -141,11 +147,25 @@ def main(home: str, nodes: int, port: int, ready: int) -> None:
     def engine(options: Options) -> FakeEngine:
         return FakeEngine(options.nodes, options.home.path / "engine")
 
-    serve(Options(home=locate(Path(home)), nodes=nodes, port=port), tell, engine)
+    database = said.get("database")
+    public = said.get("public")
+    serve(
+        Options(
+            home=locate(Path(said["home"])),
+            nodes=said.get("nodes", 2),
+            port=said.get("port", 0),
+            database=database and msgspec.convert(database, PostgreSQL),
+            public=public and msgspec.convert(public, Public),
+            lease_s=said.get("lease_s", LEASE_S),
+            stand_by=lambda _leader: Path(said["stand_by"]).touch(),
+        ),
+        tell,
+        engine,
+    )
 
 
 def fork_servers(control: socket.socket) -> None:
-    """Forks a server for every message [home, nodes, port] with the descriptors of its ready pipe and its
+    """Forks a server for every message, options of `main`, with the descriptors of its ready pipe and its
     output; answers [pid, null] after the fork and [pid, exit code] after its end."""
     waiting: dict[int, int] = {}
     while True:
@@ -167,8 +187,14 @@ def fork_servers(control: socket.socket) -> None:
             ready, output = descriptors
             os.dup2(output, 1)
             os.dup2(output, 2)
-            main(*msgspec.json.decode(data, type=tuple[str, int, int]), ready)
-            os._exit(0)
+            code = 0
+            try:
+                main(msgspec.json.decode(data), ready)
+            except FireflyerError as error:
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                code = 1
+            sys.stderr.flush()
+            os._exit(code)
         for descriptor in descriptors:
             os.close(descriptor)
         waiting[os.pidfd_open(pid)] = pid

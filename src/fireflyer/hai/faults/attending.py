@@ -62,9 +62,10 @@ class Attendant:
         self._tell = tell
         self._drain = drain
 
-    def recent(self, limit: int) -> Faults:
-        """The rules in force and the newest observations."""
-        return Faults(rules=self.desk.rules, events=tuple(self._store.newest(KINDS, limit)))
+    def recent(self, limit: int, user: str | None = None) -> Faults:
+        """The rules in force and the newest observations, of all tasks or of one user's."""
+        events = self._store.newest(KINDS, limit, user)
+        return Faults(rules=self.desk.rules, events=tuple(events))
 
     def ended(self, task: Task, event: GangEnded) -> tuple[Verdict, tuple[Note, ...]]:
         """What the rules say of the end of an attempt, and the lines of history that go before it."""

@@ -41,7 +41,7 @@ class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     user: str
-    """Whose it is; empty where the server has no users."""
+    """Whose it is."""
     files: int
     bytes: int
     used: float

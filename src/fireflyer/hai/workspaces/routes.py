@@ -1,43 +1,82 @@
-"""The routes of workspaces and environments. `api.py` hooks them in."""
+"""The routes of workspaces and environments, which `shipping.py` calls. A workspace is of who ships it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from typing import Annotated
 
-import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from fireflyer.errors import Corrupted, FireflyerError, WorkspaceError
+from fireflyer.hai.answers import documented, json
+from fireflyer.hai.auth import needing
+from fireflyer.hai.identity import Identity
+from fireflyer.hai.trail import Trail
 from fireflyer.hai.workspaces import manifest
-from fireflyer.hai.workspaces.depot import hours_ago
+from fireflyer.hai.workspaces.depot import Offer, Pruned, WorkspaceView, hours_ago
+from fireflyer.hai.workspaces.manifest import Manifest
 from fireflyer.hai.workspaces.tasks import Workspaces
 from fireflyer.hai.workspaces.venvs import MAX_LOCK_BYTES
 
+BYTES = "application/octet-stream"
 
-def nobody(_request: Request) -> str:
-    """Whose request it is where the server has no users."""
-    return ""
+Hours = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 
 
-def routes(workspaces: Workspaces, user_of: Callable[[Request], str] = nobody) -> APIRouter:
-    """The calls of `shipping.py`.
+def workspace_routes(app: FastAPI, workspaces: Workspaces, trail: Trail) -> None:
+    """Adds them to the application."""
+    needs = needing(trail)
+    depot = workspaces.depot
+    _upload_routes(app, workspaces, trail)
 
-    Args:
-        workspaces: of the home.
-        user_of: whose request it is; a workspace belongs to that user.
-    """
-    router = APIRouter()
+    @app.get("/workspaces", **documented(list[WorkspaceView]))
+    async def views(who: Identity = needs("read")) -> Response:
+        """One's own workspaces; all of them for an operator."""
+        return json(await asyncio.to_thread(depot.views, who.only))
+
+    @app.get("/workspaces/{name}", **documented(Manifest))
+    async def show_workspace(name: str, who: Identity = needs("read")) -> Response:
+        """What one of one's own holds."""
+        return json(await asyncio.to_thread(depot.manifest, name, who.user))
+
+    @app.get("/workspaces/{name}/blobs/{sha256}", **documented(bytes, media=BYTES))
+    async def blob(name: str, sha256: str, who: Identity = needs("read")) -> Response:
+        """The bytes of a file of one's own workspace."""
+        found = await asyncio.to_thread(depot.manifest, name, who.user)
+        if sha256 not in found.blobs():
+            raise WorkspaceError(f"workspace {name[:12]} has no blob {sha256[:12]!a}")
+        path = depot.blob(sha256)
+        if not path.exists():
+            raise Corrupted(f"the home has lost the blob {sha256[:12]}; ship the folder again")
+        return FileResponse(path, media_type=BYTES)
+
+    @app.post("/workspaces/prune", **documented(Pruned))
+    async def prune(older_than_h: Hours = 24.0, who: Identity = needs("operate")) -> Response:
+        """Removes everybody's workspaces and environments that were not used for so long."""
+        keep = workspaces.in_use()
+        with trail.change(who, "workspace.prune", ""):
+            before = hours_ago(older_than_h)
+        return json(await asyncio.to_thread(workspaces.prune, before, keep))
+
+
+def _upload_routes(app: FastAPI, workspaces: Workspaces, trail: Trail) -> None:
+    needs = needing(trail)
     depot = workspaces.depot
 
-    @router.post("/workspaces")
-    async def offer(request: Request) -> Response:
+    @app.post("/workspaces", **documented(Offer, Manifest))
+    async def offer(request: Request, who: Identity = needs("submit")) -> Response:
+        """Takes a workspace in if all its blobs are here; else says which are missing."""
         data = await _body(request, manifest.MAX_MANIFEST_BYTES)
-        user = user_of(request)
-        return _json(await asyncio.to_thread(lambda: depot.offer(manifest.decode(data), user)))
+        found = await asyncio.to_thread(lambda: depot.offer(manifest.decode(data), who.user))
+        if not found.missing:
+            with trail.change(who, "workspace.ship", f"workspace {found.id[:12]}"):
+                return json(found)
+        return json(found)
 
-    @router.post("/workspaces/blobs")
-    async def upload(request: Request) -> Response:
-        receiver = depot.receive(user_of(request))
+    @app.post("/workspaces/blobs", **documented(dict))
+    async def upload(request: Request, who: Identity = needs("submit")) -> Response:
+        """Takes blobs in, in the form of `stream.py`; they are on disk when this answers."""
+        receiver = depot.receive(who.user)
         body = request.stream()
         try:
             async for piece in body:
@@ -48,39 +87,15 @@ def routes(workspaces: Workspaces, user_of: Callable[[Request], str] = nobody) -
             raise
         finally:
             receiver.close()
-        return _json({})
+        return json({})
 
-    @router.get("/workspaces")
-    async def views(request: Request) -> Response:
-        return _json(await asyncio.to_thread(depot.views, user_of(request)))
-
-    @router.get("/workspaces/{name}")
-    async def show(request: Request, name: str) -> Response:
-        found = await asyncio.to_thread(depot.manifest, name, user_of(request))
-        return Response(manifest.encode(found), media_type="application/json")
-
-    @router.get("/workspaces/{name}/blobs/{sha256}")
-    async def blob(request: Request, name: str, sha256: str) -> Response:
-        found = await asyncio.to_thread(depot.manifest, name, user_of(request))
-        if sha256 not in found.blobs():
-            raise WorkspaceError(f"workspace {name[:12]} has no blob {sha256[:12]!a}")
-        path = depot.blob(sha256)
-        if not path.exists():
-            raise Corrupted(f"the home has lost the blob {sha256[:12]}; ship the folder again")
-        return FileResponse(path, media_type="application/octet-stream")
-
-    @router.post("/workspaces/prune")
-    async def prune(older_than_h: float = 24.0) -> Response:
-        keep = workspaces.in_use()
-        before = hours_ago(max(older_than_h, 0.0))
-        return _json(await asyncio.to_thread(workspaces.prune, before, keep))
-
-    @router.post("/venvs")
-    async def lock(request: Request) -> Response:
+    @app.post("/venvs", **documented(dict))
+    async def lock(request: Request, who: Identity = needs("submit")) -> Response:
+        """Takes a lock file in; tasks name it by its id."""
         data = await _body(request, MAX_LOCK_BYTES)
-        return _json({"id": await asyncio.to_thread(workspaces.venvs.take, data)})
-
-    return router
+        id = await asyncio.to_thread(workspaces.venvs.take, data)
+        with trail.change(who, "venv.ship", f"venv {id[:12]}"):
+            return json({"id": id})
 
 
 async def _body(request: Request, limit: int) -> bytes:
@@ -99,7 +114,3 @@ async def _drain(body: AsyncIterator[bytes]) -> None:
     """The client sends all of it before it looks at the answer."""
     async for _ in body:
         pass
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,156 @@
+"""The platform's tables. `migrations/` makes them; a test compares the two.
+
+A task's `user` is a name, not a reference: the history outlives accounts, and the owner of a home has none.
+"""
+
+import sqlalchemy as sa
+
+PRODUCT = "fireflyer hai"
+VERSION = 3
+"""Number of the newest migration. What an older program refuses to open has a larger one."""
+
+metadata = sa.MetaData()
+
+_Big = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+"""64 bits; SQLite numbers rows by itself only where the type is called INTEGER."""
+
+schema_version = sa.Table(
+    "schema_version",
+    metadata,
+    sa.Column("product", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+
+task = sa.Table(
+    "task",
+    metadata,
+    sa.Column("id", _Big, primary_key=True),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("secret", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False, index=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("restarts", sa.Integer, nullable=False),
+    sa.Column("stopping", sa.Boolean, nullable=False),
+    sa.Column("warm", sa.Boolean, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("user", sa.Text, nullable=False, server_default=""),
+    sa.Index("task_by_user", "user", "id"),
+    sqlite_autoincrement=True,
+)
+"""`warm`: the engine may keep something warm for the task, so a release is owed. `user`: who submitted it;
+empty: the home's owner, before tasks had users."""
+
+attempt = sa.Table(
+    "attempt",
+    metadata,
+    sa.Column("task", _Big, sa.ForeignKey("task.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("nodes", sa.Text, nullable=False),
+    sa.Column("launched", sa.Boolean, nullable=False),
+    sa.Column("outcome", sa.Text),
+)
+"""`launched`: the engine's launch call has returned. `outcome` is null while the attempt is active."""
+
+event = sa.Table(
+    "event",
+    metadata,
+    sa.Column("seq", _Big, primary_key=True),
+    sa.Column("task", _Big, sa.ForeignKey("task.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("monotonic_ns", _Big, nullable=False),
+    sa.Column("wall", sa.Double, nullable=False),
+    sa.Index("event_by_task", "task", "attempt", "seq"),
+    sqlite_autoincrement=True,
+)
+
+user_account = sa.Table(
+    "user_account",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("disabled", sa.Boolean, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+)
+
+user_group = sa.Table(
+    "user_group",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("created", sa.Double, nullable=False),
+)
+
+membership = sa.Table(
+    "membership",
+    metadata,
+    sa.Column("group", sa.Text, sa.ForeignKey("user_group.name"), primary_key=True),
+    sa.Column("user", sa.Text, sa.ForeignKey("user_account.name"), primary_key=True),
+)
+
+access_token = sa.Table(
+    "access_token",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("user", sa.Text, sa.ForeignKey("user_account.name"), nullable=False),
+    sa.Column("hash", sa.Text, nullable=False),
+    sa.Column("scope", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("expires", sa.Double),
+    sa.Column("revoked", sa.Double),
+)
+"""`hash`: SHA-256 of the secret, in hex. The secret itself is nowhere."""
+
+quota = sa.Table(
+    "quota",
+    metadata,
+    sa.Column("user", sa.Text, primary_key=True),
+    sa.Column("group", sa.Text, primary_key=True),
+    sa.Column("priority", sa.Text, primary_key=True),
+    sa.Column("gpus", sa.Integer),
+    sa.Column("nodes", sa.Integer),
+)
+"""An empty key column stands for each that has no row of its own; a null number, no limit."""
+
+node_mark = sa.Table(
+    "node_mark",
+    metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("health", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("until", sa.Double),
+)
+
+window = sa.Table(
+    "window",
+    metadata,
+    sa.Column("number", _Big, primary_key=True),
+    sa.Column("content", sa.Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""`content`: a Window as JSON."""
+
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("seq", _Big, primary_key=True),
+    sa.Column("wall", sa.Double, nullable=False),
+    sa.Column("user", sa.Text, nullable=False),
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("address", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("object", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+leader = sa.Table(
+    "leader",
+    metadata,
+    sa.Column("term", _Big, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("expires", sa.Double, nullable=False),
+)
+"""One row. `term` is the key so that taking over conflicts with FOR KEY SHARE, which every transaction of
+the leader holds, and renewing does not. `expires`: seconds since 1970 by the database's clock."""

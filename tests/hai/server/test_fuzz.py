@@ -1,0 +1,128 @@
+"""Requests made of the OpenAPI document, and around it: none ends in a 5xx."""
+
+import http.client
+import os
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import msgspec
+import pytest
+import schemathesis
+from tests.hai.server.conftest import Server
+from tests.hai.server.test_access import PUBLIC, ask
+
+EXAMPLES = int(os.environ.get("FIREFLYER_FUZZ_EXAMPLES", "12"))
+"""Of each operation."""
+
+LEFT_OUT = {"POST /shutdown", "GET /events/stream", "GET /tasks/{task}/log/{rank}/stream"}
+"""The end of the server, and what does not end."""
+
+
+def test_the_document_has_every_route_with_its_answers(server: Server) -> None:
+    server.start()
+    document = read_document(server)
+    found = {
+        f"{method.upper()} {path}"
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
+    assert found == PUBLIC.keys()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            content = operation["responses"]["200"]["content"]
+            (body,) = content.values()
+            assert body["schema"], (method, path)
+    names = document["components"]["schemas"].keys()
+    text = msgspec.json.encode(document).decode()
+    assert {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]} <= names
+
+
+def read_document(server: Server) -> dict[str, Any]:
+    token = server.client.home.token.read_text()
+    status, body = ask(server, "GET", "/openapi.json", token)
+    assert status == 200
+    return msgspec.json.decode(body, type=dict[str, Any])
+
+
+def test_no_request_of_the_document_ends_in_a_5xx(server: Server, tmp_path: Path) -> None:
+    server.start()
+    document = read_document(server)
+    token = server.client.home.token.read_text()
+    for methods in document["paths"].values():
+        for parameter in methods.get("get", {}).get("parameters", []):
+            if parameter["name"] == "wait_s":
+                parameter["schema"]["maximum"] = 0.01
+    schema = schemathesis.openapi.from_dict(document)
+    base = f"http://127.0.0.1:{server.client.server().port}"
+    asked: set[str] = set()
+    for result in schema.get_all_operations():
+        operation: Any = result.ok()  # type: ignore[union-attr]  # raises what is wrong with it
+        name = f"{operation.method.upper()} {operation.path}"
+        if name in LEFT_OUT:
+            continue
+
+        @hypothesis.settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(case=operation.as_strategy())
+        def fuzz(case: Any) -> None:
+            headers = {"Authorization": f"Bearer {token}"}
+            answer = case.call(base_url=base, headers=headers, timeout=70)
+            assert answer.status_code < 500, answer.text
+
+        fuzz()
+        asked.add(name)
+    assert asked == PUBLIC.keys() - LEFT_OUT
+    assert server.client.nodes()
+
+
+@pytest.mark.parametrize(
+    "target", ["/tasks/..%2f..%2fhome", "/tasks/t1%2f..%2ft2", "/users/..%2f/x"]
+)
+def test_a_path_is_never_a_way_out(server: Server, target: str) -> None:
+    server.start()
+    token = server.client.home.token.read_text()
+    assert ask(server, "GET", target, token)[0] in (404, 405)
+
+
+@pytest.mark.parametrize(
+    "rank", ["..", "../0", "%2e%2e%2f0", "-1", "0%00", "99999999999999999999", "0.log"]
+)
+def test_a_rank_is_a_number(server: Server, spec: Any, rank: str) -> None:
+    server.start()
+    server.client.submit(spec("say", "x"))
+    server.client.wait("t1", {"running"}, 30)
+    token = server.client.home.token.read_text()
+    assert ask(server, "GET", f"/tasks/t1/log/{rank}", token)[0] in (400, 404, 409)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /tasks HTTP/1.1\r\n\r\n",
+        b"\x00\xff" * 100 + b"\r\n\r\n",
+        b"GET /tasks HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + b"a" * 100_000 + b"\r\n\r\n",
+        b"POST /tasks HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused_and_the_server_stays(
+    server: Server, request_: bytes
+) -> None:
+    server.start()
+    connection = http.client.HTTPConnection("127.0.0.1", server.client.server().port, timeout=30)
+    connection.connect()
+    assert connection.sock is not None
+    connection.sock.sendall(request_)
+    connection.sock.shutdown(1)
+    answer = b""
+    while data := connection.sock.recv(65536):
+        answer += data
+    connection.close()
+    assert answer.split(b" ")[1:2] in ([], [b"400"], [b"401"], [b"431"])
+    assert server.client.nodes()

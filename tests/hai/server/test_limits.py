@@ -1,0 +1,126 @@
+"""What users may use: quotas that hold, groups they are members of, workspaces of their own."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.hai.server.conftest import Server
+from tests.hai.server.test_access import Somebody
+
+from fireflyer.errors import ConfigError, PermissionDenied, TaskError, WorkspaceError
+from fireflyer.hai.administration import Administration
+from fireflyer.hai.cluster import ANY
+from fireflyer.hai.cluster import Quota as Held
+from fireflyer.hai.database import Database
+from fireflyer.hai.dispatch import Dispatch
+from fireflyer.hai.identity import Quota, Scope
+from fireflyer.hai.marks import Marks
+from fireflyer.hai.model import PRIORITIES, TaskSpec, WindowView
+from fireflyer.hai.workspaces import shipping
+
+MakeSpec = Callable[..., TaskSpec]
+Add = Callable[[str, Scope], Somebody]
+
+
+@pytest.fixture
+def add(server: Server, tmp_path: Path) -> Add:
+    server.start(nodes=3)
+    return lambda name, scope: Somebody(server, tmp_path, name, scope)
+
+
+def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
+    server: Server, add: Add, spec: MakeSpec
+) -> None:
+    ada, bob = add("ada", "submit"), add("bob", "submit")
+    admin = Administration(server.client)
+    admin.set_quota(Quota(user="ada", priority="normal", nodes=1))
+    for person in (ada, ada, bob):
+        person.client.submit(spec("hold"))
+    for task in ("t1", "t3"):
+        server.client.wait(task, {"running"}, 30)
+    assert ada.client.task("t2").state == "queued"
+    assert ada.client.why("t2").text == "the quota at this priority is used up: 1 node held"
+    port = server.client.server().port  # the one that the clients know
+    server.kill()
+    server.start(nodes=3, port=port)
+    bob.client.submit(spec("finish"))
+    bob.client.wait("t4", {"finished"}, 30)
+    assert ada.client.task("t2").state == "queued"
+    admin.set_quota(Quota(user="ada", priority="normal", nodes=2))
+    ada.client.wait("t2", {"running"}, 30)
+    admin.set_quota(Quota(user="ada", priority="normal"))
+    assert admin.quotas() == []
+
+
+def test_the_most_particular_row_counts(database: Database) -> None:
+    dispatch = Dispatch("timeshare", Marks(database))
+    dispatch.set_quotas(
+        [Quota(user="ada", nodes=2), Quota(user="ada", priority="high", gpus=8), Quota(nodes=1)]
+    )
+    limit = dispatch.cluster.limit
+    assert limit("ada", PRIORITIES["high"], "g") == Held(gpus=8)
+    assert limit("ada", PRIORITIES["low"], "g") == Held(nodes=2)
+    assert limit("bob", PRIORITIES["high"], "") == Held(nodes=1)
+    assert len(dispatch.cluster.quotas) == 2 * len(PRIORITIES)
+    dispatch.set_quotas([Quota(group="g", priority="normal", nodes=3)])
+    assert dispatch.cluster.quotas == {(ANY, PRIORITIES["normal"], "g"): Held(nodes=3)}
+
+
+def test_a_quota_is_for_a_priority_that_there_is(server: Server, add: Add) -> None:
+    add("ada", "read")
+    with pytest.raises(ConfigError, match="no priority urgent; there are low, normal"):
+        Administration(server.client).set_quota(Quota(user="ada", priority="urgent", nodes=1))
+
+
+def test_a_task_is_in_a_group_of_its_user(server: Server, add: Add, spec: MakeSpec) -> None:
+    ada = add("ada", "submit")
+    admin = Administration(server.client)
+    admin.add_group("vision")
+    with pytest.raises(PermissionDenied, match="ada is no member of the group 'vision'"):
+        ada.client.submit(spec("finish", group="vision"))
+    admin.join("vision", "ada")
+    assert ada.client.submit(spec("finish", group="vision")).spec.group == "vision"
+    assert server.client.submit(spec("finish", group="other")).spec.group == "other"
+    refused = [entry for entry in admin.audit() if entry.outcome == "PermissionDenied"]
+    assert [(entry.user, entry.action) for entry in refused] == [("ada", "submit")]
+
+
+def test_a_workspace_is_its_users_own(
+    server: Server, add: Add, spec: MakeSpec, tmp_path: Path
+) -> None:
+    ada, bob, eve = add("ada", "submit"), add("bob", "submit"), add("eve", "operate")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print(1)")
+    shipped = shipping.ship(ada.client, source).id
+    task = spec("finish", script="train.py", cwd=".", workspace=shipped)
+    with pytest.raises(WorkspaceError, match="no workspace"):
+        bob.client.submit(task)
+    for path in (f"/workspaces/{shipped}", f"/workspaces/{shipped}/blobs/{'0' * 64}"):
+        assert bob.ask("GET", path)[0] == 400
+    assert ada.ask("GET", f"/workspaces/{shipped}")[0] == 200
+    assert [view.user for view in shipping.views(bob.client)] == []
+    assert [view.user for view in shipping.views(eve.client)] == ["ada"]
+    assert shipping.ship(bob.client, source).sent_files == 1
+    bob.client.submit(task)
+    view = ada.client.submit(task)
+    ada.client.wait(view.id, {"finished"}, 30)
+    assert (Path(view.directory) / "workspace" / "train.py").read_text() == "print(1)"
+
+
+def test_windows_are_lines_of_the_audit_log(server: Server, add: Add) -> None:
+    eve = add("eve", "operate")
+    window = eve.client.add_window(WindowView(nodes=("n1",), begin=0.0, end=time.time() + 3600))
+    eve.client.undrain("n1")
+    eve.client.remove_window(window.id)
+    with pytest.raises(TaskError, match="no window"):
+        eve.client.remove_window("w9")
+    audit = Administration(server.client).audit()
+    found = [(entry.action, entry.object, entry.outcome) for entry in audit if entry.user == "eve"]
+    assert found == [
+        ("window.add", "window w1", "ok"),
+        ("undrain", "node n1", "ok"),
+        ("window.remove", "window w1", "ok"),
+        ("window.remove", "window w9", "TaskError"),
+    ]
