@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fireflyer.errors import WorkspaceError
+from fireflyer.errors import Corrupted, WorkspaceError
 from fireflyer.hai.workspaces import manifest as manifests
 from fireflyer.hai.workspaces.manifest import Entry, Manifest, decode, encode, identify
 from fireflyer.hai.workspaces.placing import place, write_all
@@ -113,7 +113,7 @@ ENTRIES = st.builds(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(st.lists(ENTRIES, max_size=8), st.booleans())
 def test_what_is_passed_writes_nothing_outside(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Entry], mend: bool
@@ -127,7 +127,11 @@ def test_what_is_passed_writes_nothing_outside(
     except WorkspaceError:
         return
     top = tmp_path_factory.mktemp("place")
-    place(passed, top / "inside", lambda _entry, _descriptor: None)
+    try:
+        place(passed, top / "inside", lambda _entry, _descriptor: None)
+    except Corrupted:  # a file that is not empty
+        assert list(top.iterdir()) == []
+        return
     assert [path.name for path in top.iterdir()] == ["inside"]
     root = os.path.realpath(top / "inside")
     for entry in passed.entries:

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fireflyer.errors import WorkspaceError
@@ -92,6 +92,7 @@ PATTERNS = st.sampled_from(
 NAMES = ["a", "b", "x.o", "x.p", "#a", "!a", "deep"]
 
 
+@example(["**/b", "!/b"], [], [])
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(PATTERNS, max_size=5), st.lists(PATTERNS, max_size=3), st.lists(PATTERNS, max_size=2)

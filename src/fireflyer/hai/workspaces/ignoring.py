@@ -7,7 +7,7 @@ excludes are read, nor the index: a tracked file that a pattern names is left ou
 
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, RegexPattern
 
 from fireflyer.errors import WorkspaceError
 
@@ -38,11 +38,24 @@ class Rules:
         while here is not None:
             if here._spec is not None:
                 name = path[len(here._prefix) :] + ("/" if directory else "")
-                decided = here._spec.check_file(name).include
-                if decided is not None:
-                    return decided
+                for pattern in reversed(here._spec.patterns):
+                    if pattern.include is not None and _names(pattern, name):
+                        return pattern.include
             here = here._parent
         return False
+
+
+def _names(pattern: RegexPattern, name: str) -> bool:
+    """Whether a pattern is about this name itself, and not about a directory that it is in: of that the
+    directory's own rules have decided."""
+    regex = pattern.regex
+    if regex is None:
+        return False
+    if "ps_d" not in regex.groupindex:  # what is below a directory, whatever it is: a/**
+        return regex.search(name) is not None
+    if regex.pattern == "(?P<ps_d>/)":  # any directory: */
+        return name.endswith("/")
+    return regex.fullmatch(name) is not None
 
 
 def rules_of(root: Path) -> tuple[Rules, str]:
