@@ -42,7 +42,7 @@ def test_a_user_from_the_first_account_to_the_audit_log(served: Shell) -> None:
         "user.add", "token.create", "group.add", "group.join", "quota.set", "token.revoke",
     ]  # fmt: skip
     assert "quota.set" in served.run("audit").stdout
-    assert served.run("quota", "list").stdout.split()[-5:] == ["ada", "any", "high", "16", "-"]
+    assert served.run("quota", "list").stdout.split()[-5:] == ["ada", "each", "high", "16", "-"]
     assert "vision" in served.run("group", "list").stdout
     assert "disabled" in served.run("user", "disable", "ada").stdout
     assert "disabled" not in served.run("user", "enable", "ada").stdout

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from fireflyer.hai.auth import owner
+
 READ = """
 import os, sys
 from pathlib import Path
@@ -67,7 +69,7 @@ def test_list_show_pull_prune(shell: Any) -> None:
     assert "sent 4 files" in first.stderr
     assert "sent 0 files, 0 B" in shell.run(*line).stderr
     (found,) = json.loads(shell.run("workspace", "list", "--json").stdout)
-    assert (found["files"], found["user"]) == (4, "")
+    assert (found["files"], found["user"]) == (4, owner())
     listed = shell.run("workspace", "list").stdout
     assert listed.startswith(found["id"][:12])
     assert listed.endswith("tasks: t1 t2\n")

@@ -108,7 +108,7 @@ def quotas(found: list[Quota], *, json: bool) -> None:
         as_json(found)
         return
     rows = [
-        (q.user or "any", q.group or "any", q.priority or "any", _limit(q.gpus), _limit(q.nodes))
+        (q.user or "each", q.group or "each", q.priority or "each", _limit(q.gpus), _limit(q.nodes))
         for q in found
     ]
     table(("USER", "GROUP", "PRIORITY", "GPUS", "NODES"), rows)

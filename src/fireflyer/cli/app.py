@@ -332,6 +332,9 @@ _steering(
 )  # fmt: skip
 
 
+cluster_verbs(app)
+
+
 @app.command()
 def faults(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Observations to show.")] = 20,
@@ -348,12 +351,6 @@ def faults(
     from fireflyer.cli import faulting
 
     faulting.show(home, limit, full=rules, json=json)
-
-
-app.command()(accounts.audit)
-
-for group in (accounts.user, accounts.group, accounts.token, accounts.quota):
-    app.add_typer(group)
 
 
 @app.command()
@@ -377,8 +374,10 @@ def ledger(
     ledgering.show(home, task, cluster=cluster, since=since, json=json)
 
 
-cluster_verbs(app)
 app.command()(sim)
+app.command()(accounts.audit)
+for group in (accounts.user, accounts.group, accounts.token, accounts.quota):
+    app.add_typer(group)
 app.add_typer(window)
 app.add_typer(record)
 app.add_typer(ckpt)

@@ -119,7 +119,8 @@ def manifest_of(client: Client, name: str) -> Manifest:
             raise WorkspaceError(f"task {name} has no workspace: it was run where it was")
         name = task.spec.workspace
     elif len(name) < 64:
-        found = [view.id for view in views(client) if len(name) >= 6 and view.id.startswith(name)]
+        known = {view.id for view in views(client)}
+        found = [id for id in known if len(name) >= 6 and id.startswith(name)]
         if len(found) != 1:
             many = "several workspaces begin" if found else "no workspace begins"
             raise WorkspaceError(f"{many} with {name!a}; `fireflyer workspace list` has them")
