@@ -347,17 +347,24 @@ class Controller:
             del self._tasks[task.id]
 
     def _schedule(self) -> None:
-        """Plans until there is nothing to do now, and once more when the plan says so."""
+        """Plans; an error ends the server, for nobody who asked for something waits for the plan."""
         if self._draining or self._closing:
             return
+        try:
+            self._plan()
+        except Exception as error:  # noqa: BLE001  # whatever it is, `run` raises it
+            self._fail(error)
+
+    def _plan(self) -> None:
+        """Until there is nothing to do now, and once more when the plan says so."""
         wait_s: float | None = 0.0
         while wait_s == 0.0:
             with self.meters.plan_s.time():
                 actions = self.dispatch.plan()
             for action in actions:
                 step = lifecycle.decide(self._tasks[action.task], action)
-                self.dispatch.apply(action)
                 self._commit(step, now())
+                self.dispatch.apply(action)
             wait_s = self.dispatch.wait_s()
         if self._look_again is not None:
             self._look_again.cancel()
@@ -467,7 +474,12 @@ class Controller:
         if self._calls.get(name) is done:
             del self._calls[name]
         error = None if done.cancelled() else done.exception()
-        if error is not None and self._failed is not None and not self._failed.done():
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends `run` with this error, unless another one has."""
+        if self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
             self._failed.exception()  # marks it as seen, should another error end `run` first
 

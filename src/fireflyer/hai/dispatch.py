@@ -242,7 +242,7 @@ class Dispatch:
         job.previous = task.previous
 
     def plan(self) -> list[Action]:
-        """What to do now; each action is to be recorded by `apply` before anything else happens."""
+        """What to do now; each action is to be written down and then told by `apply`, one by one."""
         return plan(self.cluster, self.now())
 
     def apply(self, action: Action) -> None:

@@ -17,10 +17,11 @@ import msgspec
 import pytest
 from tests.hai.server.postgres import Postgres
 
-from fireflyer.errors import FireflyerError, TaskError
+from fireflyer.errors import FireflyerError, NoSpace, TaskError
 from fireflyer.hai.controller import Controller
 from fireflyer.hai.database import Database, PostgreSQL
 from fireflyer.hai.home import Home
+from fireflyer.hai.lifecycle import Step
 from fireflyer.hai.model import (
     TERMINAL,
     Event,
@@ -29,7 +30,7 @@ from fireflyer.hai.model import (
     TaskSpec,
     TaskView,
 )
-from fireflyer.hai.store import Store
+from fireflyer.hai.store import Moment, Store
 
 MakeSpec = Callable[..., TaskSpec]
 
@@ -372,3 +373,42 @@ def test_kill_nine_in_a_storm_of_requests(
         assert by_id[name].spec == wanted
     for name in storm.stops:
         assert by_id[name].state in ("stopped", "finished")
+
+
+class FullStore(Store):
+    """Has room for what users ask for, and none for a start."""
+
+    def write(self, step: Step, when: Moment) -> None:
+        if step.task.state == "starting":
+            raise NoSpace("the disk of the database is full")
+        super().write(step, when)
+
+
+def test_a_start_that_cannot_be_written_ends_the_server(tmp_path: Path, spec: MakeSpec) -> None:
+    """The task was acknowledged, and the next server starts it."""
+    home = Home(tmp_path / "home")
+    home.create()
+
+    async def first() -> None:
+        database = Database(home.database)
+        controller = Controller(home, FullStore(database), FakeEngine(1, home.path / "engine"))
+        ready = asyncio.Event()
+        serving = asyncio.create_task(controller.run(ready.set))
+        await ready.wait()
+        assert controller.submit(spec("finish")).state == "queued", "it is on disk"
+        with pytest.raises(NoSpace, match="is full"):
+            await serving
+        await controller.close()
+        database.close()
+
+    async def second() -> None:
+        database = Database(home.database)
+        controller = Controller(home, Store(database), FakeEngine(1, home.path / "engine"))
+        serving = asyncio.create_task(controller.run(lambda: None))
+        await until(controller, lambda: controller.view("t1").state == "finished")
+        serving.cancel()
+        await controller.close()
+        database.close()
+
+    asyncio.run(first())
+    asyncio.run(second())
