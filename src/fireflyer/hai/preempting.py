@@ -17,10 +17,11 @@ from fireflyer.hai.lanes import Rank, Shape
 if TYPE_CHECKING:
     from fireflyer.hai.cluster import Cluster, Job
 
-Cost = tuple[int, float, int]
-"""Of emptying a node: highest priority among the victims, GPUs that they hold in all, minus their levels."""
+Cost = tuple[int, int, int]
+"""Of emptying a node: highest priority among the victims, how many they are (each has to save and to start
+again: one large job rather than many small ones), minus their levels."""
 
-NONE: Cost = (0, 0.0, 0)
+NONE: Cost = (0, 0, 0)
 
 
 def eligible_at(cluster: "Cluster", rank: Rank | None, job: "Job") -> float:
@@ -122,7 +123,7 @@ def _cost(cluster: "Cluster", victims: list["Job"]) -> Cost:
         return NONE
     return (
         max(job.level for job in victims),
-        sum(job.gpus_held for job in victims),
+        len(victims),
         -sum(cluster.level(job) for job in victims),
     )
 

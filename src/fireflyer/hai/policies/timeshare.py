@@ -39,7 +39,7 @@ class FixedQuantum(Policy, frozen=True, kw_only=True):
     behind: Behind = "anything"
     preemptive: bool = True
     spares_own: bool = True
-    scale: Scale | None = Scale(unit=60.0, ratio=1.03)
+    scale: Scale | None = Scale(unit=600.0, ratio=1.3)
     patience_s: float = 12 * 3600.0
     fixed_s: float = 1800.0
 
