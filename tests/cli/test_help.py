@@ -11,8 +11,8 @@ import pytest
 import fireflyer
 
 VERBS = [
-    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume",
-    "faults", "ledger", "why", "top", "nodes", "drain", "undrain", "sim", "audit",
+    "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
+    "nodes", "drain", "undrain", "faults", "ledger", "sim", "audit",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
 GROUPS = [
