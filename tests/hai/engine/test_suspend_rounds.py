@@ -16,11 +16,12 @@ ROUNDS, PER_TEST = 1000, 100
 """Two pages a round: descriptors are few, so a test has some of the rounds."""
 
 
-def _rank(rank: int, rounds: list[list[SuspendPage]], result: int) -> None:
+def _rank(rank: int, rounds: list[list[SuspendPage]], go: int, result: int) -> None:
     """In a forked child: plays all rounds; reports the number of the call that was told."""
     pace = random.Random(rank)
     for number, pages in enumerate(rounds):
         page, slot = pages[rank // PER_NODE], rank % PER_NODE
+        os.read(go, 1)  # all begin together: who is late has as many calls to make up for
         calls = 1
         while not page.call(slot):
             calls += 1
@@ -33,19 +34,22 @@ def test_every_rank_is_told_at_the_same_call(seed: int) -> None:
     chance = random.Random(seed)
     rounds = [[SuspendPage.create(PER_NODE) for _ in range(2)] for _ in range(PER_TEST)]
     result_read, result_write = os.pipe()
+    gates = [os.pipe() for _ in range(RANKS)]
     children = []
     for rank in range(RANKS):
         pid = os.fork()
         if pid == 0:
             try:
                 signal.alarm(100)
-                _rank(rank, rounds, result_write)
+                _rank(rank, rounds, gates[rank][0], result_write)
             finally:
                 os._exit(0)
         children.append(pid)
     os.close(result_write)
     with open(result_read) as results:
         for number, pages in enumerate(rounds):
+            for _, gate in gates:
+                os.write(gate, b".")
             rank, least = chance.randrange(RANKS), chance.choice((0, 0, 1, 3, 30))
             while pages[rank // PER_NODE].count(rank % PER_NODE) < least:
                 time.sleep(1e-5)
@@ -59,3 +63,6 @@ def test_every_rank_is_told_at_the_same_call(seed: int) -> None:
             lines = [tuple(map(int, results.readline().split())) for _ in range(RANKS)]
             assert sorted(lines) == [(number, rank, told) for rank in range(RANKS)]
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * RANKS
+    for ends in gates:
+        for end in ends:
+            os.close(end)
