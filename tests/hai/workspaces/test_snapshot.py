@@ -93,6 +93,7 @@ NAMES = ["a", "b", "x.o", "x.p", "#a", "!a", "deep"]
 
 
 @example(["**/b", "!/b"], [], [])
+@example(["a/**"], ["!x.o"], [])
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(PATTERNS, max_size=5), st.lists(PATTERNS, max_size=3), st.lists(PATTERNS, max_size=2)

@@ -51,8 +51,8 @@ def _names(pattern: RegexPattern, name: str) -> bool:
     regex = pattern.regex
     if regex is None:
         return False
-    if "ps_d" not in regex.groupindex:  # what is below a directory, whatever it is: a/**
-        return regex.search(name) is not None
+    if "ps_d" not in regex.groupindex:  # what is below a directory, but not that itself: a/**
+        return regex.search(name.removesuffix("/")) is not None
     if regex.pattern == "(?P<ps_d>/)":  # any directory: */
         return name.endswith("/")
     return regex.fullmatch(name) is not None
