@@ -60,7 +60,7 @@ def drain(
     from fireflyer.cli.looking import moment
     from fireflyer.hai.client import Client
 
-    Client(home).drain(node, reason, moment(until) if until else None)
+    Client(home).drain(node, reason, moment(until, "--until") if until else None)
 
 
 def undrain(node: NodeArgument, home: HomeOption = None) -> None:
@@ -97,8 +97,8 @@ def window_add(
     from fireflyer.hai.model import WindowView
 
     asked = WindowView(
-        nodes=tuple(nodes), begin=looking.moment(begin), end=looking.moment(until), reason=reason,
-        user=user, group=group,
+        nodes=tuple(nodes), begin=looking.moment(begin, "--from"),
+        end=looking.moment(until, "--until"), reason=reason, user=user, group=group,
     )  # fmt: skip
     looking.windows([Client(home).add_window(asked)], json=json)
 

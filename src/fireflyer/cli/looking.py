@@ -4,43 +4,26 @@ import sys
 import time
 from datetime import datetime
 
+from fireflyer.cli.durations import seconds
 from fireflyer.cli.printing import age, as_json, table, tasks
 from fireflyer.errors import ConfigError
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import NodeView, WhyView, WindowView
 from fireflyer.program import plain
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
 REFRESH_S = 2.0
 
 
-def duration(text: str) -> float:
-    """Seconds, of e.g. "90", "90s", "5m", "2h", "1d".
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
-    try:
-        found = float(number) * UNITS[unit]
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < 1e9:
-        raise ConfigError(f"{text!r} is no duration; write e.g. 90s, 5m, 2h or 1d")
-    return found
-
-
-def moment(text: str) -> float:
+def moment(text: str, option: str) -> float:
     """Wall clock, of a duration from now or a local time.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither; names the option.
     """
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
-        return time.time() + duration(text)
+        return time.time() + seconds(text, option)
 
 
 def size_mib(text: str) -> int:

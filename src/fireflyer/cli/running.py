@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fireflyer.cli import printing
 from fireflyer.cli.durations import seconds
 from fireflyer.cli.following import Tail, follow
-from fireflyer.cli.looking import duration, size_mib
+from fireflyer.cli.looking import size_mib
 from fireflyer.errors import ConfigError
 from fireflyer.hai.admission import check
 from fireflyer.hai.client import Client
@@ -149,7 +149,7 @@ def _spec(request: Launch) -> TaskSpec:
         priority=cast(Priority, priority),
         group=request.group,
         labels=labels,
-        expected_s=duration(request.expect) if request.expect else 0.0,
+        expected_s=seconds(request.expect, "--expect") if request.expect else 0.0,
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from fireflyer.checkpoint.schedule import parse_duration
 from fireflyer.cli import printing
+from fireflyer.cli.durations import seconds
 from fireflyer.errors import ConfigError
 from fireflyer.hai.policies import DEFAULT, POLICIES, Policy
 from fireflyer.hai.policies.timeshare import FixedQuantum, TimeShare
@@ -86,22 +86,6 @@ def as_json(results: list[Result]) -> bytes:
     if others:
         first["compared"] = others
     return msgspec.json.encode(first)
-
-
-def seconds(text: str, option: str) -> float:
-    """Of "30s", "5min", "1.5h", "200ms", or "0".
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    if text.strip() == "0":
-        return 0.0
-    try:
-        return parse_duration(text)
-    except ConfigError:
-        raise ConfigError(
-            f"{option} {text!r} is no time: write a number of ms, s, min or h, e.g. 5min"
-        ) from None
 
 
 def _policies(asked: Asked) -> dict[str, Policy]:

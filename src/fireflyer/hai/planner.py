@@ -328,12 +328,9 @@ class _Plan:
         return found if self.cluster.topology.enough(shape[0], found) else 0
 
     def _choose(self, job: Job, fitting: int, capacity: Capacity) -> list[int]:
-        """Sound nodes first: none that is suspect, none where the job met a fault."""
+        """Of nodes that it may use: none that is suspect, if there are enough others."""
         cluster = self.cluster
         sound = fitting & cluster.ready
-        for name in job.avoid:
-            if name in cluster.places:
-                sound &= ~(1 << cluster.places[name])
         if sound != fitting and cluster.topology.enough(job.nodes, sound):
             fitting = sound
         places = cluster.places
