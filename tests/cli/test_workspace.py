@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fireflyer.hai.auth import owner
+from fireflyer.hai.server.auth import owner
 
 READ = """
 import os, sys

@@ -10,11 +10,11 @@ import msgspec
 
 from fireflyer import log
 from fireflyer.errors import ConfigError
-from fireflyer.hai.database import PostgreSQL, parse_url
+from fireflyer.hai.database.connection import PostgreSQL, parse_url
 from fireflyer.hai.home import EngineFile, ServerFile, locate
-from fireflyer.hai.listening import Public, parse_public
-from fireflyer.hai.server import DEFAULT_NODES, Options
-from fireflyer.hai.server import serve as serve_home
+from fireflyer.hai.server.listening import Public, parse_public
+from fireflyer.hai.server.process import DEFAULT_NODES, Options
+from fireflyer.hai.server.process import serve as serve_home
 
 
 def choose(home: Path | None, engine: str | None, partition: str | None) -> EngineFile:

@@ -12,8 +12,8 @@ import msgspec
 from fireflyer.cli import printing
 from fireflyer.cli.durations import seconds
 from fireflyer.errors import ConfigError
-from fireflyer.hai.policies import DEFAULT, POLICIES, Policy
-from fireflyer.hai.policies.timeshare import FixedQuantum, TimeShare
+from fireflyer.hai.scheduling.policies import DEFAULT, POLICIES, Policy
+from fireflyer.hai.scheduling.policies.timeshare import FixedQuantum, TimeShare
 from fireflyer.hai.simulation import faults
 from fireflyer.hai.simulation.generate import generate
 from fireflyer.hai.simulation.measures import Result, curves, measure

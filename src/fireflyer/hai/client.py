@@ -400,7 +400,7 @@ def _error_of(data: bytes, status: int) -> FireflyerError:
 def _start_server(home: Home, nodes: int | None) -> None:
     """Starts a server in a session of its own and waits until it says that it answers."""
     reader, writer = os.pipe()
-    command = [sys.executable, "-P", "-m", "fireflyer.hai.server", "--home", str(home.path)]
+    command = [sys.executable, "-P", "-m", "fireflyer.hai.server.process", "--home", str(home.path)]
     command += ["--ready-fd", str(writer)]
     if nodes is not None:
         command += ["--nodes", str(nodes)]

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from fireflyer.hai.cluster import Cluster, Job, Node
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
-from fireflyer.hai.planner import plan
+from fireflyer.hai.scheduling.cluster import Cluster, Job, Node
+from fireflyer.hai.scheduling.planner import plan
 
 
 class Bench:

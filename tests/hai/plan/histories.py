@@ -10,11 +10,11 @@ import sys
 from collections import Counter
 from itertools import pairwise
 
-from fireflyer.hai.cluster import AUTO, Cluster, Job, Node, Quota, Window
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
-from fireflyer.hai.planner import plan
-from fireflyer.hai.policies import POLICIES
+from fireflyer.hai.scheduling.cluster import AUTO, Cluster, Job, Node, Quota, Window
+from fireflyer.hai.scheduling.planner import plan
+from fireflyer.hai.scheduling.policies import POLICIES
 
 DAY = 86_400.0
 

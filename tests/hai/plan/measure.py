@@ -9,10 +9,10 @@ import random
 import statistics
 import time
 
-from fireflyer.hai.cluster import Cluster, Job, Node
 from fireflyer.hai.lifecycle import Launch, Preempt
-from fireflyer.hai.planner import plan
-from fireflyer.hai.policies import POLICIES
+from fireflyer.hai.scheduling.cluster import Cluster, Job, Node
+from fireflyer.hai.scheduling.planner import plan
+from fireflyer.hai.scheduling.policies import POLICIES
 
 
 def cluster_of(nodes: int, policy: str) -> Cluster:

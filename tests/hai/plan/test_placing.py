@@ -2,7 +2,7 @@
 
 from tests.hai.plan.bench import Bench, launched, preempted
 
-from fireflyer.hai.cluster import Node, Quota, Window
+from fireflyer.hai.scheduling.cluster import Node, Quota, Window
 
 
 def zoned(*sizes: int, leaf: int = 2) -> list[Node]:

@@ -4,9 +4,9 @@ import pytest
 from tests.hai.plan.bench import Bench, launched, preempted
 
 from fireflyer.errors import ConfigError
-from fireflyer.hai.cluster import Cluster, Job
 from fireflyer.hai.lifecycle import Action, Release
-from fireflyer.hai.policies import POLICIES
+from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.policies import POLICIES
 
 QUANTUM = 1800.0
 """Of a job under timeshare whose costs were not measured."""

@@ -17,7 +17,7 @@ import pytest
 from tests.hai.server.postgres import Postgres, missing
 
 from fireflyer.hai.client import Client
-from fireflyer.hai.database import Database, PostgreSQL
+from fireflyer.hai.database.connection import Database, PostgreSQL
 from fireflyer.hai.model import TaskSpec
 
 _numbers = count(1)

@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from fireflyer.errors import FireflyerError
-from fireflyer.hai.database import PostgreSQL
+from fireflyer.hai.database.connection import PostgreSQL
+from fireflyer.hai.database.leader import LEASE_S
 from fireflyer.hai.engines import EngineEvent, Gang, GangEnded, Node, RankExited, RankStarted
 from fireflyer.hai.home import ServerFile, locate
-from fireflyer.hai.leader import LEASE_S
-from fireflyer.hai.listening import Public
-from fireflyer.hai.server import Options, serve
+from fireflyer.hai.server.listening import Public
+from fireflyer.hai.server.process import Options, serve
 
 
 class FakeEngine:

@@ -11,14 +11,11 @@ import pytest
 from tests.hai.server.conftest import Server
 
 from fireflyer.errors import ConfigError, NoSuchTask, PermissionDenied, Unauthenticated
-from fireflyer.hai import api
-from fireflyer.hai.access import Accounts
 from fireflyer.hai.administration import Administration
-from fireflyer.hai.answers import route_scopes
-from fireflyer.hai.auth import Needs, owner
 from fireflyer.hai.client import Client
-from fireflyer.hai.controller import Controller
-from fireflyer.hai.database import Database
+from fireflyer.hai.database.connection import Database
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.home import Home
 from fireflyer.hai.identity import (
     SCOPES,
@@ -30,8 +27,11 @@ from fireflyer.hai.identity import (
     split_token,
 )
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.store import Store
-from fireflyer.hai.trail import Trail
+from fireflyer.hai.server import api
+from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.server.answers import route_scopes
+from fireflyer.hai.server.auth import Needs, owner
+from fireflyer.hai.server.controller import Controller
 
 MakeSpec = Callable[..., TaskSpec]
 
@@ -252,7 +252,7 @@ def test_a_token_expires(database: Database, monkeypatch: pytest.MonkeyPatch) ->
     forever = accounts.create_token(TokenRequest(user="ada", days=None), ADMIN)
     assert accounts.identify(made.token, "").user == "ada"
     later = made.view.created + 2 * 86400
-    monkeypatch.setattr("fireflyer.hai.access.time.time", lambda: later)
+    monkeypatch.setattr("fireflyer.hai.server.access.time.time", lambda: later)
     with pytest.raises(Unauthenticated, match="has expired"):
         accounts.identify(made.token, "")
     assert accounts.identify(forever.token, "").user == "ada"

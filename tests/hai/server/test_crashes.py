@@ -18,8 +18,8 @@ import pytest
 from tests.hai.server.postgres import Postgres
 
 from fireflyer.errors import FireflyerError, NoSpace, TaskError
-from fireflyer.hai.controller import Controller
-from fireflyer.hai.database import Database, PostgreSQL
+from fireflyer.hai.database.connection import Database, PostgreSQL
+from fireflyer.hai.database.store import Moment, Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.lifecycle import Step
 from fireflyer.hai.model import (
@@ -30,7 +30,7 @@ from fireflyer.hai.model import (
     TaskSpec,
     TaskView,
 )
-from fireflyer.hai.store import Moment, Store
+from fireflyer.hai.server.controller import Controller
 
 MakeSpec = Callable[..., TaskSpec]
 

@@ -14,15 +14,15 @@ from alembic.migration import MigrationContext
 from tests.hai.server.postgres import Postgres
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
-from fireflyer.hai import schema
-from fireflyer.hai.cluster import Window
-from fireflyer.hai.controller import now
-from fireflyer.hai.database import Database, PostgreSQL, parse_url
+from fireflyer.hai.database import schema
+from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
+from fireflyer.hai.database.marks import Mark, Marks
+from fireflyer.hai.database.store import Store
 from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import Launch, Note, Step, Task
-from fireflyer.hai.marks import Mark, Marks
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.store import Store
+from fireflyer.hai.scheduling.cluster import Window
+from fireflyer.hai.server.controller import now
 
 Open = Callable[[Path | PostgreSQL], Database]
 

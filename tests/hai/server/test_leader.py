@@ -18,9 +18,9 @@ from tests.hai.server.postgres import Postgres
 from tests.hai.server.proxy import Proxy
 
 from fireflyer.errors import PeerLost, Stale
-from fireflyer.hai import schema
-from fireflyer.hai.database import Database, PostgreSQL
-from fireflyer.hai.leader import Leader
+from fireflyer.hai.database import schema
+from fireflyer.hai.database.connection import Database, PostgreSQL
+from fireflyer.hai.database.leader import Leader
 from fireflyer.hai.model import TaskSpec
 
 MakeSpec = Callable[..., TaskSpec]
@@ -141,7 +141,7 @@ def test_the_lease_runs_out_by_the_holders_own_clock(
         one.alive()
         one._ending.set()
         ahead = time.monotonic() + 61
-        monkeypatch.setattr("fireflyer.hai.leader.time.monotonic", lambda: ahead)
+        monkeypatch.setattr("fireflyer.hai.database.leader.time.monotonic", lambda: ahead)
         with pytest.raises(Stale):
             one.alive()
 

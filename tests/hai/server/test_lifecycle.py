@@ -10,12 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fireflyer.errors import TaskError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.cluster import Window
-from fireflyer.hai.dispatch import Dispatch
+from fireflyer.hai.database.marks import Mark, Marks
 from fireflyer.hai.engines import EngineEvent, GangEnded, Node, RankExited, RankJoined, RankStarted
 from fireflyer.hai.lifecycle import ACTIVE, Action, Launch, Preempt, Release, Step, Task
-from fireflyer.hai.marks import Mark, Marks
 from fireflyer.hai.model import TERMINAL, Lease, LeaseRequest, TaskSpec
+from fireflyer.hai.scheduling.cluster import Window
+from fireflyer.hai.server.dispatch import Dispatch
 
 WHEN: dict[str, Any] = {"monotonic_ns": 0, "wall": 0.0}
 

@@ -10,13 +10,13 @@ from tests.hai.server.test_access import Somebody
 
 from fireflyer.errors import ConfigError, PermissionDenied, TaskError, WorkspaceError
 from fireflyer.hai.administration import Administration
-from fireflyer.hai.cluster import ANY
-from fireflyer.hai.cluster import Quota as Held
-from fireflyer.hai.database import Database
-from fireflyer.hai.dispatch import Dispatch
+from fireflyer.hai.database.connection import Database
+from fireflyer.hai.database.marks import Marks
 from fireflyer.hai.identity import Quota, Scope
-from fireflyer.hai.marks import Marks
 from fireflyer.hai.model import PRIORITIES, TaskSpec, WindowView
+from fireflyer.hai.scheduling.cluster import ANY
+from fireflyer.hai.scheduling.cluster import Quota as Held
+from fireflyer.hai.server.dispatch import Dispatch
 from fireflyer.hai.workspaces import shipping
 
 MakeSpec = Callable[..., TaskSpec]

@@ -14,8 +14,8 @@ from fireflyer.errors import ConfigError, PeerLost, Unauthenticated
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.client import Client
 from fireflyer.hai.identity import TokenRequest
-from fireflyer.hai.listening import Public, parse_public
 from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.server.listening import Public, parse_public
 
 MakeSpec = Callable[..., TaskSpec]
 

@@ -24,10 +24,10 @@ from fireflyer.errors import (
     TaskError,
 )
 from fireflyer.hai.client import Client
+from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.model import TERMINAL, TaskSpec
-from fireflyer.hai.server import Options, serve
-from fireflyer.hai.store import Store
+from fireflyer.hai.server.process import Options, serve
 
 MakeSpec = Callable[..., TaskSpec]
 
@@ -427,7 +427,7 @@ def test_a_server_with_fewer_nodes_passes_over_what_no_longer_fits(
 def test_importing_starts_nothing() -> None:
     script = (
         "import sys, threading, os; before = len(os.listdir('/proc/self/fd'));"
-        "import fireflyer.hai.server, fireflyer.hai.client, fireflyer.hai;"
+        "import fireflyer.hai.server.process, fireflyer.hai.client, fireflyer.hai;"
         "assert threading.active_count() == 1; assert len(os.listdir('/proc/self/fd')) == before;"
         "assert 'torch' not in sys.modules; assert fireflyer.hai.Client"
     )

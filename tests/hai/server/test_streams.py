@@ -13,9 +13,9 @@ from tests.hai.server.test_access import Somebody, ask
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.administration import Administration
-from fireflyer.hai.logs import _whole
 from fireflyer.hai.model import TaskSpec
-from fireflyer.hai.streams import event_place, log_place
+from fireflyer.hai.server.logs import _whole
+from fireflyer.hai.server.streams import event_place, log_place
 
 MakeSpec = Callable[..., TaskSpec]
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fireflyer.errors import TraceError
-from fireflyer.hai.policies import POLICIES
+from fireflyer.hai.scheduling.policies import POLICIES
 from fireflyer.hai.simulation import faults
 from fireflyer.hai.simulation.generate import generate
 from fireflyer.hai.simulation.measures import Result, curves, measure

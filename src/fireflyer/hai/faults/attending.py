@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from fireflyer.errors import TaskError
+from fireflyer.hai.database.marks import Mark
+from fireflyer.hai.database.store import Moment, Store
 from fireflyer.hai.engines import Engine, GangEnded, NodeObserved
 from fireflyer.hai.faults import desk
 from fireflyer.hai.faults.observations import Observation, Validator
 from fireflyer.hai.faults.rules import Decision, Faults, Rule
 from fireflyer.hai.lifecycle import Note, Task, Verdict
-from fireflyer.hai.marks import Mark
-from fireflyer.hai.store import Moment, Store
 from fireflyer.log import get_logger
 
 KINDS = ("observed", "acted")

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fireflyer.hai.policies import policy_named
+from fireflyer.hai.scheduling.policies import policy_named
 from fireflyer.hai.simulation.replay import Replay, Run, Setup
 from fireflyer.hai.simulation.trace import HOUR_MS
 

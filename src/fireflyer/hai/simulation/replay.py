@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from fireflyer.errors import TraceError
-from fireflyer.hai.cluster import Cluster, Node
-from fireflyer.hai.cluster import Job as Wanted
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
-from fireflyer.hai.planner import plan
-from fireflyer.hai.policies import DEFAULT, Policy
+from fireflyer.hai.scheduling.cluster import Cluster, Node
+from fireflyer.hai.scheduling.cluster import Job as Wanted
+from fireflyer.hai.scheduling.planner import plan
+from fireflyer.hai.scheduling.policies import DEFAULT, Policy
 from fireflyer.hai.simulation import faults
 from fireflyer.hai.simulation.ledger import Ledger
 from fireflyer.hai.simulation.trace import Job, Trace

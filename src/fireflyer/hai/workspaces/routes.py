@@ -8,10 +8,10 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from fireflyer.errors import Corrupted, FireflyerError, WorkspaceError
-from fireflyer.hai.answers import documented, json
-from fireflyer.hai.auth import needing
+from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
-from fireflyer.hai.trail import Trail
+from fireflyer.hai.server.answers import documented, json
+from fireflyer.hai.server.auth import needing
 from fireflyer.hai.workspaces import manifest
 from fireflyer.hai.workspaces.depot import Offer, Pruned, WorkspaceView, hours_ago
 from fireflyer.hai.workspaces.manifest import Manifest

@@ -1,0 +1,1 @@
+"""The platform's state in SQLite or PostgreSQL: its tables, their versions, who may write."""

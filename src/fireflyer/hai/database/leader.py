@@ -1,0 +1,147 @@
+"""One server leads: a lease in PostgreSQL. (On SQLite the lock of the home does it.)
+
+    take     where the lease has expired by the database's clock: term + 1, holder, a new expiry
+    renew    every third of the lease, on a connection of its own, from a thread of its own
+    fence    in each write, first: the term is still ours, FOR KEY SHARE until the commit; whoever takes
+             over changes the key and so waits for that commit, and later writes of the old term fail
+    alive    before each transaction and each call to the engine: our own clock says that the lease, counted
+             from before the renewal was sent, has not run out
+
+A leader that cannot renew in time must not act: `alive` raises from that moment on, whatever the threads do,
+and the process is ended if it has not ended by itself `LEAVE_S` later: its loop may be stuck in a connection
+that is frozen. After Gray and Cheriton, "Leases" (SOSP 1989); the term is Chubby's sequencer.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from fireflyer.errors import FireflyerError, Stale
+from fireflyer.hai.database.connection import Database
+from fireflyer.hai.database.schema import leader
+from fireflyer.log import get_logger
+
+LEASE_S = 10.0
+LEAVE_S = 2.0
+
+_log = get_logger("hai")
+
+_TAKE = sa.text(
+    "UPDATE leader SET term = term + 1, holder = :holder,"
+    " expires = extract(epoch FROM clock_timestamp()) + :lease"
+    " WHERE expires <= extract(epoch FROM clock_timestamp()) RETURNING term"
+)
+_RENEW = sa.text(
+    "UPDATE leader SET expires = extract(epoch FROM clock_timestamp()) + :lease"
+    " WHERE term = :term RETURNING term"
+)
+_RELEASE = sa.text("UPDATE leader SET expires = 0 WHERE term = :term")
+_FENCE = sa.text("SELECT term FROM leader WHERE term = :term FOR KEY SHARE")
+
+
+class Leader:
+    """The lease, held from `take` to `release` or until it is lost.
+
+    Args:
+        database: of PostgreSQL, open.
+        lease_s: how long the others wait for a leader that is silent.
+    """
+
+    def __init__(self, database: Database, lease_s: float = LEASE_S) -> None:
+        self._database = database
+        self._lease_s = lease_s
+        self.holder = f"{socket.gethostname()}:{os.getpid()}"
+        self.term = 0
+        self._until = 0.0
+        self._over = False
+        self.lost: Callable[[Exception], None] = lambda _error: None
+        """Called once, by another thread, when the lease is lost."""
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def take(self) -> str | None:
+        """One try. Returns None when this server leads now, and renews from now on; else who leads, for
+        people."""
+        asked = time.monotonic()
+        with self._database.another_connection() as connection:
+            connection.execute(sa.text("SET lock_timeout = '2s'"))
+            values = {"holder": self.holder, "lease": self._lease_s}
+            try:
+                term = connection.execute(_TAKE, values).scalar_one_or_none()
+            except sa.exc.OperationalError:  # a transaction of the last leader is still open
+                term = None
+            if term is None:
+                row = connection.execute(sa.select(leader)).one()
+                return f"{row.holder}, term {row.term}"
+        self.term, self._until = term, asked + self._lease_s
+        self._database.alive, self._database.fence = self.alive, self._fence
+        for work in (self._renew, self._watch):
+            thread = threading.Thread(target=work, daemon=True, name=f"leader {work.__name__}")
+            thread.start()
+            self._threads.append(thread)
+        _log.info("leading as %s, term %d", self.holder, self.term)
+        return None
+
+    def release(self) -> None:
+        """Lets the next server lead at once; nothing where it is lost. REQUIRES: this one acts no more."""
+        leads = self._left() > 0
+        self._ending.set()
+        if not leads:
+            return
+        for thread in self._threads:
+            thread.join(self._lease_s)
+        try:
+            with self._database.another_connection() as connection:
+                connection.execute(_RELEASE, {"term": self.term})
+        except FireflyerError as error:
+            _log.warning("the lease was not given back: %s", error)
+
+    def alive(self) -> None:
+        """Raises Stale where this server must not act any more."""
+        if self._left() <= 0:
+            raise self._stale()
+
+    def _left(self) -> float:
+        """Seconds for which it is certain that nobody else leads."""
+        return 0.0 if self._over else self._until - time.monotonic()
+
+    def _stale(self) -> Stale:
+        return Stale(
+            f"this server ({self.holder}, term {self.term}) does not lead any more: its lease in "
+            f"{self._database.name} was not renewed in time; attempts run on"
+        )
+
+    def _fence(self, connection: sa.Connection) -> None:
+        if connection.execute(_FENCE, {"term": self.term}).scalar_one_or_none() is None:
+            self._over = True
+            raise self._stale()
+
+    def _renew(self) -> None:
+        while not self._ending.is_set() and self._left() > 0:
+            try:
+                with self._database.another_connection() as connection:
+                    while not self._ending.wait(self._lease_s / 3):
+                        asked = time.monotonic()
+                        values = {"term": self.term, "lease": self._lease_s}
+                        if connection.execute(_RENEW, values).scalar_one_or_none() is None:
+                            self._over = True
+                            return
+                        self._until = asked + self._lease_s
+            except (FireflyerError, sa.exc.SQLAlchemyError) as error:
+                _log.warning("the lease could not be renewed: %s", error)
+                self._ending.wait(self._lease_s / 10)
+
+    def _watch(self) -> None:
+        """Ends the process where the lease is lost and nothing else has done it."""
+        while (left := self._left()) > 0:
+            if self._ending.wait(min(left, self._lease_s / 10)):
+                return
+        error = self._stale()
+        _log.error("%s", error)
+        self.lost(error)
+        if not self._ending.wait(LEAVE_S):
+            os._exit(1)

@@ -1,0 +1,384 @@
+"""The platform's state: tasks, attempts, and the append-only history, in SQLite or PostgreSQL.
+
+One transaction a transition writes the new state and its events together. Every commit is synced: the
+platform commits a few dozen times a second, so one sync each (below a millisecond on an NVMe disk) buys
+that an acknowledged task survives a power cut too, not only the death of the server.
+
+One thread uses a store.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from fireflyer.errors import NoSuchTask
+from fireflyer.hai.database.connection import Database
+from fireflyer.hai.database.schema import attempt as _attempt
+from fireflyer.hai.database.schema import event as _event
+from fireflyer.hai.database.schema import quota as _quota
+from fireflyer.hai.database.schema import task as _task
+from fireflyer.hai.identity import Quota
+from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
+from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """When something was seen."""
+
+    monotonic_ns: int
+    wall: float
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the attempt table."""
+
+    nodes: tuple[str, ...]
+    launched: bool
+    outcome: str | None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the task table."""
+
+    task: str
+    spec: TaskSpec
+    state: TaskState
+    reason: str
+    attempt: int
+    restarts: int
+    created: float
+    user: str = ""
+    """Who submitted it."""
+
+
+class Store:
+    """The database of one server.
+
+    Args:
+        where: an open database, which the caller closes; or the file of a SQLite database of its own, created
+            with mode 0600 when missing.
+
+    Raises:
+        Corrupted: the file is no database, or holds something else.
+        StorageError: it cannot be opened, or a newer Fireflyer wrote it.
+    """
+
+    def __init__(self, where: Path | Database) -> None:
+        self._owned = isinstance(where, Path)
+        self.database = Database(where) if isinstance(where, Path) else where
+
+    def close(self) -> None:
+        if self._owned:
+            self.database.close()
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def add(self, spec: TaskSpec, secret: str, step: Step, when: Moment, user: str = "") -> str:
+        """Writes a new task of a user with its first events; returns its id, e.g. "t1"."""
+        with self.database.writing() as connection:
+            values = {
+                "spec": _dump(spec),
+                "secret": secret,
+                "state": step.task.state,
+                "reason": step.task.reason,
+                "attempt": 0,
+                "restarts": 0,
+                "stopping": False,
+                "warm": False,
+                "created": when.wall,
+                "user": user,
+            }
+            key = connection.execute(_task.insert(), values).inserted_primary_key
+            assert key is not None
+            self.database.name_object(f"t{key[0]}")
+            self._note(connection, key[0], 0, step.notes, when)
+            return f"t{key[0]}"
+
+    def write(self, step: Step, when: Moment) -> None:
+        """Writes one transition: the task's row, its attempt's row and its events, or nothing."""
+        task = step.task
+        number = _number(task.id)
+        with self.database.writing() as connection:
+            values: dict[str, Any] = {
+                "state": task.state,
+                "reason": task.reason,
+                "attempt": task.attempt,
+                "restarts": task.restarts,
+                "stopping": task.stopping,
+            }
+            for action in step.actions:
+                if isinstance(action, Launch):
+                    values["warm"] = True
+                    row: dict[str, Any] = {"task": number, "number": action.attempt}
+                    row |= {"nodes": _dump(action.nodes), "launched": False}
+                    connection.execute(_attempt.insert(), row)
+            connection.execute(_task.update().where(_task.c.id == number).values(values))
+            for note in step.notes:
+                if note.kind == "gang_ended":
+                    at = (_attempt.c.task == number) & (_attempt.c.number == task.attempt)
+                    outcome = note.detail["outcome"]
+                    connection.execute(_attempt.update().where(at).values(outcome=outcome))
+            self._note(connection, number, task.attempt, step.notes, when)
+
+    def _note(
+        self,
+        connection: sa.Connection,
+        task: int,
+        attempt: int,
+        notes: Sequence[Note],
+        when: Moment,
+    ) -> None:
+        rows = [
+            {
+                "task": task,
+                "attempt": attempt,
+                "kind": note.kind,
+                "detail": _dump(note.detail),
+                "monotonic_ns": when.monotonic_ns,
+                "wall": when.wall,
+            }
+            for note in notes
+        ]
+        if rows:
+            connection.execute(_event.insert(), rows)
+
+    def launched(self, task: str, attempt: int) -> None:
+        """Records that the engine has taken the launch of this attempt."""
+        at = (_attempt.c.task == _number(task)) & (_attempt.c.number == attempt)
+        with self.database.writing() as connection:
+            connection.execute(_attempt.update().where(at).values(launched=True))
+
+    def released(self, task: str, attempt: int) -> None:
+        """Records that nothing is kept warm, unless a newer attempt was started since."""
+        at = (_task.c.id == _number(task)) & (_task.c.attempt == attempt)
+        with self.database.writing() as connection:
+            connection.execute(_task.update().where(at).values(warm=False))
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def load(self) -> list[Task]:
+        """The tasks that are not over, and those that are owed a release, as the scheduler knows them."""
+        wanted = _task.c.state.not_in(TERMINAL) | _task.c.warm
+        with self.database.reading() as connection:
+            rows = connection.execute(sa.select(_task).where(wanted).order_by(_task.c.id)).all()
+            return [self._revive(connection, row) for row in rows]
+
+    def _revive(self, connection: sa.Connection, row: sa.Row[Any]) -> Task:
+        spec = msgspec.json.decode(row.spec, type=TaskSpec)
+        active = row.state in ACTIVE
+        last = self._find_attempt(connection, row.id, row.attempt)
+        ranks: dict[str, set[int]] = {"rank_started": set(), "rank_exited": set()}
+        newcomers: set[tuple[str, int, int]] = set()
+        if active:
+            for event in self._rank_events(connection, row.id, row.attempt):
+                detail = msgspec.json.decode(event.detail)
+                if incarnation := detail.get("incarnation", 0):
+                    newcomers.add((event.kind, detail["rank"], incarnation))
+                else:
+                    ranks[event.kind].add(detail["rank"])
+        nodes = last.nodes if last is not None else ()
+        return Task(
+            id=f"t{row.id}",
+            order=row.id,
+            nodes=spec.nodes,
+            world=spec.nodes * spec.ranks_per_node,
+            max_restarts=spec.max_restarts,
+            state=row.state,
+            reason=row.reason,
+            attempt=row.attempt,
+            restarts=row.restarts,
+            placement=nodes if active else (),
+            previous=nodes if row.warm and not active else (),
+            preempted=row.state == "suspending" and self._makes_room(connection, row.id),
+            stopping=row.stopping,
+            unsure=active and last is not None and not last.launched,
+            started=frozenset(ranks["rank_started"]),
+            exited=frozenset(ranks["rank_exited"]),
+            newcomers=frozenset(newcomers),
+            lease=self._last_lease(connection, row.id, row.attempt) if active else None,
+            max_node_faults=spec.max_node_faults,
+            node_faults=(faults := self._faults(connection, row.id))[0],
+            avoid=frozenset(faults[1]),
+            user=row.user,
+        )
+
+    def _faults(self, connection: sa.Connection, task: int) -> tuple[int, tuple[str, ...]]:
+        """Attempts that ended by faults of nodes and network, and the nodes that the task avoids."""
+        at = (_event.c.task == task) & (_event.c.kind == "acted")
+        query = sa.select(_event.c.detail).where(at)
+        details = [msgspec.json.decode(d) for d in connection.execute(query).scalars()]
+        ends = [detail for detail in details if detail.get("ended")]
+        avoid = {node for detail in ends for node in detail["avoid"]}
+        return sum(detail["cause"] != "script" for detail in ends), tuple(sorted(avoid))
+
+    def _makes_room(self, connection: sa.Connection, task: int) -> bool:
+        """Whether the last suspend was the scheduler's."""
+        at = (_event.c.task == task) & (_event.c.kind == "suspending")
+        query = sa.select(_event.c.detail).where(at).order_by(_event.c.seq.desc()).limit(1)
+        detail = connection.execute(query).scalar_one()
+        return bool(msgspec.json.decode(detail).get("preempted"))
+
+    def _last_lease(self, connection: sa.Connection, task: int, attempt: int) -> Lease | None:
+        at = (_event.c.task == task) & (_event.c.attempt == attempt) & (_event.c.kind == "leased")
+        query = sa.select(_event.c.detail).where(at).order_by(_event.c.seq.desc()).limit(1)
+        detail = connection.execute(query).scalar_one_or_none()
+        return None if detail is None else msgspec.json.decode(detail, type=Lease)
+
+    def _find_attempt(self, connection: sa.Connection, task: int, number: int) -> Attempt | None:
+        at = (_attempt.c.task == task) & (_attempt.c.number == number)
+        row = connection.execute(sa.select(_attempt).where(at)).one_or_none()
+        if row is None:
+            return None
+        nodes = msgspec.json.decode(row.nodes, type=tuple[str, ...])
+        return Attempt(nodes=nodes, launched=row.launched, outcome=row.outcome)
+
+    def _rank_events(
+        self, connection: sa.Connection, task: int, attempt: int
+    ) -> Sequence[sa.Row[Any]]:
+        at = (_event.c.task == task) & (_event.c.attempt == attempt)
+        kinds = _event.c.kind.in_(("rank_started", "rank_joined", "rank_exited"))
+        return connection.execute(sa.select(_event).where(at & kinds).order_by(_event.c.seq)).all()
+
+    def rows(self, *, live: bool, user: str | None = None) -> list[Row]:
+        """All tasks in order of submission, or only those that are not over, or of one user."""
+        query = sa.select(_task).order_by(_task.c.id)
+        if user is not None:
+            query = query.where(_task.c.user == user)
+        if live:
+            query = query.where(_task.c.state.not_in(TERMINAL))
+        with self.database.reading() as connection:
+            return [_row(row) for row in connection.execute(query)]
+
+    def row(self, task: str) -> Row:
+        """One task.
+
+        Raises:
+            NoSuchTask: no such task.
+        """
+        with self.database.reading() as connection:
+            row = connection.execute(
+                sa.select(_task).where(_task.c.id == _number(task))
+            ).one_or_none()
+        if row is None:
+            raise unknown(task)
+        return _row(row)
+
+    def secret(self, task: str) -> str:
+        with self.database.reading() as connection:
+            query = sa.select(_task.c.secret).where(_task.c.id == _number(task))
+            return str(connection.execute(query).scalar_one())
+
+    def attempt(self, task: str, number: int) -> Attempt | None:
+        """One attempt of a task, or None."""
+        with self.database.reading() as connection:
+            return self._find_attempt(connection, _number(task), number)
+
+    def lease(self, task: str, attempt: int) -> Lease | None:
+        """The last lease that was granted in an attempt, or None."""
+        with self.database.reading() as connection:
+            return self._last_lease(connection, _number(task), attempt)
+
+    def faults(self, task: str) -> tuple[int, tuple[str, ...]]:
+        """Attempts of a task that faults of nodes and network ended, and the nodes that it avoids."""
+        with self.database.reading() as connection:
+            return self._faults(connection, _number(task))
+
+    def note(self, task: str, attempt: int, notes: Sequence[Note], when: Moment) -> None:
+        """Writes lines of history that change no state."""
+        with self.database.writing() as connection:
+            self._note(connection, _number(task), attempt, notes, when)
+
+    def newest(self, kinds: Sequence[str], limit: int, user: str | None = None) -> list[Event]:
+        """The newest events of these kinds, oldest first; of one user's tasks when named."""
+        query = sa.select(_event).where(_event.c.kind.in_(kinds)).order_by(_event.c.seq.desc())
+        if user is not None:
+            query = query.join(_task).where(_task.c.user == user)
+        with self.database.reading() as connection:
+            rows = connection.execute(query.limit(limit)).all()
+        return [_event_of(row) for row in reversed(rows)]
+
+    def last_on(self, node: str) -> tuple[str, int] | None:
+        """Task and number of the last attempt that had a node; None: there was none."""
+        at = _attempt.c.nodes.contains(_dump(node), autoescape=True)
+        query = sa.select(_attempt.c.task, _attempt.c.number).where(at)
+        with self.database.reading() as connection:
+            row = connection.execute(query.order_by(_attempt.c.task.desc())).first()
+        return None if row is None else (f"t{row.task}", row.number)
+
+    def rank_events(self, task: str, attempt: int) -> list[Event]:
+        """The rank_started, rank_joined and rank_exited events of one attempt."""
+        with self.database.reading() as connection:
+            rows = self._rank_events(connection, _number(task), attempt)
+        return [_event_of(row) for row in rows]
+
+    def events(
+        self, after: int, task: str | None, limit: int, user: str | None = None
+    ) -> list[Event]:
+        """At most `limit` events with a seq above `after`, in order; of one task, or one user's tasks, when
+        named."""
+        query = sa.select(_event).where(_event.c.seq > after).order_by(_event.c.seq).limit(limit)
+        if user is not None:
+            query = query.join(_task).where(_task.c.user == user)
+        if task is not None:
+            query = query.where(_event.c.task == _number(task))
+        with self.database.reading() as connection:
+            return [_event_of(row) for row in connection.execute(query)]
+
+    def quotas(self) -> list[Quota]:
+        """Every limit that was set, in order of user, group, priority."""
+        query = sa.select(_quota).order_by(_quota.c.user, _quota.c.group, _quota.c.priority)
+        with self.database.reading() as connection:
+            return [Quota(**row._mapping) for row in connection.execute(query)]
+
+    def last_seq(self) -> int:
+        """Seq of the newest event; 0 before the first."""
+        with self.database.reading() as connection:
+            return connection.execute(sa.select(sa.func.max(_event.c.seq))).scalar_one() or 0
+
+
+def unknown(task: str) -> NoSuchTask:
+    return NoSuchTask(f"no task {task!r} here; `fireflyer ps --all` lists them")
+
+
+def _number(task: str) -> int:
+    """The row number of a task id.
+
+    Raises:
+        NoSuchTask: it is no task id.
+    """
+    digits = task[1:]
+    if task[:1] != "t" or not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
+        raise unknown(task)
+    return int(digits)
+
+
+def _dump(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _row(row: sa.Row[Any]) -> Row:
+    return Row(
+        task=f"t{row.id}",
+        spec=msgspec.json.decode(row.spec, type=TaskSpec),
+        state=row.state,
+        reason=row.reason,
+        attempt=row.attempt,
+        restarts=row.restarts,
+        created=row.created,
+        user=row.user,
+    )
+
+
+def _event_of(row: sa.Row[Any]) -> Event:
+    return Event(
+        seq=row.seq,
+        task=f"t{row.task}",
+        attempt=row.attempt,
+        kind=row.kind,
+        detail=msgspec.json.decode(row.detail),
+        monotonic_ns=row.monotonic_ns,
+        wall=row.wall,
+    )

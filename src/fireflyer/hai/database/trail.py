@@ -1,0 +1,59 @@
+"""The audit log: who changed what, when, from where, and whether it was allowed. Append-only."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from fireflyer.errors import FireflyerError
+from fireflyer.hai.database import schema
+from fireflyer.hai.database.connection import Database
+from fireflyer.hai.identity import AuditEntry, Identity
+from fireflyer.program import plain
+
+
+class Trail:
+    """The audit log of one database.
+
+    Args:
+        database: open; the caller closes it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @contextmanager
+    def change(self, who: Identity, action: str, object: str) -> Iterator[None]:
+        """Around a change: its line is in the same transaction as the first thing that the change writes; or
+        written alone where it wrote nothing or was refused. Nothing may be awaited inside."""
+        row = {
+            "wall": time.time(),
+            "user": who.user,
+            "token": who.token,
+            "address": who.address,
+            "action": action,
+            "object": plain(object)[:200],
+            "outcome": "ok",
+        }
+        with self._database.along(schema.audit, row) as written:
+            try:
+                yield
+            except FireflyerError as error:
+                row["outcome"] = type(error).__name__
+                if not written():
+                    self._flush()
+                raise
+            if not written():
+                self._flush()
+
+    def _flush(self) -> None:
+        with self._database.writing():
+            """What is pending is written with any transaction, an empty one too."""
+
+    def entries(self, after: int, limit: int) -> list[AuditEntry]:
+        """At most `limit` lines with a seq above `after`, oldest first."""
+        table = schema.audit
+        query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
+        with self._database.reading() as connection:
+            return [AuditEntry(**row._mapping) for row in connection.execute(query)]

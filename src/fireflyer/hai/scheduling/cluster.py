@@ -1,0 +1,521 @@
+"""The state that `plan` looks at: nodes, jobs, quotas, windows, with the indexes that keep a plan cheap.
+
+The caller (the server's controller, the simulator) tells it what happens, one call an event; each call costs
+what it changes. It has no clock: every time is `now` of the caller, in seconds on one clock that never goes
+back. Pure.
+
+    cluster = Cluster([Node(name="n0", gpus=8)])
+    cluster.submit(Job(id="t1", order=1, gpus=2), now=0.0)
+    for action in plan(cluster, 0.0):        # [Launch("t1", 1, ("n0",))]
+        cluster.apply(action, 0.0)
+    cluster.running("t1", 1.5)
+    cluster.remove("t1", 60.0)               # it has ended
+"""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
+from fireflyer.hai.model import PRIORITIES
+from fireflyer.hai.scheduling.accounts import Account
+from fireflyer.hai.scheduling.capacity import Capacity
+from fireflyer.hai.scheduling.jobs import ANY, AUTO, NORMAL, Health, Job, Node, Phase, Quota, Window
+from fireflyer.hai.scheduling.lanes import Lanes, QuotaKey, Rank, Shape
+from fireflyer.hai.scheduling.placing import Topology
+from fireflyer.hai.scheduling.policies import policy_named
+from fireflyer.hai.scheduling.preempting import Room
+
+__all__ = ["ANY", "AUTO", "NORMAL", "Cluster", "Health", "Job", "Node", "Phase", "Quota", "Window"]
+
+TICK_S = 60.0
+"""Quanta and levels are looked at once in so long: what falls due in between is decided together."""
+
+Timer = tuple[float, int, str, str, float]
+"""When, a number that keeps equal ones in order, kind, of whom, and a stamp by which a void one is known."""
+
+LEAD_S = 600.0
+"""So long before a window nothing of unknown length is started on its nodes."""
+
+
+class Cluster:
+    """Nodes, jobs and rules, and what follows from them. One thread uses it.
+
+    Args:
+        nodes: may change later (`set_node`); a name keeps its place for good.
+        policy: a name of `policies.POLICIES`.
+
+    Raises:
+        ConfigError: no such policy.
+    """
+
+    def __init__(self, nodes: Iterable[Node] = (), policy: str = "fifo") -> None:
+        self.policy = policy_named(policy)
+        self.nodes: dict[str, Node] = {}
+        self.names: list[str] = []
+        """Name by place. A set of nodes is an int, bit by place."""
+        self.places: dict[str, int] = {}
+        self.on: list[dict[str, Job]] = []
+        """By place: the jobs that hold something of the node."""
+        self.capacity = Capacity()
+        self.topology = Topology()
+        self.ready = 0
+        self.suspect = 0
+        self.jobs: dict[str, Job] = {}
+        self.placed: Counter[int] = Counter()
+        """How many jobs hold nodes, by priority."""
+        self.leaving: dict[str, Job] = {}
+        """Those that are suspending: what they hold is about to be free."""
+        self.warm: dict[str, Job] = {}
+        """Queued ones for which the engine keeps something warm."""
+        self.queue = Lanes()
+        self.windows: dict[str, Window] = {}
+        self.quotas: dict[QuotaKey, Quota] = {}
+        self.usage: dict[QuotaKey, tuple[int, int]] = {}
+        """Nodes and GPUs that running jobs hold."""
+        self.touched: list[int] = []
+        """Places whose jobs, or their levels, changed; grows. Readers remember how far they have read."""
+        self.forgotten = 0
+        """How many entries were dropped from the front of `touched`."""
+        self.rooms: dict[tuple[Rank | None, Shape, str | None], Room] = {}
+        """What plans remember of nodes between them; never changes what they say."""
+        self.look_at = math.inf
+        """Set by a plan: when a quantum ends that a job waits for."""
+        self.settled = False
+        """Set by a plan that found nothing to do: nothing but `arrived` has happened since."""
+        self.alike = False
+        """Set with it: what has arrived could be planned for alone."""
+        self.arrived: list[Job] = []
+        self._auto: dict[str, dict[str, Job]] = {}
+        self._accounts: dict[str, Account] = {}
+        self._of_account: dict[str, dict[str, Job]] = {}
+        self._timers: list[Timer] = []
+        self._rules: list[Timer] = []
+        self._ticks = 0
+        for node in nodes:
+            self.set_node(node)
+
+    # -- nodes and rules ---------------------------------------------------------------------------
+
+    def set_node(self, node: Node) -> None:
+        """A new node, or another size, health or place of one that is known."""
+        place = self.places.get(node.name)
+        if place is None:
+            place = self.places[node.name] = self.capacity.add(node.gpus, node.memory_mib)
+            self.names.append(node.name)
+            self.on.append({})
+        else:
+            self.capacity.resize(place, node.gpus, node.memory_mib)
+        self.settled = False
+        self.nodes[node.name] = node
+        self.topology.put(place, node.zone, node.leaf)
+        bit = 1 << place
+        self.ready = self.ready | bit if node.health == "ready" else self.ready & ~bit
+        self.suspect = self.suspect | bit if node.health == "suspect" else self.suspect & ~bit
+        if node.until is not None and node.health in ("suspect", "drained"):
+            self._remind(node.until, "node", node.name, node.until)
+        self._touch((node.name,))
+
+    def set_window(self, window: Window) -> None:
+        """Adds a window, or changes the one of this id."""
+        self.settled = False
+        self.windows[window.id] = window
+        self._remind(window.begin, "window", window.id, 0.0)
+        self._remind(window.begin - LEAD_S, "window", window.id, 0.0)
+        self._remind(window.end, "window", window.id, window.end)
+        self._touch(window.nodes)
+
+    def remove_window(self, name: str) -> None:
+        """Of this id; none: nothing happens."""
+        window = self.windows.pop(name, None)
+        if window is not None:
+            self.settled = False
+            self._touch(window.nodes)
+
+    def set_quota(self, user: str, priority: int, group: str, quota: Quota | None) -> None:
+        """Limits what the jobs of a user hold at a priority in a group; None removes the limit.
+
+        ANY as user or group: for those without a row of their own. Nothing that runs is ended by it.
+        """
+        self.settled = False
+        if quota is None:
+            self.quotas.pop((user, priority, group), None)
+        else:
+            self.quotas[user, priority, group] = quota
+        self.usage.clear()
+        for job in self.jobs.values():
+            if job.placement:
+                self._count(job, 1)
+        for task in self.queue.in_order():
+            self._move(self.jobs[task])
+
+    def limit(self, user: str, priority: int, group: str) -> Quota | None:
+        """The quota that counts: the most particular row."""
+        if not self.quotas:
+            return None
+        for who in (user, ANY):
+            for where in (group, ANY):
+                found = self.quotas.get((who, priority, where))
+                if found is not None:
+                    return found
+        return None
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def submit(self, job: Job, now: float) -> None:
+        """A new job enters the queue."""
+        job.submitted = now
+        self._know(job, now)
+        settled = self.settled
+        self._enqueue(job, now)
+        if settled and self.alike:
+            self.settled = True
+            self.arrived.append(job)
+
+    def adopt(self, job: Job, now: float) -> None:
+        """A job as an earlier process knew it: in any phase, on the nodes of its placement.
+
+        What it had of the cluster is added to its account; what jobs had that are over is not known any more.
+        """
+        self.settled = False
+        self._know(job, now)
+        account = self._accounts.get(self._key(job))
+        if account is not None:
+            account.credit(job.attained, now)
+            self._level_changed(self._key(job))
+        if job.phase == "queued":
+            since = job.since
+            self._enqueue(job, now)
+            job.since = since
+            self._remind(since + self.policy.patience_s, "overdue", job.id, since)
+        elif job.placement:
+            if job.phase == "suspending":
+                self.leaving[job.id] = job
+            if job.priority != AUTO:
+                job.level = job.priority
+            self._settle(job, now)
+            if account is not None:
+                account.credit(job.gpus_held * (now - job.launched_at), now)
+                self._level_changed(self._key(job))
+                self._expect(self._key(job), now)
+
+    def apply(self, action: Action, now: float) -> None:
+        """Carries out what `plan` decided; the caller then has it happen in the world."""
+        job = self.jobs[action.task]
+        self.settled = False
+        match action:
+            case Launch():
+                self._dequeue(job)
+                job.attempt = action.attempt
+                job.placement, job.previous = action.nodes, ()
+                job.launched_at = now
+                job.overdue = False
+                self._enter(job, "starting", now)
+                self._settle(job, now)
+            case Preempt():
+                job.preemptions += 1
+                self.suspending(job.id, now)
+            case Release():
+                job.previous = ()
+                self.warm.pop(job.id, None)
+
+    def running(self, task: str, now: float) -> None:
+        """All its ranks have started."""
+        job = self.jobs[task]
+        quantum = self.policy.quantum_s(job)
+        job.restart_s = now - job.launched_at
+        job.started_at = now
+        self._enter(job, "running", now)
+        if self.policy.behind == "backfill" or self.policy.quantum_s(job) != quantum:
+            self.settled = False
+            self._touch(job.placement)
+
+    def suspending(self, task: str, now: float) -> None:
+        """It is about to leave its nodes: it makes room, or was asked to suspend or stop."""
+        job = self.jobs[task]
+        if job.phase == "suspending":
+            return
+        self.settled = False
+        self._work_done(job, now)
+        self._enter(job, "suspending", now)
+        self.leaving[task] = job
+        self._touch(job.placement)
+
+    def requeue(self, task: str, now: float) -> None:
+        """Its attempt is over (made room, met a fault) and it goes back into the queue; or it was resumed."""
+        job = self.jobs[task]
+        self._leave(job, now)
+        self._enqueue(job, now)
+
+    def hold(self, task: str, now: float) -> None:
+        """Its user suspended it; it holds nothing from now on, and waits for `requeue`."""
+        job = self.jobs[task]
+        self._leave(job, now)
+        self._enter(job, "held", now)
+
+    def remove(self, task: str, now: float) -> None:
+        """It is over."""
+        job = self.jobs[task]
+        self._leave(job, now)
+        del self.jobs[task]
+        key = self._key(job)
+        mine = self._of_account.get(key)
+        if mine is not None:
+            del mine[task]
+            if not mine:
+                del self._of_account[key]
+                if self.policy.by == "job" or not self._accounts[key].level:
+                    del self._accounts[key]
+
+    def advance(self, now: float) -> None:
+        """Brings what depends on time up to `now`. A plan does it by itself."""
+        while self._timers and self._timers[0][0] <= now:
+            _, _, kind, name, stamp = heapq.heappop(self._timers)
+            if kind == "level":
+                self._cross(name, int(stamp), now)
+            else:
+                job = self.jobs.get(name)
+                if job is not None and job.phase == "queued" and job.since == stamp:
+                    self.settled = False
+                    job.overdue = True
+                    self._move(job)
+        while self._rules and self._rules[0][0] <= now:
+            _, _, kind, name, stamp = heapq.heappop(self._rules)
+            if kind == "node":
+                node = self.nodes[name]
+                if node.until == stamp and node.health in ("suspect", "drained"):
+                    self.set_node(
+                        msgspec.structs.replace(node, health="ready", reason="", until=None)
+                    )
+            elif name in self.windows:
+                window = self.windows[name]
+                self.settled = False
+                self._touch(window.nodes)
+                if window.end <= now:
+                    del self.windows[name]
+
+    def next_look(self, now: float) -> float | None:
+        """When a plan may say something new though nothing happens; None: never. Ask after a plan."""
+        when = math.inf
+        if self.queue:
+            when = self.look_at
+            if self._timers:
+                when = min(when, self._timers[0][0])
+            if now < when < math.inf:
+                when = math.ceil(when / TICK_S) * TICK_S
+        if self._rules and (self.queue or self.windows):
+            when = min(when, self._rules[0][0])
+        return None if when == math.inf else max(when, now)
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def allowed(self, job: Job, now: float) -> int:
+        """The nodes that it may use now, free or not. Where it met a fault: if there are too few others."""
+        found = self.ready | self.suspect
+        for window in self.windows.values():
+            if window.end <= now or window.lets_in(job):
+                continue
+            length = LEAD_S if job.estimate_s is None else job.estimate_s
+            if now + length > window.begin:
+                for name in window.nodes:
+                    if name in self.places:
+                        found &= ~(1 << self.places[name])
+        if job.avoid:
+            others = found
+            for name in job.avoid & self.places.keys():
+                others &= ~(1 << self.places[name])
+            if self.topology.enough(
+                job.nodes, self.capacity.sized(job.gpus, job.memory_mib, others)
+            ):
+                found = others
+        return found
+
+    def quota_size(self, job: Job) -> tuple[int, int]:
+        """Nodes and GPUs that it would hold, at most."""
+        return job.nodes, job.nodes * (job.gpus or self.capacity.largest or 1)
+
+    def room_in_quota(self, job: Job, nodes: int = 0, gpus: int = 0) -> bool:
+        """Whether its quota lets it start, after so many more nodes and GPUs were given away."""
+        key = (job.user, job.level, job.group)
+        limit = self.limit(*key)
+        if limit is None:
+            return True
+        held = self.usage.get(key, (0, 0))
+        size = self.quota_size(job)
+        return (limit.nodes is None or held[0] + nodes + size[0] <= limit.nodes) and (
+            limit.gpus is None or held[1] + gpus + size[1] <= limit.gpus
+        )
+
+    def jobs_on(self, node: str) -> list[Job]:
+        """Those that hold something of it, in order of submission."""
+        return sorted(self.on[self.places[node]].values(), key=lambda job: (job.order, job.id))
+
+    def level(self, job: Job) -> int:
+        """What its policy's account says; 0 under a policy without accounts."""
+        account = self._accounts.get(self._key(job))
+        return 0 if account is None else account.level
+
+    def in_order(self) -> list[Job]:
+        """The queue, first come first."""
+        return [self.jobs[task] for task in self.queue.in_order()]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _key(self, job: Job) -> str:
+        return job.user if self.policy.by == "user" else job.id
+
+    def _know(self, job: Job, now: float) -> None:
+        self.jobs[job.id] = job
+        if self.policy.scale is not None:
+            key = self._key(job)
+            self._of_account.setdefault(key, {})[job.id] = job
+            if key not in self._accounts:
+                self._accounts[key] = Account(self.policy.scale, 0.0, now)
+
+    def _enter(self, job: Job, phase: Phase, now: float) -> None:
+        job.phase, job.since = phase, now
+
+    def _enqueue(self, job: Job, now: float) -> None:
+        self.settled = False
+        self._enter(job, "queued", now)
+        if job.previous:
+            self.warm[job.id] = job
+        if job.priority == AUTO:
+            self._auto.setdefault(job.user, {})[job.id] = job
+        self._file(job)
+        if self.policy.patience_s != math.inf:
+            self._remind(now + self.policy.patience_s, "overdue", job.id, now)
+
+    def _dequeue(self, job: Job) -> None:
+        self.queue.take((job.order, job.id))
+        job.overdue = False
+        self.warm.pop(job.id, None)
+        if job.priority == AUTO:
+            self._auto[job.user].pop(job.id, None)
+
+    def _file(self, job: Job) -> None:
+        """Puts a queued job into its lane."""
+        job.level = self._resolve(job) if job.priority == AUTO else job.priority
+        rank = (-job.level, -1 if job.overdue else self.level(job))
+        quota = (job.user, job.level, job.group)
+        lane = ((job.nodes, job.gpus, job.memory_mib), quota if self.limit(*quota) else None)
+        self.queue.put((job.order, job.id), rank, lane)
+
+    def _move(self, job: Job) -> None:
+        self.queue.take((job.order, job.id))
+        self._file(job)
+
+    def _resolve(self, job: Job) -> int:
+        """AUTO: the highest level at which the user has a quota with room left."""
+        before = job.level
+        for job.level in sorted(PRIORITIES.values(), reverse=True):
+            if self.limit(job.user, job.level, job.group) and self.room_in_quota(job):
+                found, job.level = job.level, before
+                return found
+        job.level = before
+        return NORMAL
+
+    def _settle(self, job: Job, now: float) -> None:
+        """Its nodes are its own from now on."""
+        held = 0.0
+        for name in job.placement:
+            place = self.places[name]
+            self.capacity.take(place, job.gpus, job.memory_mib)
+            self.on[place][job.id] = job
+            held += job.gpus or self.capacity.total[place] or 1
+        job.gpus_held = held
+        self.placed[job.level] += 1
+        self._count(job, 1)
+        self._charge(job, held, now)
+        self._touch(job.placement)
+
+    def _leave(self, job: Job, now: float) -> None:
+        """Takes it out of the queue or off its nodes."""
+        self.settled = False
+        if job.phase == "queued":
+            self._dequeue(job)
+        if not job.placement:
+            return
+        if job.phase == "suspending":
+            job.checkpoint_s = now - job.since
+            del self.leaving[job.id]
+        else:
+            self._work_done(job, now)
+        for name in job.placement:
+            place = self.places[name]
+            self.capacity.give(place, job.gpus, job.memory_mib)
+            del self.on[place][job.id]
+        job.attained += job.gpus_held * (now - job.launched_at)
+        self._charge(job, -job.gpus_held, now)
+        self._touch(job.placement)
+        self.placed[job.level] -= 1
+        self._count(job, -1)
+        job.placement, job.gpus_held = (), 0.0
+
+    def _work_done(self, job: Job, now: float) -> None:
+        if job.estimate_s is not None and job.phase == "running":
+            job.estimate_s = max(0.0, job.estimate_s - (now - job.started_at))
+
+    def _count(self, job: Job, sign: int) -> None:
+        """Keeps the usage of quotas, and the levels that AUTO jobs get from them."""
+        if not self.quotas:
+            return
+        key = (job.user, job.level, job.group)
+        held = self.usage.get(key, (0, 0))
+        gpus = int(job.gpus_held)
+        self.usage[key] = (held[0] + sign * job.nodes, held[1] + sign * gpus)
+        for other in list(self._auto.get(job.user, {}).values()):
+            self._move(other)
+
+    def _charge(self, job: Job, gpus: float, now: float) -> None:
+        key = self._key(job)
+        account = self._accounts.get(key)
+        if account is not None:
+            account.hold(gpus, now)
+            self._expect(key, now)
+
+    def _expect(self, key: str, now: float) -> None:
+        """Sets the timer for the account's next level."""
+        account = self._accounts[key]
+        when, _ = account.next_level(now)
+        if when != math.inf:
+            self._remind(when, "level", key, account.version)
+
+    def _cross(self, key: str, version: int, now: float) -> None:
+        account = self._accounts.get(key)
+        if account is None or account.version != version:
+            return
+        _, account.level = account.next_level(now)
+        account.version += 1
+        if key not in self._of_account and not account.level:
+            del self._accounts[key]
+            return
+        self._level_changed(key)
+        self._expect(key, now)
+
+    def _level_changed(self, key: str) -> None:
+        self.settled = False
+        for job in list(self._of_account.get(key, {}).values()):
+            if (job.order, job.id) in self.queue:
+                self._move(job)
+            elif job.placement:
+                self._touch(job.placement)
+
+    def _touch(self, nodes: Iterable[str]) -> None:
+        touched = self.touched
+        for name in nodes:
+            if name in self.places:
+                touched.append(self.places[name])
+        if len(touched) > 4 * len(self.names) + 64:
+            dropped = len(touched) // 2
+            del touched[:dropped]
+            self.forgotten += dropped
+
+    def _remind(self, when: float, kind: str, name: str, stamp: float) -> None:
+        if when != math.inf:
+            self._ticks += 1
+            heap = self._timers if kind in ("level", "overdue") else self._rules
+            heapq.heappush(heap, (when, self._ticks, kind, name, stamp))

@@ -1,0 +1,379 @@
+"""`plan`: what to start, whom to interrupt and what to give back now. Pure.
+
+The queue is walked in the policy's order. Each job starts if it fits; else it waits for what is about to be
+free anyway, and keeps that for itself; else, under a preemptive policy, it has others make room. What
+happens behind a job that can do none of that, the policy says. Jobs of one shape that come later can do no
+more than the first one that could not, so a long queue costs its kinds of jobs, not its length.
+"""
+
+import heapq
+import math
+from enum import Enum, auto
+
+from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
+from fireflyer.hai.scheduling.capacity import Capacity, members
+from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.lanes import QuotaKey, Rank, Shape
+from fireflyer.hai.scheduling.placing import choose
+from fireflyer.hai.scheduling.preempting import Room, look
+
+LOOKAHEAD = 32
+"""So many jobs of a lane are looked at behind one that found nothing, where later ones may find something."""
+
+IN_VAIN = 4
+"""After so many nodes on which a job meets its own user's, those are left out."""
+
+LOWER_ONLY = 1 << 30
+"""A level for which only jobs of lower priority make room."""
+
+ROOMS = 256
+"""So many are remembered between plans."""
+
+
+class _Verdict(Enum):
+    """What came of a job."""
+
+    PLACED = auto()
+    """It starts, or room is being made for it."""
+    MISSED = auto()
+    """Nothing; another of its lane may find something."""
+    SHORT = auto()
+    """Nothing; of its lane only those may that end before the reservation begins."""
+    STUCK = auto()
+    """Nothing, and neither would the others of its lane."""
+
+
+def plan(cluster: Cluster, now: float) -> list[Action]:
+    """Decides what to do now: launches, preemptions and releases, to be applied in order.
+
+    The same cluster and `now` give the same list. Of the cluster only what it remembers to be quicker
+    next time is changed.
+    """
+    cluster.advance(now)
+    if not cluster.queue and not cluster.windows:
+        cluster.look_at = math.inf
+        return []
+    if cluster.settled and now < cluster.look_at:
+        return _Plan(cluster, now).go_on() if cluster.arrived else []
+    cluster.look_at = math.inf
+    return _Plan(cluster, now).make()
+
+
+class _Plan:
+    """One plan in the making."""
+
+    def __init__(self, cluster: Cluster, now: float) -> None:
+        self.cluster = cluster
+        self.now = now
+        self.policy = cluster.policy
+        self.actions: list[Action] = []
+        self.free = cluster.capacity.copy()
+        """What is free, less what this plan has given away or keeps for somebody."""
+        self.soon: Capacity | None = None
+        """The same, and what those hold that are leaving; made when it is first needed."""
+        self.victims: set[str] = set()
+        self.used = 0
+        """Nodes of which this plan has given something away, or taken."""
+        self.kept = 0
+        """Nodes on which nothing more may start."""
+        self.kept_until: float | None = None
+        """Of backfill: jobs that end by then may use them."""
+        self.failed: list[tuple[Shape, int]] = []
+        """Shapes that found no place among these nodes, whoever asked."""
+        self.own: set[tuple[str, Shape]] = set()
+        """Users who hold themselves what their jobs of this shape could have."""
+        self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
+
+    def make(self) -> list[Action]:
+        if self.cluster.windows:
+            self._vacate()
+        for rank in tuple(self.cluster.queue.ranks):
+            if self._walk(rank):
+                break
+        if self.cluster.warm:
+            launched = {action.task for action in self.actions if isinstance(action, Launch)}
+            for job in self.cluster.warm.values():
+                if job.id not in launched:
+                    self.actions.append(Release(job.id, job.attempt))
+        self.cluster.alike = (
+            self.policy.behind == "anything"
+            and not (self.used or self.kept or self.own or self.cluster.windows)
+            and not self.cluster.quotas
+        )
+        return self._settle()
+
+    def go_on(self) -> list[Action]:
+        """The last plan found nothing for anybody; only what has arrived since could find something now."""
+        cluster = self.cluster
+        for job in sorted(
+            cluster.arrived, key=lambda job: (-job.level, cluster.level(job), job.order)
+        ):
+            shape = (job.nodes, job.gpus, job.memory_mib)
+            self._try(job, (-job.level, cluster.level(job)), shape, None)
+        cluster.alike = not self.own
+        return self._settle()
+
+    def _settle(self) -> list[Action]:
+        """Nothing to do now: so it will be until something happens."""
+        if not self.actions:
+            self.cluster.settled = True
+            self.cluster.arrived.clear()
+        return self.actions
+
+    def _vacate(self) -> None:
+        """Who is on nodes of a window that has begun has to leave."""
+        cluster = self.cluster
+        for window in cluster.windows.values():
+            if window.begin <= self.now < window.end:
+                for name in sorted(window.nodes & cluster.places.keys()):
+                    for job in cluster.jobs_on(name):
+                        if not window.lets_in(job):
+                            self._preempt(job, window.reason or "its node is reserved")
+
+    # -- the walk ----------------------------------------------------------------------------------
+
+    def _walk(self, rank: Rank) -> bool:
+        """The queued jobs of one rank in order of submission, over all lanes; True: no more can start."""
+        lanes = list(self.cluster.queue.lanes[rank].items())
+        jobs = self.cluster.jobs
+        heads = [(line[0], number, 0) for number, (_, line) in enumerate(lanes)]
+        missed = [0] * len(lanes)
+        heapq.heapify(heads)
+        while heads:
+            (_, task), number, at = heads[0]
+            (shape, quota), line = lanes[number]
+            verdict = self._try(jobs[task], rank, shape, quota)
+            if verdict is not _Verdict.PLACED and self._full():
+                return True
+            at += 1
+            if verdict is _Verdict.SHORT:
+                at = self._next_short(line, at)
+            elif verdict is _Verdict.MISSED:
+                missed[number] += 1
+            if verdict is _Verdict.STUCK or at == len(line) or missed[number] >= LOOKAHEAD:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (line[at], number, at))
+        return False
+
+    def _full(self) -> bool:
+        """Nothing that is not started yet could start."""
+        cluster = self.cluster
+        return not (cluster.ready | cluster.suspect) & ~self.kept and self.kept_until is None
+
+    def _next_short(self, line: list[tuple[int, str]], at: int) -> int:
+        """Where the next job is that ends before the reservation begins."""
+        jobs = self.cluster.jobs
+        for place in range(at, min(at + LOOKAHEAD, len(line))):
+            if self._short(jobs[line[place][1]]):
+                return place
+        return len(line)
+
+    def _short(self, job: Job) -> bool:
+        return (
+            self.kept_until is not None
+            and job.estimate_s is not None
+            and self.now + job.estimate_s <= self.kept_until
+        )
+
+    def _try(self, job: Job, rank: Rank, shape: Shape, quota: QuotaKey | None) -> _Verdict:
+        if quota is not None and not self._within(quota, job):
+            return _Verdict.STUCK
+        allowed = self.cluster.allowed(job, self.now)
+        open_ = allowed if self._short(job) else allowed & ~self.kept
+        if not any(_covers(shape, other) and not open_ & ~nodes for other, nodes in self.failed):
+            if self._start(job, shape, open_) or self._wait(job, shape, open_):
+                return _Verdict.PLACED
+            if (job.user, shape) in self.own:
+                return _Verdict.MISSED
+            if self.policy.preemptive:
+                placed, own = self._interrupt(job, rank, shape, open_)
+                if placed:
+                    return _Verdict.PLACED
+                if own:
+                    self.own.add((job.user, shape))
+                    return _Verdict.MISSED
+            self.failed.append((shape, open_))
+            self._hold_back(job, rank, shape, allowed)
+        if self.cluster.windows or job.avoid:  # others of its shape may use other nodes
+            return _Verdict.MISSED
+        if self.kept_until is not None and self._fits(self.free, shape, allowed):
+            return _Verdict.SHORT
+        return _Verdict.STUCK
+
+    # -- a job -------------------------------------------------------------------------------------
+
+    def _start(self, job: Job, shape: Shape, among: int) -> bool:
+        """Launches it on nodes that are free now, if there are enough."""
+        fitting = self._fits(self.free, shape, among)
+        if not fitting:
+            return False
+        chosen = self._choose(job, fitting, self.free)
+        names = self.cluster.names
+        self.actions.append(Launch(job.id, job.attempt + 1, tuple([names[p] for p in chosen])))
+        self._take(job, chosen)
+        return True
+
+    def _wait(self, job: Job, shape: Shape, among: int) -> bool:
+        """Keeps for it what is free or will be once those have left that are leaving, if that is enough."""
+        if not self.cluster.leaving and not self.victims:
+            return False
+        if self.soon is None:
+            self.soon = self.free.copy()
+            for other in self.cluster.leaving.values():
+                self._give(self.soon, other)
+        fitting = self._fits(self.soon, shape, among)
+        if not fitting:
+            return False
+        self._take(job, self._choose(job, fitting, self.soon))
+        return True
+
+    def _interrupt(self, job: Job, rank: Rank, shape: Shape, among: int) -> tuple[bool, bool]:
+        """Has others make room for it, and keeps that for it.
+
+        Returns:
+            Whether it found whom; and if not, whether that is only because the others are of its own user.
+        """
+        cluster = self.cluster
+        may_at = job.since + self.policy.wait_s
+        if self.now < may_at and not job.overdue:
+            cluster.look_at = min(cluster.look_at, may_at)
+            if not any(count for level, count in cluster.placed.items() if level < job.level):
+                return False, False
+            rank = (rank[0], LOWER_ONLY)
+        room = self._room(rank, shape)
+        able = room.able & among
+        if not cluster.topology.enough(job.nodes, able & ~self.used):
+            again = cluster.topology.enough(job.nodes, able) and self.actions
+            when = self.now if again else room.next_at(self.now)
+            cluster.look_at = min(cluster.look_at, when)
+            return False, False
+        spared = job.user if self.policy.spares_own else None
+        found = self._emptied(room, rank, shape, able & ~self.used, spared)
+        if not found and spared is not None:
+            room = self._room(rank, shape, spared)
+            found = self._emptied(room, rank, shape, room.able & among & ~self.used, spared)
+        if not found:
+            cluster.look_at = min(cluster.look_at, room.next_at(self.now))
+            return False, True
+        chosen = cluster.topology.within(job.nodes, list(found))
+        for place in chosen:
+            for victim in found[place]:
+                self._preempt(victim, f"makes room for {job.id}")
+        self._take(job, chosen)
+        return True, False
+
+    def _emptied(
+        self, room: Room, rank: Rank, shape: Shape, among: int, spared: str | None
+    ) -> dict[int, list[Job]]:
+        """The cheapest nodes for a gang with those who have to leave them; none if there are too few.
+
+        Gives up early where it meets `spared`, for whom there is a room of his own.
+        """
+        enough = self.cluster.topology.enough
+        found: dict[int, list[Job]] = {}
+        nodes = in_vain = 0
+        if enough(shape[0], among):
+            for place in room.cheapest(among):
+                when, _, victims = look(self.cluster, place, rank, shape, self.now, spared)
+                if when <= self.now:
+                    found[place] = victims
+                    nodes |= 1 << place
+                    if enough(shape[0], nodes):
+                        return found
+                else:
+                    in_vain += 1
+                    if in_vain == IN_VAIN:
+                        break
+        return {}
+
+    def _hold_back(self, job: Job, rank: Rank, shape: Shape, allowed: int) -> None:
+        """What a job that found nothing keeps from those behind it."""
+        behind = self.policy.behind
+        if behind == "anything" and not job.overdue:
+            return
+        large = self.free.sized(job.gpus, job.memory_mib, allowed)
+        if not self.cluster.topology.enough(job.nodes, large):
+            return  # it can never start on these nodes
+        if behind == "nothing":
+            self.kept |= large
+        elif behind == "anything":
+            self.kept |= self._soonest(self._room(rank, shape), job.nodes, large & ~self.kept)[1]
+        elif self.kept_until is None and not self.kept:
+            when, nodes = self._soonest(self._room(None, shape), job.nodes, large)
+            self.kept |= large if when == math.inf else nodes
+            self.kept_until = None if when == math.inf else max(when, self.now)
+
+    def _soonest(self, room: Room, count: int, among: int) -> tuple[float, int]:
+        """When so many nodes could be there, and which."""
+        first = sorted((room.when[place], place) for place in members(among))[:count]
+        return first[-1][0] if first else math.inf, sum(1 << place for _, place in first)
+
+    def _room(self, rank: Rank | None, shape: Shape, spared: str | None = None) -> Room:
+        rooms = self.cluster.rooms
+        room = rooms.pop((rank, shape, spared), None)
+        if room is None:
+            if len(rooms) >= ROOMS:
+                del rooms[next(iter(rooms))]
+            room = Room(self.cluster, rank, shape, spared)
+        rooms[rank, shape, spared] = room
+        room.refresh(self.now)
+        return room
+
+    # -- drafts ------------------------------------------------------------------------------------
+
+    def _fits(self, capacity: Capacity, shape: Shape, among: int) -> int:
+        """The nodes that could take a member, if they are enough for a gang; else 0."""
+        found = capacity.fitting(shape[1], shape[2], among)
+        return found if self.cluster.topology.enough(shape[0], found) else 0
+
+    def _choose(self, job: Job, fitting: int, capacity: Capacity) -> list[int]:
+        """Of nodes that it may use: none that is suspect, if there are enough others."""
+        cluster = self.cluster
+        sound = fitting & cluster.ready
+        if sound != fitting and cluster.topology.enough(job.nodes, sound):
+            fitting = sound
+        places = cluster.places
+        kept = [places[name] for name in job.previous if name in places]
+        kept = [place for place in kept if fitting >> place & 1]
+        return choose(job, fitting, kept, capacity, cluster.topology)
+
+    def _take(self, job: Job, chosen: list[int]) -> None:
+        for place in chosen:
+            self.free.take(place, job.gpus, job.memory_mib)
+            if self.soon is not None:
+                self.soon.take(place, job.gpus, job.memory_mib)
+            self.used |= 1 << place
+        if self.cluster.quotas:
+            key = (job.user, job.level, job.group)
+            self.quota.setdefault(key, []).append(self.cluster.quota_size(job))
+
+    def _give(self, capacity: Capacity, job: Job) -> None:
+        for name in job.placement:
+            capacity.give(self.cluster.places[name], job.gpus, job.memory_mib)
+
+    def _preempt(self, job: Job, why: str) -> None:
+        if job.id in self.victims or job.phase == "suspending":
+            return
+        self.actions.append(Preempt(job.id, job.attempt, why))
+        self.victims.add(job.id)
+        if self.soon is None:
+            self.soon = self.free.copy()
+            for other in self.cluster.leaving.values():
+                self._give(self.soon, other)
+        self._give(self.soon, job)
+        for name in job.placement:
+            self.used |= 1 << self.cluster.places[name]
+
+    def _within(self, key: QuotaKey, job: Job) -> bool:
+        """Whether its quota lets it start, after what this plan gave away."""
+        taken = self.quota.get(key, ())
+        nodes, gpus = sum(each[0] for each in taken), sum(each[1] for each in taken)
+        return self.cluster.room_in_quota(job, nodes, gpus)
+
+
+def _covers(shape: Shape, other: Shape) -> bool:
+    """Whether whoever finds no place for `other` finds none for `shape`."""
+    if (shape[1] == 0) != (other[1] == 0):
+        return False
+    return shape[0] >= other[0] and shape[1] >= other[1] and shape[2] >= other[2]

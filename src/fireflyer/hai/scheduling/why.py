@@ -1,0 +1,125 @@
+"""Why a queued job waits, in words, and when it can be expected to start. Pure.
+
+The expectation is what the nodes say: ends by estimates, quanta under a preemptive policy, windows. Jobs
+ahead in the queue are counted, not planned for, so it is a moment before which the job does not start.
+"""
+
+import math
+
+import msgspec
+
+from fireflyer.hai.lifecycle import count
+from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.preempting import look
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job waits for."""
+
+    text: str
+    """E.g. "waits for 2 nodes; 1 free"."""
+    ahead: int
+    """Jobs that come before it."""
+    earliest: float | None
+    """The moment before which it does not start, in the cluster's time; None: not known."""
+
+
+def explain(cluster: Cluster, job: Job, now: float) -> Why:
+    """Why a queued job does not run yet."""
+    order = [other.id for other in cluster.in_order()]
+    ahead = order.index(job.id)
+    allowed = cluster.allowed(job, now)
+    every = (1 << len(cluster.names)) - 1
+    large = cluster.capacity.sized(job.gpus, job.memory_mib, every)
+    topology = cluster.topology
+    if not topology.enough(job.nodes, large):
+        found = count(large.bit_count(), "such node")
+        text = f"asks for {_demand(job)}; the server has {found}"
+        return Why(text=text, ahead=ahead, earliest=None)
+    if not topology.enough(job.nodes, large & (cluster.ready | cluster.suspect)):
+        text = f"asks for {_demand(job)}; {_unusable(cluster, large)}"
+        return Why(text=text, ahead=ahead, earliest=_until(cluster, large))
+    if not topology.enough(job.nodes, large & allowed):
+        return _behind_window(cluster, job, now, ahead)
+    if not cluster.room_in_quota(job):
+        held = cluster.usage.get((job.user, job.level, job.group), (0, 0))
+        text = f"the quota at this priority is used up: {count(held[0], 'node')} held"
+        return Why(text=text, ahead=ahead, earliest=None)
+    return _for_room(cluster, job, now, ahead, allowed)
+
+
+def _for_room(cluster: Cluster, job: Job, now: float, ahead: int, allowed: int) -> Why:
+    fitting = cluster.capacity.fitting(job.gpus, job.memory_mib, allowed)
+    free = fitting.bit_count()
+    if cluster.topology.enough(job.nodes, fitting):
+        text = f"waits for {count(ahead, 'task')} ahead of it" if ahead else "starts at once"
+        return Why(text=text, ahead=ahead, earliest=now)
+    shape = (job.nodes, job.gpus, job.memory_mib)
+    rank = (-job.level, -1 if job.overdue else cluster.level(job))
+    spared = job.user if cluster.policy.spares_own else None
+    times: list[float] = []
+    for place in range(len(cluster.names)):
+        if allowed >> place & 1:
+            ends, _, _ = look(cluster, place, None, shape, now)
+            room = math.inf
+            if cluster.policy.preemptive:
+                room, _, _ = look(cluster, place, rank, shape, now, spared)
+            times.append(max(now, min(ends, room)))
+    times.sort()
+    when = times[job.nodes - 1] if len(times) >= job.nodes else math.inf
+    text = f"waits for {_demand(job)}; {free} free"
+    fits = cluster.capacity.fitting(job.gpus, job.memory_mib, cluster.ready | cluster.suspect)
+    others = fits & ~allowed
+    known = job.avoid & cluster.places.keys()
+    avoided = sum(others >> cluster.places[name] & 1 for name in known)
+    if avoided:
+        text += f", {avoided} more that it avoids after a fault"
+    if any(other.phase == "suspending" for other in cluster.leaving.values()):
+        text += f", {count(len(cluster.leaving), 'task')} making room"
+    if ahead:
+        text += f"; {count(ahead, 'task')} ahead"
+    return Why(text=text, ahead=ahead, earliest=None if when == math.inf else when)
+
+
+def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:
+    closing = [
+        window
+        for window in cluster.windows.values()
+        if not window.lets_in(job) and window.end > now
+    ]
+    window = min(closing, key=lambda window: (window.begin, window.id))
+    about = f" ({window.reason})" if window.reason else ""
+    state = "closes" if window.begin <= now else "will close before it could end"
+    text = f"window {window.id}{about} {state} {count(len(window.nodes), 'node')}"
+    return Why(text=text, ahead=ahead, earliest=min(each.end for each in closing))
+
+
+def _unusable(cluster: Cluster, large: int) -> str:
+    """E.g. "of 3 such nodes 1 is drained, 1 is down"."""
+    counts: dict[str, int] = {}
+    for place, name in enumerate(cluster.names):
+        health = cluster.nodes[name].health
+        if large >> place & 1 and health in ("drained", "down"):
+            counts[health] = counts.get(health, 0) + 1
+    parts = [
+        f"{number} {'is' if number == 1 else 'are'} {health}" for health, number in counts.items()
+    ]
+    return f"of {count(large.bit_count(), 'such node')} {', '.join(parts)}"
+
+
+def _until(cluster: Cluster, large: int) -> float | None:
+    times = [
+        node.until
+        for place, node in enumerate(map(cluster.nodes.__getitem__, cluster.names))
+        if large >> place & 1 and node.health == "drained" and node.until is not None
+    ]
+    return min(times, default=None)
+
+
+def _demand(job: Job) -> str:
+    each = []
+    if job.gpus:
+        each.append(count(job.gpus, "GPU"))
+    if job.memory_mib:
+        each.append(f"{job.memory_mib} MiB")
+    return count(job.nodes, "node") + (f" with {' and '.join(each)}" if each else "")

@@ -1,0 +1,1 @@
+"""The server: its process, HTTP routes, and the controller behind them."""

@@ -1,0 +1,144 @@
+"""The HTTP routes of users, groups, tokens, quotas and the audit log."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.identity import (
+    AuditEntry,
+    Group,
+    GroupRequest,
+    Identity,
+    NewToken,
+    Quota,
+    TokenRequest,
+    TokenView,
+    User,
+    UserRequest,
+)
+from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.server.answers import documented, json, read
+from fireflyer.hai.server.auth import needing
+
+ENTRIES_PER_ANSWER = 1000
+
+Seq = Annotated[int, Query(ge=0, lt=1 << 62)]
+
+
+def account_routes(
+    app: FastAPI,
+    accounts: Accounts,
+    store: Store,
+    trail: Trail,
+    quotas_changed: Callable[[], None],
+) -> None:
+    """Admins change all of it; a user sees what is his own, and makes and revokes his own tokens."""
+    needs = needing(trail)
+    _user_routes(app, accounts, trail)
+    _token_routes(app, accounts, trail)
+
+    @app.get("/quotas", **documented(list[Quota]))
+    async def quotas(who: Identity = needs("read")) -> Response:
+        """Limits: all of them for an operator, else those that concern the user."""
+        mine = {""} if who.only else set()
+        if who.only:
+            known = [user for user in accounts.users() if user.name == who.user]
+            mine |= {who.user, *(group for user in known for group in user.groups)}
+        return json([q for q in store.quotas() if not mine or (q.user in mine and q.group in mine)])
+
+    @app.post("/quotas", **documented(Quota, Quota))
+    async def set_quota(request: Request, who: Identity = needs("admin")) -> Response:
+        """Sets the limits of a user, group and priority; neither gpus nor nodes: removes them."""
+        quota = read(await request.body(), Quota, "quota")
+        about = " ".join(f"{name} {value}" for name, value in _parts(quota))
+        with trail.change(who, "quota.set", about):
+            accounts.set_quota(quota)
+        quotas_changed()
+        return json(quota)
+
+    @app.get("/audit", **documented(list[AuditEntry]))
+    async def audit(after: Seq = 0, who: Identity = needs("admin")) -> Response:
+        """Up to 1000 lines of the audit log, oldest first."""
+        del who
+        return json(trail.entries(after, ENTRIES_PER_ANSWER))
+
+    @app.get("/whoami", **documented(Identity))
+    async def whoami(who: Identity = needs("read")) -> Response:
+        """Whose token this is, and what it allows."""
+        return json(who)
+
+
+def _parts(quota: Quota) -> list[tuple[str, object]]:
+    fields = [(name, getattr(quota, name)) for name in quota.__struct_fields__]
+    return [(name, value) for name, value in fields if value not in ("", None)]
+
+
+def _user_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.get("/users", **documented(list[User]))
+    async def users(who: Identity = needs("admin")) -> Response:
+        del who
+        return json(accounts.users())
+
+    @app.post("/users", **documented(User, UserRequest))
+    async def add_user(request: Request, who: Identity = needs("admin")) -> Response:
+        asked = read(await request.body(), UserRequest, "user")
+        with trail.change(who, "user.add", f"user {asked.name}"):
+            return json(accounts.add_user(asked.name))
+
+    @app.post("/users/{name}/disable", **documented(User))
+    async def disable_user(name: str, who: Identity = needs("admin")) -> Response:
+        """None of the user's tokens is taken any more; tasks run on."""
+        with trail.change(who, "user.disable", f"user {name[:63]}"):
+            return json(accounts.disable_user(name, disabled=True))
+
+    @app.post("/users/{name}/enable", **documented(User))
+    async def enable_user(name: str, who: Identity = needs("admin")) -> Response:
+        with trail.change(who, "user.enable", f"user {name[:63]}"):
+            return json(accounts.disable_user(name, disabled=False))
+
+    @app.get("/groups", **documented(list[Group]))
+    async def groups(who: Identity = needs("admin")) -> Response:
+        del who
+        return json(accounts.groups())
+
+    @app.post("/groups", **documented(Group, GroupRequest))
+    async def add_group(request: Request, who: Identity = needs("admin")) -> Response:
+        asked = read(await request.body(), GroupRequest, "group")
+        with trail.change(who, "group.add", f"group {asked.name}"):
+            return json(accounts.add_group(asked.name))
+
+    @app.post("/groups/{group}/members/{user}", **documented(Group))
+    async def join(group: str, user: str, who: Identity = needs("admin")) -> Response:
+        with trail.change(who, "group.join", f"group {group[:63]} user {user[:63]}"):
+            return json(accounts.join(group, user))
+
+    @app.delete("/groups/{group}/members/{user}", **documented(Group))
+    async def leave(group: str, user: str, who: Identity = needs("admin")) -> Response:
+        with trail.change(who, "group.leave", f"group {group[:63]} user {user[:63]}"):
+            return json(accounts.leave(group, user))
+
+
+def _token_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.get("/tokens", **documented(list[TokenView]))
+    async def tokens(who: Identity = needs("read")) -> Response:
+        """Tokens without their secrets: all of them for an admin, else one's own."""
+        return json(accounts.tokens(None if who.allows("admin") else who.user))
+
+    @app.post("/tokens", **documented(NewToken, TokenRequest))
+    async def create_token(request: Request, who: Identity = needs("read")) -> Response:
+        """Makes a token; its text is told here and never again."""
+        asked = read(await request.body(), TokenRequest, "token")
+        with trail.change(who, "token.create", f"user {asked.user} scope {asked.scope}"):
+            return json(accounts.create_token(asked, who))
+
+    @app.delete("/tokens/{id}", **documented(TokenView))
+    async def revoke_token(id: str, who: Identity = needs("read")) -> Response:
+        with trail.change(who, "token.revoke", f"token {id[:12]}"):
+            return json(accounts.revoke_token(id, who))

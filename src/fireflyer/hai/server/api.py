@@ -1,0 +1,212 @@
+"""The HTTP routes. Bodies are JSON of the structs in `model` and `identity`; /openapi.json describes them.
+
+Every request carries a bearer token (`auth.py`). A refusal is `{"error": class, "message": text}`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.identity import HOME_TOKEN, Identity
+from fireflyer.hai.model import Event, LeaseRequest, TaskSpec, TaskView
+from fireflyer.hai.server import answers, streams
+from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.server.account_routes import account_routes
+from fireflyer.hai.server.answers import Granted, documented, json, read
+from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.cluster_api import cluster_routes
+from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.meters import CONTENT_TYPE, Meters
+from fireflyer.hai.workspaces.routes import workspace_routes
+
+ATTEMPT_HEADER = "X-Fireflyer-Attempt"
+NEXT_HEADER = "X-Fireflyer-Next"
+END_HEADER = "X-Fireflyer-End"
+SEQ_HEADER = "X-Fireflyer-Seq"
+
+BYTES = "application/octet-stream"
+
+Seq = Annotated[int, Query(ge=0, lt=1 << 62)]
+Wait = Annotated[float, Query(ge=0, allow_inf_nan=False)]
+LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
+
+
+def build(
+    controller: Controller, store: Store, accounts: Accounts, shut_down: Callable[[bool], None]
+) -> FastAPI:
+    """The application, without its `Gate`.
+
+    Args:
+        controller: what the routes call.
+        store: of the same server.
+        accounts: of the same server.
+        shut_down: begins the end of the server; its argument says whether tasks are kept running.
+    """
+    trail = Trail(store.database)
+    app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
+    answers.add_refusals(app)
+    answers.describe(app)
+    _task_routes(app, controller, accounts, trail)
+    _stream_routes(app, controller, accounts, trail)
+    _server_routes(app, controller, trail, shut_down)
+    cluster_routes(app, controller, store, trail)
+    workspace_routes(app, controller.workspaces, trail)
+    account_routes(app, accounts, store, trail, controller.read_quotas)
+    app.add_middleware(_Timed, meters=controller.meters)
+    return app
+
+
+def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.post("/tasks", **documented(TaskView, TaskSpec))
+    async def submit(request: Request, who: Identity = needs("submit")) -> Response:
+        """Takes a task in; it is on disk when this answers."""
+        spec = read(await request.body(), TaskSpec, "task")
+        with trail.change(who, "submit", ""):
+            accounts.check_group(who, spec.group)
+            return json(controller.submit(spec, who.user))
+
+    @app.get("/tasks", **documented(list[TaskView]))
+    async def tasks(live: bool = False, who: Identity = needs("read")) -> Response:
+        """Tasks in order of submission: one's own; all of them for an operator."""
+        return json(controller.views(live=live, user=who.only))
+
+    @app.get("/tasks/{task}", **documented(TaskView))
+    async def show(task: str, who: Identity = needs("read")) -> Response:
+        controller.check_owner(task, who.only)
+        response = json(controller.view(task))
+        response.headers[SEQ_HEADER] = str(controller.last_seq())
+        return response
+
+    def steering(what: Any) -> None:
+        async def steer(task: str, who: Identity = needs("submit")) -> Response:
+            with trail.change(who, what, task[:20]):
+                controller.check_owner(task, who.only)
+                return json(controller.request(task, what))
+
+        steer.__name__ = what
+        app.post(f"/tasks/{{task}}/{what}", **documented(TaskView))(steer)
+
+    for what in ("stop", "suspend", "resume"):
+        steering(what)
+
+    @app.post("/tasks/{task}/lease", **documented(Granted, LeaseRequest))
+    async def lease(task: str, request: Request, who: Identity = needs("submit")) -> Response:
+        """Whether a part of an attempt whose ranks were parted may go on."""
+        asked = read(await request.body(), LeaseRequest, "lease")
+        controller.check_owner(task, who.only)
+        return json(Granted(granted=controller.lease(task, asked)))
+
+
+def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
+    needs = needing(trail)
+
+    def allowed(who: Identity) -> Callable[[], bool]:
+        return lambda: who.token == HOME_TOKEN or accounts.taken(who.token)
+
+    @app.get("/tasks/{task}/log/{rank}", **documented(bytes, media=BYTES))
+    async def log(
+        task: str,
+        rank: int,
+        offset: Seq = 0,
+        attempt: Seq | None = None,
+        wait_s: Wait = 0.0,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """Up to 1 MiB of a rank's output from a byte offset; headers say how to go on."""
+        controller.check_owner(task, who.only)
+        piece = await controller.log(task, rank, offset, attempt, wait_s)
+        headers = {
+            ATTEMPT_HEADER: str(piece.attempt),
+            NEXT_HEADER: str(piece.next),
+            END_HEADER: "1" if piece.end else "0",
+        }
+        return Response(piece.data, media_type=BYTES, headers=headers)
+
+    @app.get("/tasks/{task}/log/{rank}/stream", **documented(str, media=streams.MEDIA))
+    async def log_stream(
+        task: str,
+        rank: int,
+        offset: Seq = 0,
+        attempt: Seq | None = None,
+        last_id: LastId = None,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """A rank's output as server-sent events until the attempt is over; id: ATTEMPT:OFFSET."""
+        controller.check_owner(task, who.only)
+        attempt, offset = streams.log_place(last_id, attempt, offset)
+        file = controller.logs.find(task, rank, attempt)
+        return streams.answer(streams.log_messages(controller, file, offset, allowed(who)))
+
+    @app.get("/events", **documented(list[Event]))
+    async def events(
+        after: Seq = 0,
+        task: str | None = None,
+        wait_s: Wait = 0.0,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """Up to 1000 lines of the history; waits for the first."""
+        if task is not None:
+            controller.check_owner(task, who.only)
+        return json(await controller.events(after, task, wait_s, who.only))
+
+    @app.get("/events/stream", **documented(str, media=streams.MEDIA))
+    async def event_stream(
+        after: Seq = 0,
+        task: str | None = None,
+        last_id: LastId = None,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """The history as server-sent events; id: the seq."""
+        if task is not None:
+            controller.view(task)
+            controller.check_owner(task, who.only)
+        after = streams.event_place(last_id, after)
+        messages = streams.event_messages(controller, after, task, who.only, allowed(who))
+        return streams.answer(messages)
+
+
+def _server_routes(
+    app: FastAPI, controller: Controller, trail: Trail, shut_down: Callable[[bool], None]
+) -> None:
+    needs = needing(trail)
+
+    @app.get("/metrics", **documented(str, media=CONTENT_TYPE))
+    async def metrics(who: Identity = needs("operate")) -> Response:
+        """In the format of Prometheus."""
+        del who
+        return Response(controller.meters.text(), media_type=CONTENT_TYPE)
+
+    @app.post("/shutdown", **documented(dict))
+    async def shutdown(keep: bool = False, who: Identity = needs("admin")) -> Response:
+        """Ends the server; its tasks are stopped first, or kept."""
+        with trail.change(who, "shutdown", "keep" if keep else ""):
+            shut_down(keep)
+        return json({})
+
+
+class _Timed:
+    """Measures each answer by its route; a stream is none that ends."""
+
+    def __init__(self, app: ASGIApp, meters: Meters) -> None:
+        self._app = app
+        self._meters = meters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "none")
+                if not route.endswith("/stream"):
+                    labels = self._meters.request_s.labels(route, str(message["status"]))
+                    labels.observe(time.perf_counter() - begun)
+            await send(message)
+
+        await self._app(scope, receive, sending)

@@ -1,0 +1,106 @@
+"""The HTTP routes of nodes, windows, the queue, and faults."""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import FastAPI, Query, Request, Response
+
+from fireflyer.hai.database.marks import Mark
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, Faults
+from fireflyer.hai.identity import MASKED, Identity
+from fireflyer.hai.model import DrainRequest, NodeView, WhyView, WindowView
+from fireflyer.hai.server.answers import documented, json, read
+from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.controller import Controller
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+def cluster_routes(app: FastAPI, controller: Controller, store: Store, trail: Trail) -> None:
+    """Adds them to the application."""
+    needs = needing(trail)
+    _node_routes(app, controller, store, trail)
+    _window_routes(app, controller, trail)
+
+    @app.get("/tasks/{task}/why", **documented(WhyView))
+    async def why(task: str, who: Identity = needs("read")) -> Response:
+        """What a task waits for."""
+        controller.check_owner(task, who.only)
+        return json(controller.why(task))
+
+    @app.get("/faults", **documented(Faults))
+    async def faults(limit: Limit = 100, who: Identity = needs("read")) -> Response:
+        """The rules in force, and the newest observations of one's own tasks; of all for an operator."""
+        return json(controller.faults.recent(limit, who.only))
+
+    @app.post("/observations", **documented(Decision, Validator))
+    async def observed(request: Request, who: Identity = needs("operate")) -> Response:
+        """Takes in the result of a check of a node, and does what the rules say."""
+        found = read(await request.body(), Validator, "observation")
+        with trail.change(who, "observe", f"node {found.node}"):
+            return json(controller.observed(found))
+
+
+def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.get("/nodes", **documented(list[NodeView]))
+    async def nodes(who: Identity = needs("read")) -> Response:
+        """Nodes and the tasks on them; another user's task is "*"."""
+        found = controller.dispatch.nodes()
+        if who.only is not None:
+            own = {row.task for row in store.rows(live=True, user=who.only)}
+            found = [_masked(node, own) for node in found]
+        return json(found)
+
+    @app.post("/nodes/{node}/drain", **documented(dict, DrainRequest))
+    async def drain(node: str, request: Request, who: Identity = needs("operate")) -> Response:
+        """Starts nothing new on a node; it is on disk when this answers."""
+        asked = read(await request.body(), DrainRequest, "request")
+        with trail.change(who, "drain", f"node {node[:63]}"):
+            controller.drain(node, Mark(health="drained", reason=asked.reason, until=asked.until))
+        return json({})
+
+    @app.post("/nodes/{node}/undrain", **documented(dict))
+    async def undrain(node: str, who: Identity = needs("operate")) -> Response:
+        """Uses a node again."""
+        with trail.change(who, "undrain", f"node {node[:63]}"):
+            controller.unmark(node)
+        await controller.undrain_engine(node)
+        return json({})
+
+
+def _masked(node: NodeView, own: set[str]) -> NodeView:
+    tasks = tuple(task if task in own else MASKED for task in node.tasks)
+    return msgspec.structs.replace(node, task=tasks[0] if tasks else None, tasks=tasks)
+
+
+def _window_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
+    needs = needing(trail)
+    dispatch = controller.dispatch
+
+    @app.get("/windows", **documented(list[WindowView]))
+    async def windows(who: Identity = needs("read")) -> Response:
+        """Maintenance windows and reservations that are not over."""
+        del who
+        return json(dispatch.windows())
+
+    @app.post("/windows", **documented(WindowView, WindowView))
+    async def add_window(request: Request, who: Identity = needs("operate")) -> Response:
+        """Adds one; it is on disk when this answers."""
+        asked = read(await request.body(), WindowView, "window")
+        with trail.change(who, "window.add", ""):
+            window = dispatch.add_window(asked)
+        controller.replan()
+        return json(window)
+
+    @app.delete("/windows/{window}", **documented(dict))
+    async def remove_window(window: str, who: Identity = needs("operate")) -> Response:
+        """Removes one."""
+        with trail.change(who, "window.remove", f"window {window[:20]}"):
+            dispatch.remove_window(window)
+        controller.replan()
+        return json({})

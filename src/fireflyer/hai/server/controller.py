@@ -1,0 +1,587 @@
+"""The platform's one writer: takes requests and engine events, and has their effects carried out.
+
+Every transition is synchronous on the event loop: the scheduler's step, one transaction, the new
+value in memory; then the engine calls, in order for each task, beside the loop's other work. What
+was written and not yet carried out when a server dies is carried out by the next one: attempts are
+recovered, and pending stops, suspends and releases are asked for again.
+"""
+
+import asyncio
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fireflyer.errors import FireflyerError, TaskError
+from fireflyer.hai import lifecycle
+from fireflyer.hai.admission import RESERVED, check
+from fireflyer.hai.database.marks import Mark, Marks
+from fireflyer.hai.database.store import Moment, Store, unknown
+from fireflyer.hai.engines import (
+    Engine,
+    EngineEvent,
+    Gang,
+    GangEnded,
+    NodeObserved,
+    NodesChanged,
+)
+from fireflyer.hai.faults.attending import Attendant
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.faults.rules import Decision, load
+from fireflyer.hai.home import Home
+from fireflyer.hai.lifecycle import (
+    Action,
+    Launch,
+    Note,
+    Preempt,
+    Release,
+    Step,
+    StopGang,
+    SuspendGang,
+    Task,
+    Verdict,
+)
+from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskView, WhyView
+from fireflyer.hai.scheduling.policies import DEFAULT
+from fireflyer.hai.server.dispatch import Dispatch
+from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
+from fireflyer.hai.server.meters import Gauges, Meters
+from fireflyer.hai.server.views import Views
+from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
+from fireflyer.log import get_logger
+
+EVENTS_PER_ANSWER = 1000
+
+LONGEST_SLEEP_S = 3600.0
+
+HISTORY = 100_000
+"""So many events of a task are read to learn what it had of the cluster before."""
+
+_log = get_logger("hai")
+
+
+class Controller:
+    """Tasks of one home on one engine. All methods run on the event loop of `run`.
+
+    Raises:
+        ConfigError: no such policy.
+    """
+
+    def __init__(self, home: Home, store: Store, engine: Engine, policy: str = DEFAULT) -> None:
+        self._home = home
+        self._store = store
+        self._engine = engine
+        self.workspaces = Workspaces(home, self._live_specs)
+        self.dispatch = Dispatch(policy, Marks(store.database))
+        self.dispatch.set_quotas(store.quotas())
+        self._look_at_nodes()
+        self._tasks: dict[str, Task] = {}
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._failed: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
+        self.logs = Logs(home, store, self._writing)
+        self.meters = Meters()
+        self.meters.gauges = self._gauges
+        self._draining = False
+        self._closing = False
+        tables = (load(home.path), store, engine, self._tasks)
+        self.faults = Attendant(*tables, self._directory, self._call, self._tell, self.drain)
+        self._look_again: asyncio.TimerHandle | None = None
+        self._views = Views(home, store, self._tasks, self.dispatch, self.faults.desk)
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Takes up what an earlier server left, calls `ready`, then serves until cancelled or failed."""
+        self._failed = asyncio.get_running_loop().create_future()
+        self.workspaces.depot.open()
+        self._take_up()
+        ready()
+        reader = asyncio.create_task(self._read_engine())
+        watcher = asyncio.create_task(self.faults.watch())
+        parts: set[asyncio.Future[None]] = {reader, watcher, self._failed}
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for done in parts:
+                if done.done():
+                    done.result()
+        finally:
+            reader.cancel()
+            watcher.cancel()
+            self._failed.cancel()
+
+    async def close(self) -> None:
+        """Wakes every waiting request and lets go of the engine; attempts run on."""
+        self._closing = True
+        if self._look_again is not None:
+            self._look_again.cancel()
+        self._tell()
+        self.logs.end()
+        for call in list(self._calls.values()):
+            await asyncio.wait({call})
+        await self._engine.close()
+        self.logs.close()
+
+    def _take_up(self) -> None:
+        for task in self._store.load():
+            if task.state not in TERMINAL:
+                self._tasks[task.id] = task
+                history = self._store.events(0, task.id, HISTORY)
+                self.dispatch.take_up(task, self._store.row(task.id).spec, history)
+            if task.placement:
+                self._call(task.id, partial(self._recover, task))
+                if task.stopping:
+                    self._call(task.id, partial(self._perform, StopGang(task.id, task.attempt)))
+                elif task.state == "suspending":
+                    self._call(task.id, partial(self._perform, SuspendGang(task.id, task.attempt)))
+            elif task.previous and (task.state in TERMINAL or task.state == "suspended"):
+                self._call(task.id, partial(self._perform, Release(task.id, task.attempt)))
+        self._schedule()
+
+    async def stop_all(self, *, at_once: bool = False) -> None:
+        """Stops every task that is not over, except suspended ones, and waits until they are.
+
+        Args:
+            at_once: give running ranks no grace.
+        """
+        self._draining = True
+        for task in list(self._tasks.values()):
+            if task.state == "suspended":
+                continue
+            step = lifecycle.request(task, "stop")
+            if step.notes:
+                self._apply(step, now())
+            if at_once and task.placement:
+                await self._engine.stop(task.id, task.attempt, 0.0)
+        while any(task.placement for task in self._tasks.values()):
+            await self._news.wait()
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def observed(self, found: Validator) -> Decision:
+        """Takes in the result of a check of a node; it is done already what the rules make of it.
+
+        Raises:
+            TaskError: no such node.
+        """
+        return self.faults.observed(found)
+
+    def submit(self, spec: TaskSpec, user: str = "") -> TaskView:
+        """Takes a user's task in; it is on disk when this returns.
+
+        Raises:
+            ConfigError: a field of the spec cannot work.
+            TaskError: it asks for more nodes than there are.
+        """
+        check(spec)
+        self.workspaces.admit(spec, user)
+        if self._draining:
+            raise TaskError("the server is shutting down and takes no more tasks")
+        fresh = Task(
+            id="", order=0, user=user, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
+            max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
+        )  # fmt: skip
+        self.dispatch.check(spec)
+        step, when = lifecycle.admit(fresh), now()
+        name = self._store.add(spec, secrets.token_hex(32), step, when, user)
+        task = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
+        self._tasks[name] = task
+        self.meters.step(task, step.notes, when.wall)
+        self.dispatch.submit(task, spec)
+        self._schedule()
+        self._tell()
+        return self.view(name)
+
+    def request(self, name: str, what: lifecycle.Request) -> TaskView:
+        """Stops, suspends or resumes a task.
+
+        Raises:
+            TaskError: no such task, or its state does not allow it.
+        """
+        task = self._tasks.get(name)
+        if task is None:
+            row = self._store.row(name)
+            task = Task(id=name, order=0, nodes=0, world=0, max_restarts=0, state=row.state)
+        step = lifecycle.request(task, what)
+        if step.notes:
+            self._apply(step, now())
+        return self.view(name)
+
+    def lease(self, name: str, asked: LeaseRequest) -> bool:
+        """Whether the part that asks may go on with the attempt; it is on disk when this returns true.
+
+        Raises:
+            TaskError: no such task.
+        """
+        task = self._tasks.get(name)
+        if task is None:
+            self._store.row(name)
+            return False
+        step = lifecycle.grant(task, asked)
+        if step is None:
+            _log.info(
+                "%s attempt %d: refused generation %d to %s, which come from %d",
+                *(name, asked.attempt, asked.lease.generation, asked.lease.members, asked.held),
+            )
+            return False
+        if step.notes:
+            self._apply(step, now())
+        return True
+
+    def view(self, name: str) -> TaskView:
+        """A task as of now.
+
+        Raises:
+            TaskError: no such task.
+        """
+        return self._views.task(self._store.row(name))
+
+    def why(self, name: str) -> WhyView:
+        """What a task waits for.
+
+        Raises:
+            TaskError: no such task.
+        """
+        row = self._store.row(name)
+        return self.dispatch.why(name, row.state, row.reason)
+
+    def views(self, *, live: bool, user: str | None = None) -> list[TaskView]:
+        """All tasks in order of submission, or only those that are not over, or of one user."""
+        return [self._views.task(row) for row in self._store.rows(live=live, user=user)]
+
+    def check_owner(self, name: str, user: str | None) -> None:
+        """Refuses a task that is not of this user; None: any user's will do.
+
+        Raises:
+            NoSuchTask: it belongs to another, or to nobody.
+        """
+        if user is not None and self._store.row(name).user != user:
+            raise unknown(name)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the server ends, and every waiting request is to be answered."""
+        return self._closing
+
+    def last_seq(self) -> int:
+        """Seq of the newest event."""
+        return self._store.last_seq()
+
+    async def events(
+        self, after: int, name: str | None, wait_s: float, user: str | None = None
+    ) -> list[Event]:
+        """Events above `after`, of one task or one user's tasks when named; waits up to `wait_s` for the
+        first.
+
+        Raises:
+            TaskError: no such task.
+        """
+        if name is not None:
+            self._store.row(name)
+        found: list[Event] = []
+
+        def look() -> bool:
+            found[:] = self._store.events(after, name, EVENTS_PER_ANSWER, user)
+            return bool(found) or self._closing
+
+        await self._wait(look, wait_s)
+        return found
+
+    async def log(
+        self, name: str, rank: int, offset: int, attempt: int | None, wait_s: float
+    ) -> LogPiece:
+        """Bytes of a rank's log from `offset`; waits up to `wait_s` for the first while the attempt runs.
+
+        Raises:
+            TaskError: no such task, attempt or rank.
+        """
+        return await self.logs.read(self.logs.find(name, rank, attempt), offset, wait_s)
+
+    def _gauges(self) -> Gauges:
+        found = self.dispatch.gauges()
+        found.tasks = dict(Counter(task.state for task in self._tasks.values()))
+        return found
+
+    def _writing(self, name: str, attempt: int) -> bool:
+        """Whether processes of this attempt may still write to its logs."""
+        task = self._tasks.get(name)
+        return task is not None and bool(task.placement) and task.attempt == attempt
+
+    async def _wait(self, look: Callable[[], bool], wait_s: float) -> None:
+        """Looks after every piece of news until `look` is content or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(wait_s, MAX_WAIT_S)):
+                while not (look() or wait_s <= 0):
+                    await self._news.wait()
+
+    # -- transitions -------------------------------------------------------------------------------
+
+    def _apply(self, step: Step, when: Moment) -> None:
+        """Writes a step, then lets it take effect; then plans, for nodes may be free now."""
+        self._commit(step, when)
+        self._schedule()
+        self._tell()
+
+    def _commit(self, step: Step, when: Moment) -> None:
+        self._store.write(step, when)
+        task = step.task
+        before = self._tasks.get(task.id)
+        self._tasks[task.id] = task
+        self.meters.step(task, step.notes, when.wall)
+        if before is not None:
+            self.dispatch.follow(before, task)
+            if before.placement and not task.placement:
+                self.logs.wake(task.id, task.attempt)
+        for note in step.notes:
+            _log.info("%s attempt %d: %s %s", task.id, task.attempt, note.kind, note.detail or "")
+        for action in step.actions:
+            self._call(task.id, partial(self._perform, action))
+        if task.state in TERMINAL:
+            del self._tasks[task.id]
+
+    def _schedule(self) -> None:
+        """Plans; an error ends the server, for nobody who asked for something waits for the plan."""
+        if self._draining or self._closing:
+            return
+        try:
+            self._plan()
+        except Exception as error:  # noqa: BLE001  # whatever it is, `run` raises it
+            self._fail(error)
+
+    def _plan(self) -> None:
+        """Until there is nothing to do now, and once more when the plan says so."""
+        wait_s: float | None = 0.0
+        while wait_s == 0.0:
+            with self.meters.plan_s.time():
+                actions = self.dispatch.plan()
+            for action in actions:
+                step = lifecycle.decide(self._tasks[action.task], action)
+                self._commit(step, now())
+                self.dispatch.apply(action)
+            wait_s = self.dispatch.wait_s()
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
+        if wait_s is not None:
+            later = min(wait_s, LONGEST_SLEEP_S)
+            self._look_again = asyncio.get_running_loop().call_later(later, self.replan)
+
+    def drain(self, node: str, mark: Mark) -> None:
+        """Nothing new is placed on the node; it is on disk when this returns. Drained for good, the engine
+        is told, too.
+
+        Raises:
+            TaskError: no such node.
+        """
+        self.dispatch.mark(node, mark)
+        if mark.until is None:
+            self._call(f"drain {node}", partial(self._drain_engine, node, mark.reason))
+        self.replan()
+
+    async def _drain_engine(self, node: str, reason: str) -> None:
+        try:
+            await self._engine.drain(node, reason)
+        except FireflyerError as error:
+            _log.warning("the engine does not drain %s: %s", node, error)
+
+    def unmark(self, node: str) -> None:
+        """Takes a node's mark off; it is on disk when this returns.
+
+        Raises:
+            TaskError: no such node.
+        """
+        self.dispatch.mark(node, None)
+        self.replan()
+
+    async def undrain_engine(self, node: str) -> None:
+        """Has the engine use a node again that it has drained.
+
+        Raises:
+            TaskError: the engine does not allow it.
+        """
+        if any(found.name == node and found.state == "drained" for found in self._engine.nodes()):
+            await self._engine.undrain(node)
+            self._look_at_nodes()
+            self.replan()
+
+    def read_quotas(self) -> None:
+        """Quotas have changed: they hold for what starts from now on."""
+        self.dispatch.set_quotas(self._store.quotas())
+        self.replan()
+
+    def replan(self) -> None:
+        """Plans anew: nodes, windows, quotas or the time have changed."""
+        self._schedule()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wakes whoever waits for news."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # -- the engine --------------------------------------------------------------------------------
+
+    async def _read_engine(self) -> None:
+        async for event in self._engine.events():
+            if isinstance(event, NodesChanged):
+                self._look_at_nodes()
+                self._schedule()
+                self._tell()
+            else:
+                self._observe(event)
+
+    def _look_at_nodes(self) -> None:
+        self.dispatch.set_nodes(self._engine.nodes())
+
+    def _observe(self, event: EngineEvent) -> None:
+        task = self._tasks.get(event.task)
+        if task is None:
+            return
+        if isinstance(event, NodeObserved):
+            self.faults.heard(event)
+            return
+        verdict = Verdict()
+        notes: tuple[Note, ...] = ()
+        if isinstance(event, GangEnded):
+            verdict, notes = self.faults.ended(task, event)
+        step = lifecycle.observe(task, event, verdict)
+        if step.notes:
+            step = msgspec.structs.replace(step, notes=(*notes, *step.notes))
+            self._apply(step, Moment(event.monotonic_ns, event.wall))
+
+    def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs an engine call after the earlier ones of the same task."""
+        before = self._calls.get(name)
+
+        async def run() -> None:
+            if before is not None:
+                await asyncio.wait({before})
+            self._store.database.alive()
+            await call()
+
+        task = asyncio.create_task(run())
+        self._calls[name] = task
+        task.add_done_callback(lambda done: self._called(name, done))
+
+    def _called(self, name: str, done: asyncio.Task[None]) -> None:
+        if self._calls.get(name) is done:
+            del self._calls[name]
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends `run` with this error, unless another one has."""
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error)
+            self._failed.exception()  # marks it as seen, should another error end `run` first
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case Launch():
+                await self._launch(action)
+            case SuspendGang():
+                await self._engine.suspend(action.task, action.attempt, self._grace(action.task))
+            case StopGang():
+                await self._engine.stop(action.task, action.attempt, self._grace(action.task))
+            case Preempt():
+                raise AssertionError("a preemption is carried out as a suspend")
+            case Release():
+                await self._engine.release(action.task)
+                self._store.released(action.task, action.attempt)
+
+    async def _launch(self, action: Launch) -> None:
+        gang = self._gang(action.task, action.attempt, action.nodes)
+        try:
+            gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._home.tasks / action.task / "output").mkdir(mode=0o700, exist_ok=True)
+            if not await self._prepared(action):
+                return
+            await self._engine.launch(gang)
+        except (FireflyerError, OSError) as error:
+            when = now()
+            ended = GangEnded(
+                task=action.task,
+                attempt=action.attempt,
+                outcome="failed",
+                reason=f"cannot start: {error}",
+                monotonic_ns=when.monotonic_ns,
+                wall=when.wall,
+            )
+            self._observe(ended)
+            return
+        self._store.launched(action.task, action.attempt)
+
+    async def _prepared(self, action: Launch) -> bool:
+        """Makes what the attempt needs; False where it is not to start any more."""
+        row = self._store.row(action.task)
+        spec = row.spec
+        if not (spec.workspace or spec.venv):
+            return True
+
+        def unwanted() -> bool:
+            task = self._tasks[action.task]
+            return self._closing or task.stopping or task.state == "suspending"
+
+        log = self._directory(action.task, action.attempt) / "0.log"
+        preparing = self.workspaces.prepare(action.task, spec, log, row.user)
+        if await finish_unless(preparing, unwanted, lambda: self._news.wait()):
+            return True
+        if not self._closing:  # else it comes back as lost: it never reached the engine
+            task, when = self._tasks[action.task], now()
+            ended = GangEnded(
+                task=action.task,
+                attempt=action.attempt,
+                outcome="stopped" if task.stopping else "suspended",
+                reason="before its ranks were started",
+                monotonic_ns=when.monotonic_ns,
+                wall=when.wall,
+            )
+            self._observe(ended)
+        return False
+
+    def _live_specs(self) -> list[TaskSpec]:
+        return [row.spec for row in self._store.rows(live=True)]
+
+    async def _recover(self, task: Task) -> None:
+        await self._engine.recover(self._gang(task.id, task.attempt, task.placement))
+
+    def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
+        row = self._store.row(name)
+        spec = row.spec
+        paths = self.workspaces.paths(name, spec)
+        inherited = {k: v for k, v in os.environ.items() if k not in RESERVED}
+        return Gang(
+            task=name,
+            attempt=attempt,
+            script=paths.script,
+            args=spec.args,
+            cwd=paths.cwd,
+            env=paths.environment(inherited) | spec.env,
+            python=paths.python,
+            nodes=nodes,
+            ranks_per_node=spec.ranks_per_node,
+            start=spec.start,
+            secret=self._store.secret(name),
+            directory=self._directory(name, attempt),
+            elastic=spec.elastic,
+            rejoins=spec.max_restarts - row.restarts,
+        )
+
+    def _grace(self, name: str) -> float:
+        return self._store.row(name).spec.grace_s
+
+    def _directory(self, name: str, attempt: int) -> Path:
+        return self._home.tasks / name / str(attempt)
+
+
+def now() -> Moment:
+    """This moment on both clocks."""
+    return Moment(time.monotonic_ns(), time.time())

@@ -1,0 +1,340 @@
+"""Keeps the planner's cluster in step with the tasks: the seam between `lifecycle.py` and `planner.py`.
+
+The controller tells it each task's new value; it turns that into the cluster's events, asks for plans, and
+has the marks of nodes (drained, and why) and the windows outlive the server. Times are wall-clock seconds,
+held back where the clock is set back.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from fireflyer.errors import ConfigError, TaskError
+from fireflyer.hai import lifecycle
+from fireflyer.hai.database.marks import Mark, Marks
+from fireflyer.hai.engines import Node as EngineNode
+from fireflyer.hai.identity import Quota as Limit
+from fireflyer.hai.lifecycle import ACTIVE, Action, Task
+from fireflyer.hai.model import (
+    PRIORITIES,
+    TERMINAL,
+    Event,
+    NodeView,
+    TaskSpec,
+    TaskState,
+    WhyView,
+    WindowView,
+)
+from fireflyer.hai.scheduling import why
+from fireflyer.hai.scheduling.cluster import ANY, AUTO, Cluster, Job, Node, Phase, Quota, Window
+from fireflyer.hai.scheduling.lanes import QuotaKey
+from fireflyer.hai.scheduling.planner import plan
+from fireflyer.hai.server.meters import Gauges
+
+_FREE = {"ready": "free"}
+
+
+class Clock:
+    """The wall clock, but it never goes back."""
+
+    def __init__(self, read: Callable[[], float] = time.time) -> None:
+        self._read = read
+        self._last = 0.0
+
+    def __call__(self) -> float:
+        self._last = max(self._last, self._read())
+        return self._last
+
+
+class Dispatch:
+    """The queue and the nodes of one server.
+
+    Args:
+        policy: a name of `policies.POLICIES`.
+        marks: what is remembered of nodes.
+
+    Raises:
+        ConfigError: no such policy.
+    """
+
+    def __init__(self, policy: str, marks: Marks, clock: Callable[[], float] | None = None) -> None:
+        self.policy = policy
+        self.cluster = Cluster(policy=policy)
+        self.now = clock or Clock()
+        self._marks = marks
+        self._engine: dict[str, EngineNode] = {}
+        for window in marks.windows():
+            self.cluster.set_window(window)
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def set_nodes(self, nodes: Iterable[EngineNode]) -> None:
+        """The engine's nodes as of now; those it no longer has are down."""
+        self.cluster.advance(self.now())
+        self._engine = {node.name: node for node in nodes}
+        marks = self._marks.all()
+        for name in [*self._engine, *(self.cluster.nodes.keys() - self._engine.keys())]:
+            self._set(name, marks.get(name))
+
+    def _set(self, name: str, mark: Mark | None) -> None:
+        found = self._engine.get(name)
+        if mark is not None and mark.until is not None and mark.until <= self.now():
+            mark = None
+        if found is None:
+            node = Node(name=name, health="down", reason="the engine no longer has it")
+        else:
+            node = Node(
+                name=name, gpus=found.gpus, memory_mib=found.memory_mib, leaf=found.leaf,
+                health="ready" if found.state == "up" else found.state, reason=found.reason,
+            )  # fmt: skip
+            if mark is not None and found.state != "down":
+                node = Node(
+                    name=name, gpus=found.gpus, memory_mib=found.memory_mib, leaf=found.leaf,
+                    health=mark.health, reason=mark.reason, until=mark.until,
+                )  # fmt: skip
+        if node != self.cluster.nodes.get(name):
+            self.cluster.set_node(node)
+
+    def mark(self, name: str, mark: Mark | None) -> None:
+        """Drains a node, suspects it, or takes the mark off; it is on disk when this returns.
+
+        Raises:
+            TaskError: no such node.
+        """
+        if name not in self._engine:
+            names = ", ".join(list(self._engine)[:5])
+            raise TaskError(f"no node {name!r}; there are {names} (`fireflyer nodes`)")
+        self._marks.put(name, mark)
+        self._set(name, mark)
+
+    def nodes(self) -> list[NodeView]:
+        """Each node, in the engine's order."""
+        self.cluster.advance(self.now())
+        return [self._node_view(self.cluster.nodes[name]) for name in self._engine]
+
+    def _node_view(self, node: Node) -> NodeView:
+        jobs = self.cluster.jobs_on(node.name)
+        place = self.cluster.places[node.name]
+        free = self.cluster.capacity.free[place] if node.gpus else int(not jobs)
+        return NodeView(
+            name=node.name, task=jobs[0].id if jobs else None, tasks=tuple(job.id for job in jobs),
+            state=node.health, reason=node.reason, until=node.until, gpus=node.gpus, free=free,
+            leaf=node.leaf, zone=node.zone,
+        )  # fmt: skip
+
+    # -- windows -----------------------------------------------------------------------------------
+
+    def add_window(self, asked: WindowView) -> WindowView:
+        """A maintenance window or reservation; it is on disk when this returns.
+
+        Raises:
+            ConfigError: it names no node or one that there is not, or has no length.
+        """
+        unknown = [name for name in asked.nodes if name not in self._engine]
+        if unknown or not asked.nodes:
+            raise ConfigError(f"no node {', '.join(unknown) or 'is named'}; see `fireflyer nodes`")
+        if not asked.begin < asked.end or asked.end <= self.now():
+            raise ConfigError("a window ends after it begins, and in the future")
+        window = Window(
+            id="", nodes=frozenset(asked.nodes), begin=asked.begin, end=asked.end,
+            reason=asked.reason, user=asked.user, group=asked.group,
+        )  # fmt: skip
+        window = self._marks.add_window(window)
+        self.cluster.set_window(window)
+        return _window_view(window)
+
+    def remove_window(self, name: str) -> None:
+        """It no longer counts.
+
+        Raises:
+            TaskError: no such window.
+        """
+        if name not in self.cluster.windows:
+            raise TaskError(f"no window {name!r}; see `fireflyer window list`")
+        self._marks.remove_window(name)
+        self.cluster.remove_window(name)
+
+    def windows(self) -> list[WindowView]:
+        """Those that are not over, by when they begin."""
+        self.cluster.advance(self.now())
+        found = sorted(self.cluster.windows.values(), key=lambda window: (window.begin, window.id))
+        return [_window_view(window) for window in found]
+
+    # -- quotas ------------------------------------------------------------------------------------
+
+    def set_quotas(self, rows: Iterable[Limit]) -> None:
+        """All limits as they are set now. One without a user or group holds for each of those without a limit
+        of their own; one without a priority for each priority that the same user and group have none for.
+        """
+        wanted: dict[QuotaKey, Quota] = {}
+        for row in sorted(rows, key=lambda row: row.priority != ""):
+            found = Quota(nodes=row.nodes, gpus=row.gpus)
+            levels = [PRIORITIES[row.priority]] if row.priority else list(PRIORITIES.values())
+            for level in levels:
+                wanted[row.user or ANY, level, row.group or ANY] = found
+        cluster = self.cluster
+        for user, level, group in {**cluster.quotas, **wanted}:
+            limit = wanted.get((user, level, group))
+            if limit != cluster.quotas.get((user, level, group)):
+                cluster.set_quota(user, level, group, limit)
+
+    def gauges(self) -> Gauges:
+        """Queued tasks by priority, nodes by state."""
+        names = {level: name for name, level in PRIORITIES.items()}
+        queued = [job for job in self.cluster.jobs.values() if job.phase == "queued"]
+        found = Gauges()
+        found.queued = {"normal": 0, **Counter(names[job.level] for job in queued)}
+        states = [
+            "busy" if node.tasks else _FREE.get(node.state, node.state) for node in self.nodes()
+        ]
+        found.nodes = {"busy": 0, "free": 0, **Counter(states)}
+        return found
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def take_up(self, task: Task, spec: TaskSpec, events: list[Event]) -> None:
+        """A task that an earlier server left, with its history."""
+        if task.state in TERMINAL:
+            return
+        job = _job(task, spec)
+        _recall(job, events, lambda node: job.gpus or self._gpus(node))
+        phase: dict[str, Phase] = {
+            "queued": "queued",
+            "suspended": "held",
+            "suspending": "suspending",
+        }
+        job.phase = phase.get(task.state, "starting" if task.state == "starting" else "running")
+        if task.stopping:
+            job.phase = "suspending"
+        job.placement, job.previous = task.placement, task.previous
+        job.attempt = task.attempt
+        for name in job.placement:
+            if name not in self.cluster.nodes:
+                self._set(name, None)
+        self.cluster.adopt(job, self.now())
+
+    def _gpus(self, node: str) -> int:
+        found = self._engine.get(node)
+        return found.gpus or 1 if found is not None else 1
+
+    def submit(self, task: Task, spec: TaskSpec) -> None:
+        """A new task."""
+        self.cluster.submit(_job(task, spec), self.now())
+
+    def follow(self, before: Task, task: Task) -> None:
+        """A task has another value now."""
+        cluster, now = self.cluster, self.now()
+        job = cluster.jobs.get(task.id)
+        if job is None:
+            return
+        if task.state in TERMINAL:
+            cluster.remove(task.id, now)
+        elif before.state in ACTIVE and task.state in ACTIVE:
+            if task.state == "suspending" or task.stopping:
+                cluster.suspending(task.id, now)
+            elif task.state == "running" and before.state == "starting":
+                cluster.running(task.id, now)
+        elif task.state == "suspended" and before.state != "suspended":
+            cluster.hold(task.id, now)
+        elif task.state == "queued" and before.state != "queued":
+            job.previous = task.previous
+            job.avoid = task.avoid
+            cluster.requeue(task.id, now)
+        job.previous = task.previous
+
+    def plan(self) -> list[Action]:
+        """What to do now; each action is to be written down and then told by `apply`, one by one."""
+        return plan(self.cluster, self.now())
+
+    def apply(self, action: Action) -> None:
+        """One action of the plan was decided."""
+        self.cluster.apply(action, self.now())
+
+    def wait_s(self) -> float | None:
+        """For how long nothing new follows from the passing of time; None: for ever."""
+        now = self.now()
+        when = self.cluster.next_look(now)
+        return None if when is None else when - now
+
+    def why(self, task: str, state: TaskState, reason: str) -> WhyView:
+        """What a task waits for, or why it is in its state."""
+        job = self.cluster.jobs.get(task)
+        if job is None or job.phase != "queued":
+            return WhyView(task=task, state=state, text=reason or state, policy=self.policy)
+        found = why.explain(self.cluster, job, self.now())
+        text = f"{found.text} ({reason})" if reason else found.text
+        return WhyView(
+            task=task, state=state, text=text, ahead=found.ahead, earliest=found.earliest,
+            policy=self.policy,
+        )  # fmt: skip
+
+    def waiting_for(self, task: str) -> str:
+        """Why a queued task does not run yet, in words."""
+        return why.explain(self.cluster, self.cluster.jobs[task], self.now()).text
+
+    def check(self, spec: TaskSpec) -> None:
+        """Refuses what the nodes can never hold.
+
+        Raises:
+            TaskError: it asks for more than there is.
+        """
+        capacity, count = self.cluster.capacity, len(self._engine)
+        if spec.nodes > count:
+            raise TaskError(
+                f"the task asks for {lifecycle.count(spec.nodes, 'node')} and this server has {count}; "
+                "start the server with more (fireflyer up --nodes N) or ask for fewer"
+            )
+        large = capacity.sized(spec.gpus, spec.memory_mib, (1 << len(self.cluster.names)) - 1)
+        if not self.cluster.topology.enough(spec.nodes, large):
+            each = f"{spec.gpus} GPUs" + (f" and {spec.memory_mib} MiB" if spec.memory_mib else "")
+            raise TaskError(
+                f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {each} each; this server "
+                f"has {large.bit_count()} (`fireflyer nodes`); ask for less"
+            )
+
+
+def priority_of(spec: TaskSpec) -> int:
+    """The number of a spec's priority."""
+    return AUTO if spec.priority == "auto" else PRIORITIES[spec.priority]
+
+
+def _job(task: Task, spec: TaskSpec) -> Job:
+    return Job(
+        id=task.id, order=task.order, nodes=spec.nodes, gpus=spec.gpus, memory_mib=spec.memory_mib,
+        user=task.user, group=spec.group, priority=priority_of(spec),
+        estimate_s=spec.expected_s or None, avoid=task.avoid,
+    )  # fmt: skip
+
+
+def _recall(job: Job, events: list[Event], weight: Callable[[str], int]) -> None:
+    """What its history says of its costs and its service."""
+    launched = asked = 0.0
+    nodes: tuple[str, ...] = ()
+    for event in events:
+        match event.kind:
+            case "submitted":
+                job.submitted = event.wall
+            case "queued":
+                job.since = event.wall
+            case "starting":
+                launched, nodes = event.wall, tuple(event.detail["nodes"])
+                asked = 0.0
+                job.launched_at = job.since = event.wall
+            case "running":
+                job.restart_s = event.wall - launched
+                job.started_at = job.since = event.wall
+            case "suspending":
+                asked = asked or event.wall
+                job.since = asked
+                job.preemptions += bool(event.detail.get("preempted"))
+            case "gang_ended":
+                if asked:
+                    job.checkpoint_s = event.wall - asked
+                job.attained += (event.wall - launched) * sum(map(weight, nodes))
+
+
+def _window_view(window: Window) -> WindowView:
+    return WindowView(
+        id=window.id, nodes=tuple(sorted(window.nodes)), begin=window.begin, end=window.end,
+        reason=window.reason, user=window.user, group=window.group,
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""Logs of ranks: read by byte offset, and followed while they grow."""
+
+import asyncio
+import codecs
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from fireflyer.errors import TaskError
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.home import Home
+from fireflyer.hai.inotify import DirectoryWatch
+from fireflyer.hai.lifecycle import count
+
+MAX_WAIT_S = 60.0
+"""The longest that one request may wait for news."""
+
+BYTES_PER_ANSWER = 1 << 20
+BYTES_PER_MESSAGE = 1 << 16
+"""Of a stream."""
+
+IDLE_S = 15.0
+"""A stream says at least this often that it is alive."""
+
+
+class LogPiece(msgspec.Struct, frozen=True):
+    """Some bytes of a rank's log."""
+
+    attempt: int
+    data: bytes
+    next: int
+    """Offset to go on from."""
+    end: bool
+    """The attempt is over and nothing follows."""
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """Where a rank writes in one attempt."""
+
+    task: str
+    attempt: int
+    path: Path
+
+
+class Logs:
+    """The logs of one home. All methods run on the event loop.
+
+    Args:
+        home: whose.
+        store: knows the tasks.
+        writing: whether processes of a task's attempt may still write.
+    """
+
+    def __init__(self, home: Home, store: Store, writing: Callable[[str, int], bool]) -> None:
+        self._home = home
+        self._store = store
+        self._writing = writing
+        self._watch = DirectoryWatch()
+        self._newest: dict[Path, tuple[tuple[int, bool], str, int]] = {}
+        """What was read last of logs that are followed."""
+        self._closing = False
+
+    def find(self, name: str, rank: int, attempt: int | None) -> LogFile:
+        """The log of a rank in an attempt, or in the current or last one.
+
+        Raises:
+            TaskError: no such task, attempt or rank.
+        """
+        row = self._store.row(name)
+        world = row.spec.nodes * row.spec.ranks_per_node
+        number = row.attempt if attempt is None else attempt
+        if not 0 <= rank < world:
+            raise TaskError(f"task {name} has {count(world, 'rank')}; there is no rank {rank}")
+        if number == 0:
+            raise TaskError(f"task {name} has not started yet, so it has no log")
+        if self._store.attempt(name, number) is None:
+            raise TaskError(f"task {name} has no attempt {number}")
+        return LogFile(name, number, self._home.tasks / name / str(number) / f"{rank}.log")
+
+    async def read(self, file: LogFile, offset: int, wait_s: float) -> LogPiece:
+        """Bytes from `offset`; waits up to `wait_s` for the first while the attempt runs."""
+        deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
+        over = not self._writing(file.task, file.attempt)
+        data = _read_at(file.path, offset, BYTES_PER_ANSWER)
+        if data or over or wait_s <= 0:
+            return LogPiece(file.attempt, data, offset + len(data), over and not data)
+        file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._watch.watching(file.path) as grown:
+            while True:
+                over = not self._writing(file.task, file.attempt)
+                data = _read_at(file.path, offset, BYTES_PER_ANSWER)
+                left = deadline - time.monotonic()
+                if data or over or left <= 0 or self._closing:
+                    return LogPiece(file.attempt, data, offset + len(data), over and not data)
+                await _wait(grown, left)
+
+    async def follow(self, file: LogFile, offset: int) -> AsyncIterator[tuple[str, int] | None]:
+        """Text from `offset` on, whole characters, each with the offset behind it, until the attempt is over
+        or the server ends; None after every IDLE_S without news. What is no UTF-8 becomes U+FFFD."""
+        file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._watch.watching(file.path) as grown:
+            while not self._closing:
+                over = not self._writing(file.task, file.attempt)
+                text, used = self._text_at(file.path, offset, last=over)
+                if text:
+                    offset += used
+                    yield text, offset
+                elif over:
+                    return
+                elif not await _wait(grown, IDLE_S):
+                    yield None
+
+    def _text_at(self, path: Path, offset: int, *, last: bool) -> tuple[str, int]:
+        """Whole characters from `offset`, and their bytes. Most of those who follow a log are at its end, and
+        are woken together: the text is read and decoded for the first of them. A log only grows, so what was
+        read stays true; who gets less than there is looks again."""
+        wanted = (offset, last)
+        known = self._newest.get(path)
+        if known is None or known[0] != wanted or not known[1]:
+            data = _read_at(path, offset, BYTES_PER_MESSAGE)
+            known = self._newest[path] = (wanted, *_whole(data, last=last))
+        return known[1], known[2]
+
+    def wake(self, name: str, attempt: int) -> None:
+        """Those who follow this attempt look again: it is over."""
+        self._watch.wake(self._home.tasks / name / str(attempt))
+
+    def wake_all(self) -> None:
+        """Everybody looks again: other machines write without a word to this one's kernel."""
+        self._watch.wake_all()
+
+    def end(self) -> None:
+        """Everybody who follows gets an answer and leaves."""
+        self._closing = True
+        self._watch.wake_all()
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+def _whole(data: bytes, *, last: bool) -> tuple[str, int]:
+    """The text of whole characters, and how many bytes they are; `last`: no byte follows."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data, final=last and len(data) < BYTES_PER_MESSAGE)
+    return text, len(data) - len(decoder.getstate()[0])
+
+
+async def _wait(grown: asyncio.Event, left: float) -> bool:
+    """False after `left` seconds without news."""
+    grown.clear()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(left):
+            await grown.wait()
+    return grown.is_set()
+
+
+def _read_at(path: Path, offset: int, most: int) -> bytes:
+    """None where the file is missing or shorter."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(file, most, offset)
+    finally:
+        os.close(file)

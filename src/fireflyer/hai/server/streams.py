@@ -1,0 +1,99 @@
+"""Server-sent events: a log by byte offset, the history by seq. The `id:` of a message is where to go on, so
+that a client that reconnects with Last-Event-ID misses nothing and gets nothing twice.
+
+    id: 2:1536            attempt and offset behind the text; of events: the seq
+    event: log            or `end` when nothing follows; of events: the event's kind
+    data: "one line\\n"    JSON on one line: a string; of events: the Event
+"""
+
+import re
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+from fastapi.responses import StreamingResponse
+
+from fireflyer.errors import ConfigError
+from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.logs import IDLE_S, LogFile
+
+MEDIA = "text/event-stream"
+
+_LOG_ID = re.compile(r"([1-9][0-9]{0,8}):([0-9]{1,18})", re.ASCII)
+_EVENT_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
+_IDLE = b": nothing new\n\n"
+
+
+def log_place(last_id: str | None, attempt: int | None, offset: int) -> tuple[int | None, int]:
+    """Attempt and offset to go on from.
+
+    Raises:
+        ConfigError: Last-Event-ID is none that a log stream has sent.
+    """
+    if not last_id:
+        return attempt, offset
+    found = _LOG_ID.fullmatch(last_id)
+    if found is None:
+        raise ConfigError(f"Last-Event-ID {last_id!a}: not from the stream of a log")
+    return int(found[1]), int(found[2])
+
+
+def event_place(last_id: str | None, after: int) -> int:
+    """Seq to go on from.
+
+    Raises:
+        ConfigError: Last-Event-ID is none that an event stream has sent.
+    """
+    if not last_id:
+        return after
+    if not _EVENT_ID.fullmatch(last_id):
+        raise ConfigError(f"Last-Event-ID {last_id!a}: not from the stream of events")
+    return int(last_id)
+
+
+def answer(messages: AsyncIterator[bytes]) -> StreamingResponse:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(messages, media_type=MEDIA, headers=headers)
+
+
+async def log_messages(
+    controller: Controller, file: LogFile, offset: int, allowed: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    """A log until its attempt is over, the server ends, or the token is not taken any more."""
+    controller.meters.followers["log"] += 1
+    try:
+        async for piece in controller.logs.follow(file, offset):
+            if not allowed():
+                return
+            if piece is None:
+                yield _IDLE
+            else:
+                text, offset = piece
+                yield _message(f"{file.attempt}:{offset}", "log", text)
+        if not controller.closing:
+            yield _message(f"{file.attempt}:{offset}", "end", {"attempt": file.attempt})
+    finally:
+        controller.meters.followers["log"] -= 1
+
+
+async def event_messages(
+    controller: Controller, after: int, task: str | None, user: str | None,
+    allowed: Callable[[], bool],
+) -> AsyncIterator[bytes]:  # fmt: skip
+    """The history, until the server ends or the token is not taken any more."""
+    controller.meters.followers["events"] += 1
+    try:
+        while not controller.closing:
+            found = await controller.events(after, task, IDLE_S, user)
+            if not allowed():
+                return
+            if not found and not controller.closing:
+                yield _IDLE
+            for event in found:
+                after = event.seq
+                yield _message(str(after), event.kind, event)
+    finally:
+        controller.meters.followers["events"] -= 1
+
+
+def _message(id: str, kind: str, data: object) -> bytes:
+    return f"id: {id}\nevent: {kind}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
