@@ -82,6 +82,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     restart_s: float | None = None
     """Last measured: from the request to suspend until the nodes were free; from the launch to running."""
     preemptions: int = 0
+    ripe: bool = False
+    """It holds nodes, and has had its quantum."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.hai.lifecycle import count
 from fireflyer.hai.scheduling.cluster import Cluster, Job
-from fireflyer.hai.scheduling.preempting import look
+from fireflyer.hai.scheduling.preempting import ready_at
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +60,10 @@ def _for_room(cluster: Cluster, job: Job, now: float, ahead: int, allowed: int) 
     times: list[float] = []
     for place in range(len(cluster.names)):
         if allowed >> place & 1:
-            ends, _, _ = look(cluster, place, None, shape, now)
+            ends = ready_at(cluster, place, None, shape)
             room = math.inf
             if cluster.policy.preemptive:
-                room, _, _ = look(cluster, place, rank, shape, now, spared)
+                room = ready_at(cluster, place, rank, shape, spared)
             times.append(max(now, min(ends, room)))
     times.sort()
     when = times[job.nodes - 1] if len(times) >= job.nodes else math.inf
