@@ -290,7 +290,7 @@ class Cluster:
     def next_look(self, now: float) -> float | None:
         """When a plan may say something new though nothing happens; None: never. Ask after a plan."""
         when = math.inf
-        if self.queue:
+        if self.queue.ranks:
             if self.again:
                 return now
             while self._timers and self._void(self._timers[0]):
@@ -326,6 +326,13 @@ class Cluster:
                 found = others
         return found
 
+    def holds_below(self, priority: int) -> bool:
+        """Whether a job of lower priority holds nodes."""
+        for level, count in self.placed.items():  # noqa: SIM110  # asked often; a generator takes twice as long
+            if count and level < priority:
+                return True
+        return False
+
     def quota_size(self, job: Job) -> tuple[int, int]:
         """Nodes and GPUs that it would hold, at most."""
         return job.nodes, job.nodes * (job.gpus or self.capacity.largest or 1)
@@ -346,11 +353,6 @@ class Cluster:
         """Those that hold something of it, in order of submission."""
         return sorted(self.on[self.places[node]].values(), key=lambda job: (job.order, job.id))
 
-    def level(self, job: Job) -> int:
-        """What its policy's account says; 0 under a policy without accounts."""
-        account = self._accounts.get(self._key(job))
-        return 0 if account is None else account.level
-
     def in_order(self) -> list[Job]:
         """The queue, first come first."""
         return [self.jobs[task] for task in self.queue.in_order()]
@@ -365,8 +367,10 @@ class Cluster:
         if self.policy.scale is not None:
             key = self._key(job)
             self._of_account.setdefault(key, {})[job.id] = job
-            if key not in self._accounts:
-                self._accounts[key] = Account(self.policy.scale, 0.0, now)
+            account = self._accounts.get(key)
+            if account is None:
+                account = self._accounts[key] = Account(self.policy.scale, 0.0, now)
+            job.standing = account.level
 
     def _enter(self, job: Job, phase: Phase, now: float) -> None:
         job.phase, job.since = phase, now
@@ -401,7 +405,7 @@ class Cluster:
     def _file(self, job: Job) -> None:
         """Puts a queued job into its lane."""
         job.level = self._resolve(job) if job.priority == AUTO else job.priority
-        rank = (-job.level, -1 if job.overdue else self.level(job))
+        rank = (-job.level, -1 if job.overdue else job.standing)
         quota = (job.user, job.level, job.group)
         lane = ((job.nodes, job.gpus, job.memory_mib), quota if self.limit(*quota) else None)
         self.queue.put((job.order, job.id), rank, lane)
@@ -501,7 +505,9 @@ class Cluster:
         self._expect(key, now)
 
     def _level_changed(self, key: str) -> None:
+        level = self._accounts[key].level
         for job in list(self._of_account.get(key, {}).values()):
+            job.standing = level
             if (job.order, job.id) in self.queue:
                 self._move(job)
                 self.fresh = ALL

@@ -62,6 +62,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     attempt: int = 0
     level: int = NORMAL
     """The priority that counts: AUTO resolved."""
+    standing: int = 0
+    """The level of its account, by the policy; 0 where there are no accounts."""
     placement: tuple[str, ...] = ()
     """Nodes that it holds."""
     previous: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from fireflyer.hai.scheduling.capacity import Capacity, members
 from fireflyer.hai.scheduling.cluster import ALL, Cluster, Job
 from fireflyer.hai.scheduling.lanes import QuotaKey, Rank, Shape
 from fireflyer.hai.scheduling.placing import choose
-from fireflyer.hai.scheduling.preempting import Room
+from fireflyer.hai.scheduling.preempting import Room, bound
 
 LOOKAHEAD = 32
 """So many jobs of a lane are looked at behind one that found nothing, where later ones may find something."""
@@ -119,12 +119,11 @@ class _Plan:
 
     def _try_newcomers(self) -> None:
         """Nobody else finds anything, and they find nothing that one before them did not."""
-        level = self.cluster.level
         jobs = list(self.cluster.arrived.values())
         if len(jobs) > 1:
-            jobs.sort(key=lambda job: (-job.level, level(job), job.order))
+            jobs.sort(key=lambda job: (-job.level, job.standing, job.order))
         for job in jobs:
-            self._try(job, (-job.level, level(job)), (job.nodes, job.gpus, job.memory_mib), None)
+            self._try(job, (-job.level, job.standing), (job.nodes, job.gpus, job.memory_mib), None)
             if self._is_long():
                 break
 
@@ -169,6 +168,9 @@ class _Plan:
     def _walk(self, rank: Rank) -> bool:
         """The queued jobs of one rank in order of submission, over all lanes; True: no more can start."""
         lanes = list(self.cluster.queue.lanes[rank].items())
+        if self.failed and self.kept_until is None:
+            open_ = self.usable & ~self.kept
+            lanes = [each for each in lanes if not self._hopeless(each[0][0], open_)]
         jobs = self.cluster.jobs
         heads = [(line[0], number, 0) for number, (_, line) in enumerate(lanes)]
         missed = [0] * len(lanes)
@@ -297,9 +299,13 @@ class _Plan:
         """
         cluster = self.cluster
         if self.now < job.since + self.policy.wait_s and not job.overdue:
-            if not any(count for level, count in cluster.placed.items() if level < job.level):
+            if not cluster.holds_below(job.level):
                 return False, False
             rank = (rank[0], LOWER_ONLY)
+        if fresh != ALL:
+            some = among & fresh & cluster.ladder.reach(bound(rank))
+            if not some and not cluster.capacity.fitting(shape[1], shape[2], among & fresh):
+                return False, False
         room = self._room(rank, shape)
         if fresh != ALL and not room.search(among & fresh, 1):
             return False, False

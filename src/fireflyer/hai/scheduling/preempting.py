@@ -60,7 +60,7 @@ def victims_on(
             left -= job.gpus or total
             left_memory -= job.memory_mib
             continue
-        level = -cluster.level(job)
+        level = -job.standing
         if (
             (job.level, level) < limit
             and (job.ripe or job.level < limit[0])
@@ -96,13 +96,13 @@ def _enough(jobs: list["Job"], total: int, left: int, left_memory: int) -> list[
     return chosen
 
 
-def _cost(cluster: "Cluster", victims: list["Job"]) -> Cost:
+def _cost(victims: list["Job"]) -> Cost:
     if not victims:
         return NONE
     return (
         max(job.level for job in victims),
         len(victims),
-        -sum(cluster.level(job) for job in victims),
+        -sum(job.standing for job in victims),
     )
 
 
@@ -150,7 +150,7 @@ def _leaves_at(cluster: "Cluster", rank: Rank | None, job: "Job", spared: str | 
     limit = bound(rank)
     if job.level < limit[0]:
         return -math.inf
-    if (job.level, -cluster.level(job)) >= limit or job.user == spared:
+    if (job.level, -job.standing) >= limit or job.user == spared:
         return math.inf
     return job.launched_at + cluster.policy.quantum_s(job)
 
@@ -158,13 +158,14 @@ def _leaves_at(cluster: "Cluster", rank: Rank | None, job: "Job", spared: str | 
 class Ladder:
     """Nodes by the smallest class of a job that holds something there."""
 
-    __slots__ = ("_cluster", "_of", "_read", "_steps")
+    __slots__ = ("_cluster", "_of", "_reach", "_read", "_steps")
 
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
         self._read = -1
         self._of: list[Class | None] = []
         self._steps: dict[Class, int] = {}
+        self._reach: dict[Class, int] = {}
 
     def refresh(self) -> None:
         """Looks at the nodes that have changed."""
@@ -178,10 +179,11 @@ class Ladder:
         for place in range(len(cluster.names)) if stale is None else set(stale):
             before, found = self._of[place], None
             for job in cluster.on[place].values():
-                of = LEAVING if job.phase == "suspending" else (job.level, -cluster.level(job))
+                of = LEAVING if job.phase == "suspending" else (job.level, -job.standing)
                 if found is None or of < found:
                     found = of
             if found != before:
+                self._reach.clear()
                 self._of[place] = found
                 bit = 1 << place
                 if before is not None:
@@ -190,6 +192,17 @@ class Ladder:
                         del self._steps[before]
                 if found is not None:
                     self._steps[found] = self._steps.get(found, 0) | bit
+
+    def reach(self, limit: Class) -> int:
+        """All nodes on which somebody is of a smaller class."""
+        self.refresh()
+        found = self._reach.get(limit)
+        if found is None:
+            found = 0
+            for nodes in self.below(limit):
+                found |= nodes
+            self._reach[limit] = found
+        return found
 
     def below(self, limit: Class) -> list[int]:
         """Sets of nodes on which somebody is of a smaller class, smallest first. No node is in two."""
@@ -284,5 +297,5 @@ class Room:
         if victims is None:
             self._unable |= 1 << place
             return False
-        self._found[place] = (_cost(cluster, victims), victims)
+        self._found[place] = (_cost(victims), victims)
         return True

@@ -55,7 +55,7 @@ def _for_room(cluster: Cluster, job: Job, now: float, ahead: int, allowed: int) 
         text = f"waits for {count(ahead, 'task')} ahead of it" if ahead else "starts at once"
         return Why(text=text, ahead=ahead, earliest=now)
     shape = (job.nodes, job.gpus, job.memory_mib)
-    rank = (-job.level, -1 if job.overdue else cluster.level(job))
+    rank = (-job.level, -1 if job.overdue else job.standing)
     spared = job.user if cluster.policy.spares_own else None
     times: list[float] = []
     for place in range(len(cluster.names)):
