@@ -1,8 +1,8 @@
 """What a plan costs on a large, full cluster: `python -m tests.hai.plan.measure [--nodes 2000 --jobs 5000]`.
 
-Prints, for each policy, the milliseconds of CPU time of: the first plan, all plans of the first moment together
-(a plan ends after `planner.BATCH` actions, and the next one goes on), and the median and the longest plan
-after single events: a job ends, one arrives, a node fails. Every plan is counted.
+Prints, for each policy, the milliseconds of CPU time of: the first plan, all plans of the first moment
+together (a plan ends after `planner.BATCH` actions, and the next one goes on), and the median and the longest
+plan after single events: a job ends, one arrives, a node fails. Every plan is counted.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def job(number: int, draw: random.Random) -> Job:
 
 
 def plan_all(cluster: Cluster, now: float) -> list[tuple[float, int]]:
-    """Plans until there is nothing more to do at this moment; of each plan its CPU time in ms and its actions."""
+    """Plans until there is no more to do at this moment; of each plan its CPU time in ms and its actions."""
     found: list[tuple[float, int]] = []
     while not found or cluster.again:
         begin = time.thread_time()

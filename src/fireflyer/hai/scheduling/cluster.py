@@ -86,10 +86,10 @@ class Cluster:
         self.rooms: dict[tuple[Rank | None, Shape, str | None], Room] = {}
         """What plans remember of nodes between them; never changes what they say."""
         self.fresh = ALL
-        """Nodes that have changed since the last plan. The first job for which a plan finds something gets one
-        of these, or is in `arrived`: so a plan looks at others only after it has found something."""
+        """Nodes that have changed since the last plan. The first job for which a plan finds something gets
+        one of these, or is in `arrived`: so a plan looks at others only after it has found something."""
         self.arrived: dict[str, Job] = {}
-        """Queued jobs that are new since the last plan, or have waited long enough now to interrupt others."""
+        """Queued jobs that are new since the last plan, or may interrupt others since, by their wait."""
         self.alike = False
         """Set by a plan: what happens to some nodes or jobs may be kept in `fresh` and `arrived`. Else
         everything is to be looked at again after it."""
@@ -268,12 +268,15 @@ class Cluster:
 
     def advance(self, now: float) -> None:
         """Brings what depends on time up to `now`. A plan does it by itself."""
+        crossed: dict[str, None] = {}
         while self._timers and self._timers[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._timers)
-            if kind == "level":
-                self._cross(name, int(stamp), now)
-            else:
+            if kind != "level":
                 self._fall_due(kind, name, stamp, now)
+            elif self._cross(name, int(stamp), now):
+                crossed[name] = None  # its jobs move once, however many levels those are
+        for name in crossed:
+            self._level_changed(name)
         while self._rules and self._rules[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._rules)
             if kind == "node":
@@ -492,17 +495,18 @@ class Cluster:
         if when != math.inf:
             self._remind(when, "level", key, account.version)
 
-    def _cross(self, key: str, version: int, now: float) -> None:
+    def _cross(self, key: str, version: int, now: float) -> bool:
+        """An account has another level from now on; whether it has jobs."""
         account = self._accounts.get(key)
         if account is None or account.version != version:
-            return
+            return False
         _, account.level = account.next_level(now)
         account.version += 1
         if key not in self._of_account and not account.level:
             del self._accounts[key]
-            return
-        self._level_changed(key)
+            return False
         self._expect(key, now)
+        return key in self._of_account
 
     def _level_changed(self, key: str) -> None:
         level = self._accounts[key].level

@@ -91,8 +91,8 @@ class _Plan:
         """Users who hold themselves what their jobs of this shape could have."""
         self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
         self.waits = self.missed = self.cut = self.again = False
-        """Somebody waits for nodes that others leave; of some lane not all were looked at; the plan ended before
-        the queue did; somebody may find more once its actions are applied."""
+        """Somebody waits for nodes that others leave; of some lane not all were looked at; the plan ended
+        before the queue did; somebody may find more once its actions are applied."""
 
     def make(self) -> list[Action]:
         if self.cluster.windows:
@@ -113,9 +113,7 @@ class _Plan:
         if self.fresh or policy.behind != "anything":
             return False
         wait_s = policy.wait_s
-        return not wait_s or all(
-            self.now < job.since + wait_s for job in cluster.arrived.values()
-        )
+        return not wait_s or all(self.now < job.since + wait_s for job in cluster.arrived.values())
 
     def _try_newcomers(self) -> None:
         """Nobody else finds anything, and they find nothing that one before them did not."""

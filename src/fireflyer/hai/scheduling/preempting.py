@@ -4,8 +4,8 @@ A job that runs may be asked to make room for a waiting one if its priority is l
 the same, its level is higher, its quantum is over, and (where the policy spares them) it is of another user.
 
 `Ladder` has the nodes in the order of who would leave them first, whoever asks. A `Room` looks along it for
-waiting jobs of one rank and kind, and remembers what it saw of a node until that node changes (`Changes`): what
-it says is a function of the nodes, whether it remembers or not. The end of a quantum is such a change.
+waiting jobs of one rank and kind, and remembers what it saw of a node until that node changes (`Changes`):
+what it says is a function of the nodes, whether it remembers or not. The end of a quantum is such a change.
 """
 
 import math
@@ -109,7 +109,7 @@ def _cost(victims: list["Job"]) -> Cost:
 def ready_at(
     cluster: "Cluster", place: int, rank: Rank | None, shape: Shape, spared: str | None = None
 ) -> float:
-    """When a node could take one member of a job of this shape, if nothing ends before its time; inf: not known.
+    """When a node could take a member of a job of this shape if nothing ends before its time; inf: not known.
 
     Rank None: nobody is interrupted; jobs end by their estimates.
     """
@@ -212,7 +212,17 @@ class Ladder:
 class Room:
     """What each node could give to waiting jobs of one rank and shape."""
 
-    __slots__ = ("_cluster", "_found", "_limit", "_rank", "_read", "_shape", "_spared", "_unable", "_when")
+    __slots__ = (
+        "_cluster",
+        "_found",
+        "_limit",
+        "_rank",
+        "_read",
+        "_shape",
+        "_spared",
+        "_unable",
+        "_when",
+    )
 
     def __init__(
         self, cluster: "Cluster", rank: Rank | None, shape: Shape, spared: str | None
