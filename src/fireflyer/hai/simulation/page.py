@@ -80,10 +80,8 @@ def cell(value: float, unit: str) -> str:
 
 def _table(done: Sequence[Done]) -> str:
     heads = "".join(f"<th>{escape(result.policy)}</th>" for result, _ in done)
-    if len(done) > 1:
-        about = f"<p>Small figures: as a multiple of {escape(done[0][0].policy)}'s.</p>"
-    else:
-        about = ""
+    words = f"<p>Small figures: as a multiple of {escape(done[0][0].policy)}'s.</p>"
+    about = words if len(done) > 1 else ""
     rows = "".join(
         f"<tr><td>{escape(name)}</td>"
         + "".join(
