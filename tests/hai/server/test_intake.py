@@ -27,7 +27,7 @@ ADA = Identity(user="ada", token="x", scope="submit")
 
 
 class FullOnce(Store):
-    """Has no room for the next events of tasks that arrive, once; what was written before them goes with it."""
+    """Once has no room for the events of tasks that arrive; their rows, written before, go with them."""
 
     full = False
 

@@ -25,7 +25,6 @@ from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
 
-
 _ADD = _task.insert().returning(_task.c.id, sort_by_parameter_order=True)
 
 

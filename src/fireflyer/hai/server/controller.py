@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.errors import FireflyerError, TaskError
+from fireflyer.errors import FireflyerError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.admission import RESERVED
 from fireflyer.hai.database.marks import Mark, Marks
