@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from tests.hai.soak.soak import Pace, soak
-from tests.hai.soak.test_soak import must_be_whole
+from tests.hai.soak.test_soak import BLOWS, must_be_whole
 
 from fireflyer.hai.database.connection import PostgreSQL
 
 
 def test_kills_on_postgresql(tmp_path: Path, postgresql: PostgreSQL) -> None:
-    must_be_whole(soak(12.0, 5, tmp_path, Pace(every_s=0.8), postgresql))
+    must_be_whole(soak(0.0, 5, tmp_path, Pace(every_s=0.7, blows=BLOWS), postgresql))

@@ -35,6 +35,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that are not over, at a time."""
     every_s: float = 1.2
     """Between two blows, on average."""
+    blows: int = 1
+    """At least so many."""
 
 
 class Summary(msgspec.Struct):
@@ -71,7 +73,7 @@ def soak(
         killer = Killer(platform, seed, pace.every_s)
         users.start()
         try:
-            killer.run(seconds)
+            killer.run(seconds, pace.blows)
         finally:
             users.stop()
         problems = [*users.problems, *killer.problems]

@@ -135,9 +135,10 @@ class Killer:
         self._deck: list[str] = []
         self._begun = time.monotonic()
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, blows: int) -> None:
+        """For so long, and at least so many blows."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or self.blows.total() < blows:
             time.sleep(self._every_s * self._chance.uniform(0.2, 1.4))
             moment = self._chance.choice((*MOMENTS, *len(MOMENTS) * ("any moment",)))
             if moment != "any moment":
