@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import Shell
 
 from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.server.auth import owner
 
 HANGS_ONCE = """
 import time
@@ -175,3 +176,14 @@ def test_what_an_elastic_attempt_goes_on_without_is_observed_and_counted(shell: 
     first, second = joined[0] - lost[0], sum(joined[1:]) - sum(lost[1:])
     assert one.parts["fault"] == pytest.approx((first + second) / 2 * 1e6, abs=10)
     assert sum(one.parts.values()) == one.whole
+    shown = shell.run("ledger", "--user", owner(), "--since", "1h").stdout
+    assert shown.startswith(f"{owner().upper()} ")
+    assert "! fault" in shown
+    books = json.loads(shell.run("ledger", "--user", owner(), "--json").stdout)
+    assert books["tasks"].keys() == {"t1"}
+    assert books["total"] == books["tasks"]["t1"]
+    assert json.loads(shell.run("ledger", "--user", "nobody", "--json").stdout)["tasks"] == {}
+    books = json.loads(shell.run("ledger", "--until", "1h", "--json").stdout)
+    assert books["total"]["whole_s"] == 0
+    error = shell.run("ledger", "--since", "1h", "--until", "2h", code=1).stderr
+    assert "until must be later than since" in error
