@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.hai.lifecycle import count
 from fireflyer.hai.scheduling.cluster import Cluster, Job
-from fireflyer.hai.scheduling.preempting import look
+from fireflyer.hai.scheduling.preempting import ready_at
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,15 +73,15 @@ def _for_room(
 def _when(cluster: Cluster, job: Job, now: float, allowed: int) -> float | None:
     """When so many of these nodes could be free as it needs."""
     shape = (job.nodes, job.gpus, job.memory_mib)
-    rank = (-job.level, -1 if job.overdue else cluster.level(job))
+    rank = (-job.level, -1 if job.overdue else job.standing)
     spared = job.user if cluster.policy.spares_own else None
     times: list[float] = []
     for place in range(len(cluster.names)):
         if allowed >> place & 1:
-            ends, _, _ = look(cluster, place, None, shape, now)
+            ends = ready_at(cluster, place, None, shape)
             room = math.inf
             if cluster.policy.preemptive:
-                room, _, _ = look(cluster, place, rank, shape, now, spared)
+                room = ready_at(cluster, place, rank, shape, spared)
             times.append(max(now, min(ends, room)))
     times.sort()
     when = times[job.nodes - 1] if len(times) >= job.nodes else math.inf

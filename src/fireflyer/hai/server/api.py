@@ -21,6 +21,7 @@ from fireflyer.hai.server.answers import Granted, documented, json, read
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.cluster_api import cluster_routes
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.ledger_routes import ledger_routes
 from fireflyer.hai.server.meters import CONTENT_TYPE, Meters
 from fireflyer.hai.workspaces.routes import workspace_routes
 
@@ -55,6 +56,7 @@ def build(
     _stream_routes(app, controller, accounts, trail)
     _server_routes(app, controller, trail, shut_down)
     cluster_routes(app, controller, store, trail)
+    ledger_routes(app, controller, store, trail)
     workspace_routes(app, controller.workspaces, trail)
     account_routes(app, accounts, store, trail, controller.read_quotas)
     app.add_middleware(_Timed, meters=controller.meters)

@@ -452,9 +452,12 @@ class Controller:
         if isinstance(event, GangEnded):
             verdict, notes = self.faults.ended(task, event)
         step = lifecycle.observe(task, event, verdict)
-        if step.notes:
-            step = msgspec.structs.replace(step, notes=(*notes, *step.notes))
-            self._apply(step, Moment(event.monotonic_ns, event.wall))
+        if not step.notes:
+            return
+        more, act = self.faults.lost(event)
+        step = msgspec.structs.replace(step, notes=(*notes, *step.notes, *more))
+        self._apply(step, Moment(event.monotonic_ns, event.wall))
+        act()
 
     def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs an engine call after the earlier ones of the same task."""
@@ -494,7 +497,7 @@ class Controller:
             case Preempt():
                 raise AssertionError("a preemption is carried out as a suspend")
             case Release():
-                await self._engine.release(action.task)
+                await self._engine.release(action.task, self._home.tasks / action.task)
                 self._store.released(action.task, action.attempt)
 
     async def _launch(self, action: Launch) -> None:
