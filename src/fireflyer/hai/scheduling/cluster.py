@@ -530,22 +530,22 @@ class Cluster:
 
     # -- what falls due ----------------------------------------------------------------------------
 
-    def _ripen(self, job: Job, now: float) -> None:
-        """Its quantum is over, or there is a timer for that."""
+    def _ripen(self, job: Job, now: float) -> bool:
+        """Its quantum is over, or there is a timer for that. Returns which."""
         due = job.launched_at + self.policy.quantum_s(job)
         job.ripe = due <= now
         if not job.ripe:
             self._remind(due, "ripe", job.id, job.launched_at)
+        return job.ripe
 
     def _fall_due(self, kind: str, name: str, stamp: float, now: float) -> None:
         job = self.jobs.get(name)
         if job is None:
             return
         if kind == "ripe":
-            if job.placement and job.launched_at == stamp and not job.ripe:
-                self._ripen(job, now)
-                if job.ripe:
-                    self._touch(job.placement)
+            waits = job.placement and job.launched_at == stamp and not job.ripe
+            if waits and self._ripen(job, now):
+                self._touch(job.placement)
         elif job.phase == "queued" and job.since == stamp:
             if kind == "waited":
                 self._arrive(job)
