@@ -24,7 +24,7 @@ Asked = Callable[[], bool]
 LAST = 8
 
 SGD = partial(torch.optim.SGD, lr=0.1)
-MODES = {
+MODES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "ddp": (DistributedDataParallel, {}, 0),
     "ddp, static graph": (DistributedDataParallel, {"static_graph": True}, 0),
     "ddp, crossing": (DistributedDataParallel, {"optimizer": SGD}, 1),

@@ -165,9 +165,9 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def suspending(self) -> bool:
-        """Whether a rank was asked to leave: save and leave. Alike on all ranks between two backwards; crossing,
-        what was said with one of them counts from the next one on. False where elastic ranks are about to
-        form anew, and without `should_suspend`."""
+        """Whether a rank was asked to leave: save and leave. Alike on all ranks between two backwards.
+        Crossing, what was said with one of them counts from the next one on. False where elastic ranks are
+        about to form anew, and without `should_suspend`."""
         return self._leaving.suspending and (self._elastic is None or self._elastic.whole)
 
     def _wrap(self) -> None:
