@@ -1,5 +1,6 @@
 """Data parallelism is invisible: the same parameters as one process with the whole batch."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,39 +78,37 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max())
 
 
-@pytest.mark.parametrize("to_none", [True, False])
-@pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (2, 2), (4, 2)])
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-10), (torch.float32, 2e-6)])
-def test_equals_one_process_with_the_global_batch(
-    start_gang: Callable[..., Any],
-    store_path: str,
-    world: int,
-    nodes: int,
-    dtype: torch.dtype,
-    limit: float,
-    micro: int,
-    to_none: bool,
-) -> None:
-    core = Net(seed=0).to(dtype)
-    reference = train(core, core, dtype, slice(None), to_none)
+LIMITS = {torch.float64: 1e-10, torch.float32: 2e-6}
+WAYS = [*itertools.product(LIMITS, (True, False), (1, 2))]
+"""Type, gradients set to None, backwards a step."""
 
-    def body(rank: int, world: int) -> list[Any]:
+
+@pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (2, 2), (4, 2)])
+def test_equals_one_process_with_the_global_batch(
+    start_gang: Callable[..., Any], store_path: str, world: int, nodes: int
+) -> None:
+    def body(rank: int, world: int) -> list[list[Any]]:
         init(store_path, rank, world)
-        core = Net(seed=rank).to(dtype)  # rank 0's parameters win
-        core.steps.fill_(1 << 40 if rank == 0 else 0)
-        model = DistributedDataParallel(core, bucket_bytes=4096)
-        assert core.steps.item() == 1 << 40
-        size = BATCH // world
-        result = train(model, core, dtype, slice(rank * size, (rank + 1) * size), to_none, micro)
-        assert core.never.weight.grad is None
-        return [r.numpy() for r in result]
+        share, results = slice(rank * BATCH // world, (rank + 1) * BATCH // world), []
+        for dtype, to_none, micro in WAYS:
+            core = Net(seed=rank).to(dtype)  # rank 0's parameters win
+            core.steps.fill_(1 << 40 if rank == 0 else 0)
+            model = DistributedDataParallel(core, bucket_bytes=4096)
+            assert core.steps.item() == 1 << 40
+            result = train(model, core, dtype, share, to_none, micro)
+            assert core.never.weight.grad is None
+            results.append([r.numpy() for r in result])
+        return results
 
     ranks = start_gang(body, world, nodes).results()
-    for index, expected in enumerate(reference):
-        for result in ranks:
-            assert (result[index] == ranks[0][index]).all(), "ranks differ in bits"
-            assert relative(torch.from_numpy(result[index]), expected) <= limit
+    for way, (dtype, to_none, _) in enumerate(WAYS):
+        core = Net(seed=0).to(dtype)
+        reference = train(core, core, dtype, slice(None), to_none)
+        for index, expected in enumerate(reference):
+            for result in ranks:
+                found = result[way][index]
+                assert (found == ranks[0][way][index]).all(), f"ranks differ in bits: {WAYS[way]}"
+                assert relative(torch.from_numpy(found), expected) <= LIMITS[dtype], WAYS[way]
 
 
 def test_a_parameter_used_on_one_rank_only(start_gang: Callable[..., Any], store_path: str) -> None:
@@ -144,7 +143,7 @@ def test_reductions_start_before_backward_ends_and_in_one_order(
         first = layers[0]
         started: list[int] = []
         first.register_full_backward_hook(
-            lambda *_: started.append(sum(b.work is not None for b in model.reducer.buckets))
+            lambda *_: started.append(sum(bool(b.works) for b in model.reducer.buckets))
         )
         model(torch.ones(2, 64, requires_grad=True)).sum().backward()
         return started, model.reducer.times.exposed_s > 0
@@ -152,6 +151,31 @@ def test_reductions_start_before_backward_ends_and_in_one_order(
     for started, waited in start_gang(body, 2).results():
         assert started[0] >= 10, "five of six layers (weight and bias each) must be under way"
         assert waited
+
+
+@pytest.mark.parametrize("wire", [None, "bf16"])
+def test_a_large_parameter_is_reduced_in_pieces(
+    start_gang: Callable[..., Any], store_path: str, wire: str | None
+) -> None:
+    """What the next forward needs sooner can pass between two of them."""
+
+    def body(rank: int, world: int) -> Any:
+        init(store_path, rank, world)
+        layers = nn.Sequential(nn.Linear(2000, 2, bias=False), nn.Linear(2, 1 << 20, bias=False))
+        model = DistributedDataParallel(layers, wire=wire)
+        model(torch.full((1, 2000), float(rank))).sum().backward()
+        large, small = (bucket.pieces for bucket in model.reducer.buckets)
+        assert [piece.nbytes for piece in large] == [8 << 20]
+        model = DistributedDataParallel(nn.Linear(3, (1 << 20) + 5, bias=False), wire=wire)
+        model(torch.full((1, 3), float(rank))).sum().backward()
+        cut = [piece.numel() for bucket in model.reducer.buckets for piece in bucket.pieces]
+        grad = next(model.parameters()).grad
+        assert grad is not None
+        return len(small), cut, model.reducer.times.reductions, grad.unique().tolist()
+
+    whole = 2 << 20
+    expected = (1, [whole, (1 << 20) + 15], 2, [0.5])
+    assert start_gang(body, 2, nodes=2).results() == [expected] * 2
 
 
 def test_bytes_on_the_wire_are_those_of_a_ring(
