@@ -26,7 +26,7 @@ bench: setup  ## the benchmark figures of the README
 soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), a million operations, 3,000 killed writers, power cuts
 	@FIREFLYER_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest tests/hfreduce/test_soak.py
 	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/test_memory.py
-	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py tests/checkpoint/test_crash.py tests/checkpoint/test_dcp.py tests/checkpoint/test_kills.py tests/checkpoint/test_manifests.py tests/checkpoint/test_modes.py tests/checkpoint/test_power_cut.py tests/checkpoint/test_ranks.py tests/hai/server/test_crashes.py
+	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py tests/checkpoint/test_crash.py tests/checkpoint/test_dcp.py tests/checkpoint/test_kills.py tests/checkpoint/test_manifests.py tests/checkpoint/test_modes.py tests/checkpoint/test_power_cut.py tests/checkpoint/test_ranks.py tests/hai/server/test_crashes.py tests/hai/server/test_storms.py
 
 soak-fs3: setup  ## fs3 in five lab hosts, shot at: SECONDS=600 within the rules, as many with faults of all kinds (SEED=1)
 	@$(PY) -m tests.fs3.soak.soak kills --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)

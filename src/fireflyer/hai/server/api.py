@@ -70,9 +70,9 @@ def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail
     async def submit(request: Request, who: Identity = needs("submit")) -> Response:
         """Takes a task in; it is on disk when this answers."""
         spec = read(await request.body(), TaskSpec, "task")
-        with trail.change(who, "submit", ""):
+        with trail.refusals(who, "submit") as line:
             accounts.check_group(who, spec.group)
-            return json(controller.submit(spec, who.user))
+            return json(await controller.submit(spec, who.user, line))
 
     @app.get("/tasks", **documented(list[TaskView]))
     async def tasks(live: bool = False, who: Identity = needs("read")) -> Response:
