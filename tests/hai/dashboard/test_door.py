@@ -235,13 +235,13 @@ def test_a_session_ends_with_its_token_also_on_open_streams(
 @pytest.mark.parametrize(
     "wanted",
     [
-        "https://evil.example/", "//evil.example/dashboard", "/dashboard/../x?y=//", "/tasks",
+        "https://evil.example/", "//evil.example/dashboard", "/dashboard/../tasks", "/dashboard/%2e%2e/x",
+        "/tasks", "/dashboard/..//evil.example",
         "/dashboard\\x", "/dashboard//evil", "/dashboardx", "javascript:x", "/dashboard/a b",
     ],
 )  # fmt: skip
 def test_nobody_is_led_elsewhere(wanted: str) -> None:
-    found = next_page(wanted)
-    assert found == "/dashboard" or found.startswith("/dashboard/../x")
+    assert next_page(wanted) == "/dashboard"
 
 
 # -- forms -------------------------------------------------------------------------------------------

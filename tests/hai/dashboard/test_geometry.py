@@ -174,5 +174,6 @@ def test_words() -> None:
     assert words.short("x" * 10_000) == "x" * 59 + "…"
     assert words.percent(1, 0) == "0 %"
     assert words.percent(9995, 10_000) == "100 %"
+    assert words.percent(1, 10_000) == "< 0.1 %"
     assert words.clock(0) == "1970-01-01 00:00:00 UTC"
     assert words.title(TaskSpec(script="/a/train.py", cwd="/")) == "train.py"

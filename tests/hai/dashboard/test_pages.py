@@ -200,7 +200,7 @@ def test_lists_are_pages(server: Server, visitor: MakeVisitor, spec: MakeSpec) -
     places = []
     for page in range(3):
         text = owner.get(f"/dashboard/queue?page={page}").text
-        places += [int(number) for number in re.findall(r'data-label="Place">(\d+)<', text)]
+        places += [int(number) for number in re.findall(r'data-label="#">(\d+)<', text)]
     assert places == list(range(1, 61))
     assert owner.get("/dashboard/queue?page=7").status == 200
     listed = [

@@ -43,7 +43,7 @@ def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
     async def ask_to_stop(request: Request, task: str, who: Identity = needs("submit")) -> Response:
         """Asks whether the task is really to be stopped."""
         controller.check_owner(task, who.only)
-        return pages.page(request, "stop", view=controller.view(task))
+        return await pages.page(request, "stop", view=controller.view(task))
 
     @app.post(f"{ROOT}/nodes/{{node}}/drain")
     async def drain(request: Request, node: str, who: Identity = needs("operate")) -> Response:

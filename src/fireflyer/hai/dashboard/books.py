@@ -75,8 +75,9 @@ class Bookkeeper:
 
     async def _read(self) -> None:
         if self._seq < 0:
-            first = self._browsing.first_since(time.time() - LONGEST_S)
-            for number in self._browsing.live():
+            begin = time.time() - LONGEST_S
+            first = self._browsing.first_since(begin)
+            for number in self._browsing.live(begin):
                 self._take_up(number, first - 1)
                 await asyncio.sleep(0)
             self._seq = first - 1
@@ -85,7 +86,9 @@ class Bookkeeper:
             for event in events:
                 reader = self._readers.get(event.task)
                 if reader is None:
-                    reader = self._readers[event.task] = self._earlier(event.task, self._seq)
+                    known = event.kind == "submitted"
+                    reader = Reader() if known else self._earlier(event.task, self._seq)
+                    self._readers[event.task] = reader
                 reader.read(event)
             self._learn({event.task for event in events} - self._shapes.keys())
             if last == self._seq:
@@ -94,7 +97,7 @@ class Bookkeeper:
             await asyncio.sleep(0)
 
     def _take_up(self, number: int, until: int) -> None:
-        """A task that is not over: what happened to it before the window."""
+        """A task that is older than the window, and not over: what happened to it before."""
         self._readers[f"t{number}"] = self._earlier(f"t{number}", until)
         self._learn({f"t{number}"})
 

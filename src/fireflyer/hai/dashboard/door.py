@@ -38,7 +38,9 @@ HEADERS = {
 """Of every answer. Not `no-referrer`: with it browsers send `Origin: null` with a form, and the check of
 where a form comes from would have nothing to look at."""
 
-_NEXT = re.compile(rf"{ROOT}(?:/[A-Za-z0-9._~*%-]+)*/?(?:\?[A-Za-z0-9._~*%&=-]*)?", re.ASCII)
+_NEXT = re.compile(
+    rf"{ROOT}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(?:\?[A-Za-z0-9._~*%&=-]*)?", re.ASCII
+)
 
 
 class Door:

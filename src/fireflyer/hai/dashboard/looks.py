@@ -143,7 +143,8 @@ class Looks:
         return await self._books.ledger(WINDOWS[window], gpus)
 
     def faults(self, who: Identity, limit: int, node: str | None = None) -> list[Fault]:
-        """The newest observations, newest first: of the reader's tasks, of all for an operator."""
+        """The newest observations, newest first: of the reader's tasks, of all for an operator. With a node:
+        of it alone, checks that it passed, too."""
         found: list[Fault] = []
         action = ""
         most = 10 * limit if node is None else 1000
@@ -151,7 +152,9 @@ class Looks:
             detail = event.detail
             if event.kind == "acted":
                 action = str(detail["action"])
-            elif node is None or detail.get("node") == node:
+                continue
+            passed = node is None and detail.get("passed")
+            if not passed and node in (None, detail.get("node")):
                 found.append(
                     Fault(
                         task=event.task, wall=event.wall, node=str(detail.get("node", "")),
@@ -159,7 +162,7 @@ class Looks:
                         action=action,
                     )
                 )  # fmt: skip
-                action = ""
+            action = ""
         return found[:limit]
 
     # -- tasks -------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, tr
     ) -> Response:
         """Where the time went, by cause: of own tasks; of the cluster and every user for an operator."""
         found = await looks.ledger(window)
-        return pages.page(
+        return await pages.page(
             request, "ledger", ledger=found, window=window, windows=list(WINDOWS),
             causes=(*CAUSES, IDLE),
         )  # fmt: skip
@@ -59,7 +59,7 @@ def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, tr
     @app.get(f"{ROOT}/users")
     async def users(request: Request, who: Identity = needs("admin")) -> Response:
         """Users, their groups and tokens, and quotas."""
-        return pages.page(
+        return await pages.page(
             request, "users", users=accounts.users(), tokens=accounts.tokens(None), quotas=store.quotas()
         )  # fmt: skip
 
@@ -73,7 +73,7 @@ def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         waiting, queued = await looks.queue(who, 0, 5)
         ledger = await looks.ledger("24h")
         running = looks.tasks(who, HOLDING, "", None, 10)
-        return pages.page(
+        return await pages.page(
             request, "overview", occupancy=looks.occupancy(looks.nodes(who)), counts=looks.counts(who),
             waiting=waiting, queued=queued, ledger=ledger, running=running,
             faults=looks.faults(who, 8), causes=(*CAUSES, IDLE),
@@ -86,7 +86,7 @@ def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         """Zones, leaves, nodes."""
         nodes = looks.nodes(who)
         zones = clustermap.zones(nodes, looks.own(who), leaf)
-        return pages.page(
+        return await pages.page(
             request, "map", zones=zones, leaf=leaf, occupancy=looks.occupancy(nodes),
             columns=clustermap.COLUMNS, cell=clustermap.CELL, letters=clustermap.LETTERS,
         )  # fmt: skip
@@ -97,7 +97,9 @@ def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         first = page * QUEUED_PER_PAGE
         waiting, count = await looks.queue(who, first, QUEUED_PER_PAGE)
         last = (count - 1) // QUEUED_PER_PAGE if count else 0
-        return pages.page(request, "queue", waiting=waiting, count=count, page=page, last=last)
+        return await pages.page(
+            request, "queue", waiting=waiting, count=count, page=page, last=last
+        )
 
 
 def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
@@ -114,7 +116,7 @@ def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         """Tasks, newest first."""
         found = looks.tasks(who, STATES[state], user, before, PER_PAGE + 1)
         more = found[PER_PAGE - 1].task[1:] if len(found) > PER_PAGE else None
-        return pages.page(
+        return await pages.page(
             request, "tasks", tasks=found[:PER_PAGE], state=state, states=list(STATES), user=user,
             before=before, more=more,
         )  # fmt: skip
@@ -130,7 +132,9 @@ def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         """One task: state, time, log, history."""
         looks.check_owner(task, who)
         found = await looks.task(task, rank, attempt)
-        return pages.page(request, "task", task=found, rank=rank, attempt=attempt, causes=CAUSES)
+        return await pages.page(
+            request, "task", task=found, rank=rank, attempt=attempt, causes=CAUSES
+        )
 
 
 def _node_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
@@ -152,7 +156,7 @@ def _node_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         shown = [
             (node, clustermap.state_of(node)) for node in chosen[first : first + NODES_PER_PAGE]
         ]
-        return pages.page(
+        return await pages.page(
             request, "nodes", nodes=shown, count=len(chosen), state=state, page=page, last=last,
             occupancy=occupancy,
         )  # fmt: skip
@@ -163,7 +167,7 @@ def _node_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
         found = next((each for each in looks.nodes(who) if each.name == node), None)
         if found is None:
             raise TaskError(f"no node {node[:63]!a} here")
-        return pages.page(
+        return await pages.page(
             request, "node", node=found, state=clustermap.state_of(found),
             lines=looks.named(found.tasks), faults=looks.faults(who, 30, node),
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """From a template and values to an answer. Every value is escaped where a template puts it."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _FILES = resources.files("fireflyer.hai.dashboard")
+
+TURN_S = 0.005
 
 NAVIGATION = (
     ("overview", "Overview", "/dashboard"),
@@ -62,12 +65,19 @@ def version(name: str) -> str:
     return hashlib.sha256(static(name)).hexdigest()[:12]
 
 
-def render(name: str, values: Mapping[str, Any]) -> str:
-    """A template's text."""
-    return templates().get_template(name).render(values)
+async def render(name: str, values: Mapping[str, Any]) -> str:
+    """A template's text. A large page is made in turns with whatever else the loop has to do."""
+    pieces = []
+    begun = time.perf_counter()
+    for piece in templates().get_template(name).generate(values):
+        pieces.append(piece)
+        if time.perf_counter() - begun > TURN_S:
+            await asyncio.sleep(0)
+            begun = time.perf_counter()
+    return "".join(pieces)
 
 
-def page(request: Request, name: str, status: int = 200, **values: Any) -> Response:
+async def page(request: Request, name: str, status: int = 200, **values: Any) -> Response:
     """A page for the session of the request.
 
     Args:
@@ -86,4 +96,4 @@ def page(request: Request, name: str, status: int = 200, **values: Any) -> Respo
         "style": version("dashboard.css"),
         "script": version("dashboard.js"),
     }
-    return HTMLResponse(render(f"{name}.html", known | values), status)
+    return HTMLResponse(await render(f"{name}.html", known | values), status)

@@ -62,7 +62,7 @@ def _sign_in_routes(app: FastAPI, accounts: Accounts, sessions: Sessions, trail:
         request: Request, next: Annotated[str, Query(max_length=500)] = ""
     ) -> Response:
         """Asks for a token or a code."""
-        return pages.page(request, "sign_in", next=next_page(next), message="")
+        return await pages.page(request, "sign_in", next=next_page(next), message="")
 
     @app.post(SIGN_IN)
     async def sign_in(request: Request) -> Response:
@@ -77,7 +77,7 @@ def _sign_in_routes(app: FastAPI, accounts: Accounts, sessions: Sessions, trail:
             if not door.lets_in(who.token):
                 raise Unauthenticated("this code is for the server's own machine")
         except Unauthenticated as error:
-            return pages.page(request, "sign_in", 401, next=target, message=str(error))
+            return await pages.page(request, "sign_in", 401, next=target, message=str(error))
         with trail.change(who, "sign_in", ""):
             secret = sessions.begin(who)
         answer = RedirectResponse(target, 303)
@@ -124,19 +124,19 @@ def _static_routes(app: FastAPI) -> None:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    return _error_page(request, str(error), status_of(error))
+    return await _error_page(request, str(error), status_of(error))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return _error_page(request, f"{first['loc'][-1]}: {first['msg']}", 400)
+    return await _error_page(request, f"{first['loc'][-1]}: {first['msg']}", 400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error_page(request, f"no such page: {error.detail}", error.status_code)
+    return await _error_page(request, f"no such page: {error.detail}", error.status_code)
 
 
-def _error_page(request: Request, text: str, status: int) -> Response:
-    return pages.page(request, "error", status, text=text, code=status)
+async def _error_page(request: Request, text: str, status: int) -> Response:
+    return await pages.page(request, "error", status, text=text, code=status)

@@ -68,6 +68,8 @@ def percent(part: float, whole: float) -> str:
     if not whole:
         return "0 %"
     share = 100 * part / whole
+    if 0 < share < 0.05:
+        return "< 0.1 %"
     return f"{share:.0f} %" if share >= 99.95 or share == 0 else f"{share:.1f} %"
 
 

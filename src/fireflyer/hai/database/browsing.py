@@ -92,9 +92,10 @@ class Browsing:
         with self._database.reading() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
 
-    def live(self) -> list[int]:
-        """Numbers of the tasks that are not over."""
-        query = sa.select(_task.c.id).where(_task.c.state.not_in(TERMINAL)).order_by(_task.c.id)
+    def live(self, before: float) -> list[int]:
+        """Numbers of the tasks that are not over and were submitted before a moment."""
+        query = sa.select(_task.c.id).where(_task.c.state.not_in(TERMINAL))
+        query = query.where(_task.c.created < before).order_by(_task.c.id)
         with self._database.reading() as connection:
             return list(connection.execute(query).scalars())
 

@@ -2,7 +2,8 @@
 // work without it. Text of tasks and logs becomes text nodes, never markup.
 "use strict";
 
-const REFRESH_MS = 2000; // between two looks at what has changed
+const REFRESH_MS = 2000; // at least, between two looks at what has changed
+const RATE = 50; // characters of pages a millisecond, at most
 const OLDEST_MS = 30000; // a page is never older
 const LINES = 5000; // of a log, that are kept in the page
 const CHARACTERS = 2000000;
@@ -43,6 +44,7 @@ const source = new Map(); // id -> its markup as the server sent it
 let looking = false;
 let looked = Date.now();
 let due = 0;
+let pause = REFRESH_MS;
 
 function remember() {
   for (const part of document.querySelectorAll("[data-live]")) source.set(part.id, part.outerHTML);
@@ -56,7 +58,11 @@ async function look() {
   try {
     const answer = await fetch(location.href, { redirect: "manual", headers: { Accept: "text/html" } });
     if (answer.type === "opaqueredirect") location.reload();
-    if (answer.ok) renew(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    if (answer.ok) {
+      const text = await answer.text();
+      pause = Math.max(REFRESH_MS, text.length / RATE);
+      renew(new DOMParser().parseFromString(text, "text/html"));
+    }
   } catch {
     // the server is away: the next look may find it
   } finally {
@@ -65,7 +71,7 @@ async function look() {
 }
 
 function soon() {
-  if (!due) due = setTimeout(look, Math.max(0, looked + REFRESH_MS - Date.now()));
+  if (!due) due = setTimeout(look, Math.max(0, looked + pause - Date.now()));
 }
 
 function renew(fresh) {
@@ -76,9 +82,9 @@ function renew(fresh) {
     const focus = old.contains(document.activeElement) ? document.activeElement : null;
     if (source.get(old.id) === markup || (focus && focus.matches("input, select, textarea"))) continue;
     source.set(old.id, markup);
-    for (const open of old.querySelectorAll("details[open]")) {
-      const same = part.querySelector(`#${CSS.escape(open.id)}`);
-      if (same) same.open = true;
+    for (const shown of old.querySelectorAll("details")) {
+      const same = part.querySelector(`#${CSS.escape(shown.id)}`);
+      if (same) same.open = shown.open;
     }
     const next = document.importNode(part, true);
     localize(next);
