@@ -144,7 +144,7 @@ def test_reductions_start_before_backward_ends_and_in_one_order(
         first = layers[0]
         started: list[int] = []
         first.register_full_backward_hook(
-            lambda *_: started.append(sum(b.work is not None for b in model.reducer.buckets))
+            lambda *_: started.append(sum(bool(b.works) for b in model.reducer.buckets))
         )
         model(torch.ones(2, 64, requires_grad=True)).sum().backward()
         return started, model.reducer.times.exposed_s > 0
@@ -152,6 +152,31 @@ def test_reductions_start_before_backward_ends_and_in_one_order(
     for started, waited in start_gang(body, 2).results():
         assert started[0] >= 10, "five of six layers (weight and bias each) must be under way"
         assert waited
+
+
+@pytest.mark.parametrize("wire", [None, "bf16"])
+def test_a_large_parameter_is_reduced_in_pieces(
+    start_gang: Callable[..., Any], store_path: str, wire: str | None
+) -> None:
+    """What the next forward needs sooner can pass between two of them."""
+
+    def body(rank: int, world: int) -> Any:
+        init(store_path, rank, world)
+        layers = nn.Sequential(nn.Linear(2000, 2, bias=False), nn.Linear(2, 1 << 20, bias=False))
+        model = DistributedDataParallel(layers, wire=wire)
+        model(torch.full((1, 2000), float(rank))).sum().backward()
+        large, small = (bucket.pieces for bucket in model.reducer.buckets)
+        assert [piece.nbytes for piece in large] == [8 << 20]
+        model = DistributedDataParallel(nn.Linear(3, (1 << 20) + 5, bias=False), wire=wire)
+        model(torch.full((1, 3), float(rank))).sum().backward()
+        cut = [piece.numel() for bucket in model.reducer.buckets for piece in bucket.pieces]
+        grad = next(model.parameters()).grad
+        assert grad is not None
+        return len(small), cut, model.reducer.times.reductions, grad.unique().tolist()
+
+    whole = 2 << 20
+    expected = (1, [whole, (1 << 20) + 15], 2, [0.5])
+    assert start_gang(body, 2, nodes=2).results() == [expected] * 2
 
 
 def test_bytes_on_the_wire_are_those_of_a_ring(

@@ -75,7 +75,7 @@ def test_who_is_behind_takes_the_states_of_who_is_ahead(
         arrive = reducer.arrive
 
         def arrive_late(bucket: Any) -> None:
-            if elastic.steps == 4 and bucket.work is not None:
+            if elastic.steps == 4 and bucket.works:
                 until(lambda: group.errored() is not None)
                 raise group.errored()
             arrive(bucket)

@@ -13,6 +13,7 @@ import torch
 
 from fireflyer.bench.train_models import Layer
 from fireflyer.haiscale.buckets import plan
+from fireflyer.haiscale.reducer import PIECE_BYTES
 
 BUCKET_BYTES = 2 << 20
 MOST_DIRECT = 8  # hosts that all send to each other
@@ -186,6 +187,7 @@ def ddp(training: Training, costs: Costs, crosses: bool = True) -> Iterator[Inst
     sizes = [size for _, size in shapes]
     cuts = plan(sizes, [0] * len(sizes), list(reversed(range(len(sizes)))), BUCKET_BYTES)
     bytes_of = [sum(sizes[i] for i in cut) for cut in cuts]
+    pieces = [_pieces(size) for size in bytes_of]
     ready = [min(shapes[i][0] for i in cut) for cut in cuts]  # the layer whose backward is the last
     needs: list[list[int]] = [[] for _ in training.layers]
     for bucket, cut in enumerate(cuts):
@@ -200,7 +202,7 @@ def ddp(training: Training, costs: Costs, crosses: bool = True) -> Iterator[Inst
         ) -> Iterator[Instruction]:
             if of >= 0 and bucket not in seen:
                 seen.add(bucket)
-                yield Wait((of, bucket))
+                yield from (Wait((of, bucket, n)) for n, _ in enumerate(pieces[bucket]))
                 yield Compute(bytes_of[bucket] * costs.optimizer_byte_s)
 
         for layer, seconds in enumerate(forward_s):
@@ -211,13 +213,19 @@ def ddp(training: Training, costs: Costs, crosses: bool = True) -> Iterator[Inst
             yield Compute(2 * forward_s[layer])
             yield Compute(training.layers[layer].nbytes * costs.copy_byte_s)
             for bucket in [one for one, last in enumerate(ready) if last == layer]:
-                seconds = costs.allreduce(bytes_of[bucket], training.hosts, training.ranks_per_host)
-                yield Start("reduce", (step, bucket), seconds, bucket if crosses else 0)
+                for n, size in enumerate(pieces[bucket]):
+                    seconds = costs.allreduce(size, training.hosts, training.ranks_per_host)
+                    yield Start("reduce", (step, bucket, n), seconds, bucket if crosses else 0)
         if not crosses:
             for bucket in range(len(cuts)):
-                yield Wait((step, bucket))
+                yield from (Wait((step, bucket, n)) for n, _ in enumerate(pieces[bucket]))
                 yield Compute(bytes_of[bucket] * costs.optimizer_byte_s)
         yield StepEnds()
+
+
+def _pieces(size: int) -> list[int]:
+    """The sizes of a bucket's pieces."""
+    return [min(PIECE_BYTES, size - at) for at in range(0, size, PIECE_BYTES)]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table and return.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Show nodes and tasks, live, until Ctrl-C."""
+    """Show nodes and tasks; on a terminal live, until Ctrl-C."""
     from fireflyer.cli import looking
     from fireflyer.hai.client import Client
 

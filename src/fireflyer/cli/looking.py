@@ -83,7 +83,8 @@ def windows(found: list[WindowView], *, json: bool) -> None:
 
 
 def top(client: Client, *, once: bool) -> None:
-    """Tables of nodes and tasks; anew every 2 s on a terminal."""
+    """Tables of nodes and tasks; on a terminal anew every 2 s."""
+    once = once or not sys.stdout.isatty()
     while True:
         live, found = client.tasks(live=True), client.nodes()
         if not once:

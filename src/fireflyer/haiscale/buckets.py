@@ -47,10 +47,15 @@ class Bucket:
         indexes: of its parameters, in the model.
         views: of the gradients, each shaped as its parameter.
         missing: gradients that this backward has not brought yet.
-        work: of its reduction, from its start until it was waited for.
+        pieces: of `flat`, reduced one after the other. Cut only where it is far larger than a bucket should
+            be, because a parameter is: a reduction that runs is not interrupted, and what the next forward
+            needs sooner could not pass it.
+        works: of the pieces' reductions, from their start until they were waited for.
     """
 
-    def __init__(self, number: int, indexes: Sequence[int], parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self, number: int, indexes: Sequence[int], parameters: list[nn.Parameter], piece_bytes: int
+    ) -> None:
         self.number = number
         self.indexes = list(indexes)
         self.parameters = parameters
@@ -62,7 +67,8 @@ class Bucket:
             self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [v.view_as(p) for v, p in zip(self.flat.split(sizes), parameters, strict=True)]
         self.missing = len(parameters)
-        self.work: dist.Work | None = None
+        self.pieces = self.flat.split(max(1, piece_bytes // self.flat.itemsize))
+        self.works: list[dist.Work | None] = []
 
     def fill(self, position: int) -> bool:
         """Brings what its parameter holds into the bucket: its gradient, or zero. Returns which."""

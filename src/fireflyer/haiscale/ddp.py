@@ -218,7 +218,7 @@ class DistributedDataParallel(nn.Module):
             gradient_bytes=sum(flat.nbytes for flat in flats),
             must_send=2 * bytes_to_send(sum(travels), self._group),
             element_bytes=max(wire_bytes(flat.dtype, wire) for flat in flats),
-            reductions=len(flats),
+            reductions=sum(len(bucket.pieces) for bucket in self.reducer.buckets),
         )
 
     def _sent(self) -> int:

@@ -34,6 +34,8 @@ from fireflyer.log import get_logger
 _log = get_logger("haiscale")
 FIRST = 2**30
 """The priority of what all buckets wait for."""
+PIECE_BYTES = 8 << 20
+"""Of a bucket that is larger, because a parameter is, so much is reduced at a time."""
 
 
 @dataclass
@@ -187,8 +189,9 @@ class Reducer:
         kinds = [(p.dtype, p.device, id(p) in held) for p in self.parameters]
         sizes = [p.nbytes for p in self.parameters]
         cuts = plan(sizes, kinds, order, self.options.bucket_bytes)
+        piece = max(PIECE_BYTES, self.options.bucket_bytes)
         self.buckets = [
-            Bucket(number, indexes, [self.parameters[i] for i in indexes])
+            Bucket(number, indexes, [self.parameters[i] for i in indexes], piece)
             for number, indexes in enumerate(cuts)
         ]
         self._place = {
@@ -291,8 +294,11 @@ class Reducer:
         if self.options.check_gradients:
             self._check(bucket)
         self._under_way.begin()
-        bucket.work = self._reduce(bucket.flat, ReduceOp.AVG, self.options.wire, 1 + bucket.number)
-        self.times.reductions += 1
+        bucket.works = [
+            self._reduce(piece, ReduceOp.AVG, self.options.wire, 1 + bucket.number)
+            for piece in bucket.pieces
+        ]
+        self.times.reductions += len(bucket.works)
 
     def _reduce(
         self, tensor: torch.Tensor, op: ReduceOp.RedOpType, wire: str | None, priority: int
@@ -364,7 +370,7 @@ class Reducer:
         """Waits for a bucket, hands its gradients out, and steps it where the script already did."""
         flight = self._flights.pop(bucket.number, None)
         pending.restore(bucket.parameters)
-        if bucket.work is None:
+        if not bucket.works:
             return
         with at_rest():
             self._land(bucket)
@@ -380,9 +386,10 @@ class Reducer:
             self._reached = list(told[: len(self._used)])
             if self._weighing is not None:
                 self._weighing.read(told[len(self._used) :])
-        work, bucket.work = bucket.work, None
-        assert work is not None
-        work.wait()
+        works, bucket.works = bucket.works, []
+        for work in works:
+            assert work is not None
+            work.wait()
         self.times.exposed_s += self.times.clock() - begun
         self._under_way.end()
         if self._weighing is not None:
@@ -429,7 +436,7 @@ class Reducer:
     def abandon(self) -> None:
         """The same without waiting: what is under way, perhaps over a group that has failed, is dropped."""
         for bucket in self.buckets:
-            bucket.work = None
+            bucket.works = []
             pending.restore(bucket.parameters)
         self._mask_work = None
         self._flights.clear()
