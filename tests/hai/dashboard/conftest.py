@@ -10,12 +10,24 @@ from urllib.parse import urlencode
 
 import msgspec
 import pytest
-from tests.hai.server.conftest import Server, forks, server, spec
+from tests.hai.server.conftest import (
+    Server,
+    database,
+    forks,
+    opened,
+    place,
+    postgres_of_session,
+    postgresql,
+    server,
+    spec,
+)
 from tests.hai.server.test_access import Somebody
 
 from fireflyer.hai.identity import Scope
 
-__all__ = ["forks", "server", "spec"]
+__all__ = [
+    "database", "forks", "opened", "place", "postgres_of_session", "postgresql", "server", "spec",
+]  # fmt: skip
 
 
 class Answer(msgspec.Struct, frozen=True):

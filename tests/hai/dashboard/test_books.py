@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fireflyer.hai.dashboard import books
 from fireflyer.hai.dashboard.books import Bookkeeper
 from fireflyer.hai.dashboard.looks import Looks
 from fireflyer.hai.database.browsing import Browsing
+from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.store import Moment, Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.identity import Identity
@@ -30,10 +30,10 @@ GPUS = {f"n{i}": 0 for i in range(4)}
 class Past:
     """A database whose history a test writes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: Database) -> None:
         self.home = Home(folder / "home")
         self.home.create()
-        self.store = Store(self.home.database)
+        self.store = Store(database)
         self.browsing = Browsing(self.store.database)
         self.now = time.time() - 3000
         self.shapes: list[Shape] = []
@@ -65,10 +65,8 @@ class Past:
 
 
 @pytest.fixture
-def past(tmp_path: Path) -> Iterator[Past]:
-    found = Past(tmp_path)
-    yield found
-    found.store.close()
+def past(tmp_path: Path, database: Database) -> Past:
+    return Past(tmp_path, database)
 
 
 def check(past: Past, keeper: Bookkeeper, window_s: float) -> None:

@@ -176,6 +176,25 @@ def test_a_page_follows_what_others_do(
     assert browser.complaints() == []
 
 
+def test_a_task_that_starts_gets_its_log_and_its_ranks(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    server.client.submit(spec("hold", nodes=2))
+    server.client.wait("t1", {"running"}, 30)
+    server.client.submit(spec("say", "at last"))
+    enter(browser, server)
+    browser.open(f"{root}/tasks/t2")
+    browser.until_text("#why", "waits for 1 node; 0 free")
+    assert "It has not started yet." in browser.text("#log-section")
+    server.client.stop("t1")
+    browser.until_text("#state .badge", "running")
+    browser.until_text("#log", "at last")
+    browser.until_text("#log-note", "Live.")
+    browser.until_text("#ranks", "runs")
+    assert browser.run("return document.querySelector('#why').hidden")
+    assert browser.complaints() == []
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])
 def test_nothing_is_wider_than_the_window(

@@ -244,6 +244,18 @@ def test_nobody_is_led_elsewhere(wanted: str) -> None:
     assert next_page(wanted) == "/dashboard"
 
 
+def test_a_link_of_another_site_asks_once_more(server: Server) -> None:
+    server.start()
+    stranger = Visitor(server)
+    answer = stranger.get("/dashboard/tasks?state=over", sec_fetch_site="cross-site")
+    assert answer.status == 200
+    assert 'content="0;url=/dashboard/tasks?state=over"' in answer.text
+    again = stranger.get("/dashboard/tasks?state=over", sec_fetch_site="same-origin")
+    assert again.headers["Location"] == "/dashboard/sign-in?next=/dashboard/tasks%3Fstate%3Dover"
+    wild = stranger.get("/dashboard/x%22%3E%3Cb%3E?y=<script>", sec_fetch_site="cross-site")
+    assert 'content="0;url=/dashboard"' in wild.text
+
+
 # -- forms -------------------------------------------------------------------------------------------
 
 

@@ -6,12 +6,13 @@ token, so no page of another site can make a browser use the API.
 
 import re
 from collections.abc import Iterable
+from html import escape
 from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fireflyer.hai.dashboard.sessions import LONGEST_S, Sessions
@@ -41,6 +42,10 @@ where a form comes from would have nothing to look at."""
 _NEXT = re.compile(
     rf"{ROOT}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*(?:\?[A-Za-z0-9._~*%&=-]*)?", re.ASCII
 )
+
+
+_AGAIN = '<!doctype html><title>Fireflyer</title><meta http-equiv="refresh" content="0;url={0}">\n'
+"""For who follows a link of another site: the browser withholds the cookie until a page of ours asks."""
 
 
 class Door:
@@ -120,6 +125,8 @@ def _refusal(scope: Scope) -> Response:
     if scope["method"] == "GET" and not path.endswith("/stream"):
         query = scope["query_string"].decode("latin-1")
         wanted = next_page(path + (f"?{query}" if query else ""))
+        if b"cross-site" in _values(scope["headers"], b"sec-fetch-site"):
+            return HTMLResponse(_AGAIN.format(escape(wanted)))
         target = SIGN_IN if wanted == ROOT else f"{SIGN_IN}?next={quote(wanted, safe='/')}"
         return RedirectResponse(target, 303)
     return PlainTextResponse("sign in first", 401)
