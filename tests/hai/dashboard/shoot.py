@@ -32,6 +32,12 @@ PAGES = {
     "waiting": "/tasks/t12", "nodes": "/nodes", "node": "/nodes/n5", "ledger": "/ledger", "users": "/users",
 }  # fmt: skip
 
+DOCUMENTS = (
+    ("hai-dashboard-task.png", "/tasks/t1", (1000, 820), False),
+    ("hai-dashboard-phone.png", "", (390, 820), True),
+)
+"""Pictures that docs/hai-dashboard.md shows."""
+
 
 class Engine(FakeEngine):
     """Nodes of 8 GPUs on leaves; one is down."""
@@ -117,8 +123,8 @@ def populate(cluster: Cluster) -> None:
     client.drain("n40", "new power supply", time.time() + 7200)
     submit("dana", "asr-eval", 1, "fail", "9", gpus=2, max_restarts=1)
     submit("ada", "gpt-13b-eval", 2, gpus=8)
-    for number, nodes in enumerate((48, 64, 16, 40), 1):
-        submit(("emil", "chen", "dana", "bob")[number - 1], f"ablation-{number}", nodes, gpus=8)
+    for user, nodes in (("emil", 48), ("chen", 64), ("dana", 16), ("bob", 40)):
+        submit(user, f"ablation-{nodes}", nodes, gpus=8, priority="low")
     pause(2)
     for rank in range(2):
         log(client, rank)
@@ -167,6 +173,12 @@ def shoot(cluster: Cluster, folder: Path) -> None:
                     browser.look((size[0], min(int(height), 3000)), dark=dark)
                     browser.picture(folder / f"{name}-{kind}{'-dark' if dark else ''}.png")
                     browser.look(size, dark=dark)
+        for name, page, size, dark in DOCUMENTS:
+            browser.look(size, dark=dark)
+            browser.open(root + page)
+            if page:
+                browser.until_text("#log-note", "Live.")
+            browser.picture(folder / name)
     finally:
         browser.close()
 

@@ -189,7 +189,7 @@ def _marks(events: Iterable[Event], scale: _Scale) -> tuple[Mark, ...]:
                 found.append(Mark(scale(event.wall), "resume", "resumed"))
             case "stopping":
                 found.append(Mark(scale(event.wall), "stop", "stop was asked for"))
-            case "observed":
+            case "observed" if not detail.get("passed"):
                 title = words.short(str(detail.get("text", "a fault")), words.TEXT)
                 found.append(Mark(scale(event.wall), "fault", title))
             case "gang_ended" if detail["outcome"] in ("failed", "lost"):
