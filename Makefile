@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
 
-.PHONY: help setup demo test lint bench soak soak-fs3 native-test fuzz sim sim-mutants cluster-histories stubs clean
+.PHONY: help setup demo test lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -26,11 +26,14 @@ bench: setup  ## the benchmark figures of the README
 soak: setup  ## half an hour of random collectives and deaths (SECONDS=60 for less), a million operations, 3,000 killed writers, power cuts
 	@FIREFLYER_SOAK_S=$(or $(SECONDS),1800) $(PY) -m pytest tests/hfreduce/test_soak.py
 	@FIREFLYER_SOAK_OPERATIONS=1000000 $(PY) -m pytest tests/hfreduce/test_memory.py
-	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py tests/checkpoint/test_crash.py tests/checkpoint/test_dcp.py tests/checkpoint/test_kills.py tests/checkpoint/test_manifests.py tests/checkpoint/test_modes.py tests/checkpoint/test_power_cut.py tests/checkpoint/test_ranks.py tests/hai/server/test_crashes.py
+	@FIREFLYER_SOAK=1 $(PY) -m pytest tests/ffrecord/test_v2_crash.py tests/checkpoint/test_crash.py tests/checkpoint/test_dcp.py tests/checkpoint/test_kills.py tests/checkpoint/test_manifests.py tests/checkpoint/test_modes.py tests/checkpoint/test_power_cut.py tests/checkpoint/test_ranks.py tests/hai/server/test_crashes.py tests/hai/server/test_storms.py
 
 soak-fs3: setup  ## fs3 in five lab hosts, shot at: SECONDS=600 within the rules, as many with faults of all kinds (SEED=1)
 	@$(PY) -m tests.fs3.soak.soak kills --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
 	@$(PY) -m tests.fs3.soak.soak anything --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1)
+
+soak-hai: setup  ## tasks of all kinds while everything of the platform is killed: SECONDS=600 SEED=1, ARGS=--postgresql
+	@$(PY) -m tests.hai.soak.soak --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) $(ARGS)
 
 native-test: setup  ## the C++ tests under a sanitizer: SAN=address|thread
 	@scripts/native-test.sh $(SAN)

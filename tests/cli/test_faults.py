@@ -1,6 +1,9 @@
 """Faults from outside: a task that hangs, one that crashes, and what the command line shows of them."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 from tests.cli.conftest import Shell
 
 from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.server.auth import owner
 
 HANGS_ONCE = """
 import time
@@ -117,3 +121,69 @@ def test_words_that_are_no_time(shell: Shell) -> None:
     script = shell.script("1\n")
     done = shell.run("run", "--watchdog", "soon", script, code=1)
     assert "--watchdog 'soon' is no time" in done.stderr
+
+
+ELASTIC = """
+import os, time
+from fireflyer import hai
+
+me = hai.task()
+open(os.environ["FIREFLYER_DOORS"], "a").close()
+hai.hold(me.incarnation)
+while not (me.output / "enough").exists():
+    time.sleep(0.01)
+"""
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def until_joined(shell: Shell, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(found := history(shell, "rank_joined")) < count:
+        assert time.monotonic() < deadline, found
+        shell.client.events("t1", after=shell.client.task_at("t1")[1], wait_s=1.0)
+
+
+def test_what_an_elastic_attempt_goes_on_without_is_observed_and_counted(shell: Shell) -> None:
+    shell.client.connect(shell.home, nodes=2)
+    options = ("--elastic", "--detach", "--start", "exec", "-n", "2", "--ranks", "2")
+    shell.run("run", *options, shell.script(ELASTIC))
+    view = shell.client.wait("t1", {"running"}, 60)
+    while not (Path(view.directory) / "1" / "doors").exists():
+        time.sleep(0.01)
+    pid = view.ranks[3].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    until_joined(shell, 1)
+    pid = shell.client.task("t1").ranks[2].pid
+    assert pid is not None
+    os.kill(parent(pid), signal.SIGKILL)
+    until_joined(shell, 3)
+    (Path(view.directory) / "output" / "enough").touch()
+    view = shell.client.wait("t1", {"finished"}, 60)
+    assert (view.attempt, view.restarts, view.node_faults) == (1, 0, 0)
+    seen = [(o["what"], o["node"], o["rank"], o["signal"]) for o in history(shell, "observed")]
+    assert seen == [("loss", "n1", 3, 9), ("loss", "n1", 2, None), ("loss", "n1", 3, None)]
+    assert [done["rule"] for done in history(shell, "acted")] == ["loss"] * 3
+    listed = shell.run("faults").stdout
+    assert "n1: rank 3: lost: signal 9; the others go on" in listed
+    assert "n1: rank 2: lost with n1; the others go on" in listed
+    (one,) = shell.client.ledger().tasks.values()
+    lost = [e.wall for e in shell.client.events("t1") if e.detail.get("lost")]
+    joined = [e.wall for e in shell.client.events("t1") if e.kind == "rank_joined"]
+    first, second = joined[0] - lost[0], sum(joined[1:]) - sum(lost[1:])
+    assert one.parts["fault"] == pytest.approx((first + second) / 2 * 1e6, abs=10)
+    assert sum(one.parts.values()) == one.whole
+    shown = shell.run("ledger", "--user", owner(), "--since", "1h").stdout
+    assert shown.startswith(f"{owner().upper()} ")
+    assert "! fault" in shown
+    books = json.loads(shell.run("ledger", "--user", owner(), "--json").stdout)
+    assert books["tasks"].keys() == {"t1"}
+    assert books["total"] == books["tasks"]["t1"]
+    assert json.loads(shell.run("ledger", "--user", "nobody", "--json").stdout)["tasks"] == {}
+    books = json.loads(shell.run("ledger", "--until", "1h", "--json").stdout)
+    assert books["total"]["whole_s"] == 0
+    error = shell.run("ledger", "--since", "1h", "--until", "2h", code=1).stderr
+    assert "until must be later than since" in error

@@ -104,7 +104,8 @@ def test_json_is_alone_on_stdout(shell: Any) -> None:
     assert table[1].split()[:6] == ["t1", "script.py", "finished", "1", "x", "1"]
     assert shell.run("show", "t9", code=1).stderr.startswith("fireflyer: no task 't9' here")
     top = shell.run("top").stdout  # into a pipe: once, and no escape sequences
-    assert "no tasks" in top and "\x1b" not in top
+    assert "no tasks" in top
+    assert "\x1b" not in top
 
 
 def test_a_detached_task_is_steered(shell: Any, started: Started) -> None:

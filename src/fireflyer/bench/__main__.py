@@ -464,6 +464,30 @@ def api(
     report("api", machine, rows, [], json_to)
 
 
+@app.command()
+def hai(
+    rounds: Annotated[int, typer.Option(min=1, help="of each figure; medians are shown")] = 20,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="on the Slurm cluster that is configured here")
+    ] = False,
+    json_to: JsonTo = None,
+) -> None:
+    """Starts, memory, deaths seen and suspends of the platform.
+
+    Against what is allowed. From 100 rounds on also the slowest hundredth.
+
+    \b
+    fireflyer bench hai
+    fireflyer bench hai --rounds 100
+    """
+    machine = Machine.here()
+    from fireflyer.bench import hai as bench
+
+    rows = bench.run(bench.Spec(rounds=rounds, slurm=slurm), teller())
+    say("")
+    report("hai", machine, rows, [], json_to)
+
+
 def _collective(name: str, asked: Asked) -> None:
     machine = Machine.here()
     kinds = options.MEMORY if name == "allreduce" else options.MEMORY[:2]

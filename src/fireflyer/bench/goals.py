@@ -177,3 +177,12 @@ API_RATE = 100.0
 """Submissions a second to the platform that are asked for; twice as many are aimed at."""
 API_P99_S = 0.25
 """How long the slowest hundredth of them may take."""
+
+HAI_START_MS = 500.0
+"""From nothing to a rank on the local engine."""
+HAI_MEMORY_MB = 25.0
+"""Of an attempt's supervisor."""
+HAI_DEATH_MS = 100.0
+"""Until a dead rank is seen."""
+HAI_SUSPEND_MS = {"local": 1000.0, "slurm": 2000.0}
+"""From the request to free nodes, beside the task's own save."""

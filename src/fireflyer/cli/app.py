@@ -373,11 +373,20 @@ def faults(
 @app.command()
 def ledger(
     task: Annotated[str | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this user's tasks; an operator may.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only tasks of this group.")
+    ] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="All nodes, with the time in which nothing held them.")
     ] = False,
     since: Annotated[
         str, typer.Option(metavar="TIME", help="Only the last so long, e.g. 24h. [default: all]")
+    ] = "",
+    until: Annotated[
+        str, typer.Option(metavar="TIME", help="Leave the last so long out, e.g. 1h.")
     ] = "",
     json: JsonOption = False,
     home: HomeOption = None,
@@ -388,7 +397,9 @@ def ledger(
     """
     from fireflyer.cli import ledgering
 
-    ledgering.show(home, task, cluster=cluster, since=since, json=json)
+    ledgering.show(
+        home, task, user=user, group=group, cluster=cluster, since=since, until=until, json=json
+    )
 
 
 app.command()(sim)

@@ -7,10 +7,8 @@ from typing import Any
 
 from fireflyer.cli import printing
 from fireflyer.cli.durations import seconds
-from fireflyer.errors import TaskError
 from fireflyer.hai.client import Client
-from fireflyer.hai.ledger import CAUSES, IDLE, Account, Books, Shape, account
-from fireflyer.hai.model import Event
+from fireflyer.hai.ledger import CAUSES, IDLE, Account, LedgerView
 
 BAR = 50
 """Characters of a bar."""
@@ -21,47 +19,46 @@ MARKS = {
 }  # fmt: skip
 
 
-def show(home: Path | None, task: str | None, *, cluster: bool, since: str, json: bool) -> None:
-    """Reads the history and prints what became of the time."""
-    client = Client(home)
+def show(
+    home: Path | None, task: str | None, *, user: str | None, group: str | None, cluster: bool,
+    since: str, until: str, json: bool,
+) -> None:  # fmt: skip
+    """Asks the server and prints what became of the time."""
     now = time.time()
-    begin = now - seconds(since, "--since") if since else 0.0
-    nodes = client.nodes()
-    views = client.tasks()
-    if task is not None and task not in {view.id for view in views}:
-        raise TaskError(f"no task {task!r} here; `fireflyer ps --all` lists them")
-    shapes = [Shape(task=view.id, nodes=view.spec.nodes) for view in views]
-    gpus = {node.name: node.gpus for node in nodes}
-    books = account(shapes, _history(client), gpus=gpus, until=now, since=begin)
-    wanted = {task: books.tasks[task]} if task else books.tasks
+    view = Client(home).ledger(
+        task,
+        user=user,
+        group=group,
+        since=now - seconds(since, "--since") if since else 0.0,
+        until=now - seconds(until, "--until") if until else None,
+        cluster=cluster,
+    )
     if json:
-        _as_json(books, wanted, cluster=cluster)
+        _as_json(view)
         return
-    hours = books.unit + "-hours"
-    if cluster:
-        _one("cluster", books.cluster, hours)
+    hours = view.unit + "-hours"
+    if view.cluster is not None:
+        _one("cluster", view.cluster, hours)
     elif task:
-        _one(task, books.tasks[task], hours)
+        _one(task, view.tasks[task], hours)
+    elif user or group:
+        _one(" ".join(filter(None, (user, group))), view.total, hours)
+        sys.stdout.write("\n")
+        _all(view, hours)
     else:
-        _all(books, hours)
+        _all(view, hours)
 
 
-def _history(client: Client) -> list[Event]:
-    found: list[Event] = []
-    while more := client.events(after=found[-1].seq if found else 0):
-        found += more
-    return found
-
-
-def _as_json(books: Books, wanted: dict[str, Account], *, cluster: bool) -> None:
+def _as_json(view: LedgerView) -> None:
+    cluster = {} if view.cluster is None else {"cluster": _plain(view.cluster)}
     printing.as_json(
         {
-            "unit": books.unit,
-            "since": books.since / 1e6,
-            "until": books.until / 1e6,
-            "tasks": {name: _plain(one) for name, one in wanted.items()},
-            "total": _plain(books.total),
-            **({"cluster": _plain(books.cluster)} if cluster else {}),
+            "unit": view.unit,
+            "since": view.since,
+            "until": view.until,
+            "tasks": {name: _plain(one) for name, one in view.tasks.items()},
+            "total": _plain(view.total),
+            **cluster,
         }
     )
 
@@ -87,13 +84,13 @@ def _one(name: str, one: Account, hours: str) -> None:
     sys.stdout.write(f"\n[{bar(one)}]\n{_legend(one)}\n{ratio}\n")
 
 
-def _all(books: Books, hours: str) -> None:
+def _all(view: LedgerView, hours: str) -> None:
     rows = [
         (name, _hours(one.whole), f"{100 * one.ettr:.1f} %", f"{100 * one.goodput:.1f} %", bar(one))
-        for name, one in [*books.tasks.items(), ("all", books.total)]
+        for name, one in [*view.tasks.items(), ("all", view.total)]
     ]
     printing.table(("TASK", hours.upper(), "ETTR", "GOODPUT", "WHERE IT WENT"), rows)
-    sys.stdout.write(f"\n{_legend(books.total)}\n")
+    sys.stdout.write(f"\n{_legend(view.total)}\n")
 
 
 def _hours(amount: int) -> str:

@@ -3,7 +3,6 @@ server."""
 
 import os
 import unicodedata
-from pathlib import Path
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.model import TaskSpec
@@ -47,16 +46,16 @@ def check(spec: TaskSpec) -> None:
 
 
 def _check_paths(spec: TaskSpec) -> None:
-    script = Path(spec.script)
-    if not script.is_absolute():
-        raise ConfigError(f"script {spec.script!r} must be an absolute path")
-    if script.is_dir():
-        raise ConfigError(f"script {spec.script} is a directory; name a Python file")
-    if not script.is_file():
-        raise ConfigError(f"no script {spec.script}")
+    script = spec.script
+    if not os.path.isabs(script):
+        raise ConfigError(f"script {script!r} must be an absolute path")
+    if os.path.isdir(script):
+        raise ConfigError(f"script {script} is a directory; name a Python file")
+    if not os.path.isfile(script):
+        raise ConfigError(f"no script {script}")
     if not os.access(script, os.R_OK):
-        raise ConfigError(f"script {spec.script} cannot be read")
-    if not Path(spec.cwd).is_dir():
+        raise ConfigError(f"script {script} cannot be read")
+    if not os.path.isdir(spec.cwd):
         raise ConfigError(f"working directory {spec.cwd} does not exist")
 
 

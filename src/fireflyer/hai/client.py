@@ -23,7 +23,7 @@ import msgspec
 
 from fireflyer import errors
 from fireflyer.errors import Corrupted, DeadlineExceeded, FireflyerError, PeerLost, TaskError
-from fireflyer.hai import remote
+from fireflyer.hai import ledger, remote
 from fireflyer.hai.admission import check_text
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
@@ -185,6 +185,34 @@ class Client:
         """Hands in the result of a check of a node; what the rules make of it. It is done already."""
         data, _ = self._ask("POST", "/observations", body=msgspec.json.encode(result))
         return msgspec.json.decode(data, type=Decision)
+
+    def ledger(
+        self,
+        task: str | None = None,
+        *,
+        user: str | None = None,
+        group: str | None = None,
+        since: float = 0.0,
+        until: float | None = None,
+        cluster: bool = False,
+    ) -> ledger.LedgerView:
+        """Where the time of tasks went, by cause: of all that the token may see, or of some.
+
+        Args:
+            task: only this one.
+            user: only this user's; another's needs a token with scope operate.
+            group: only this group's.
+            since: wall clock, seconds since 1970; what lies before it is left out.
+            until: likewise; None: now.
+            cluster: also of all nodes; needs a token with scope operate.
+        """
+        query: dict[str, Any] = {"since": since, "cluster": int(cluster)}
+        if task is not None:
+            _check_id(task)
+        named = {"task": task, "user": user, "group": group, "until": until}
+        query |= {name: value for name, value in named.items() if value is not None}
+        data, _ = self._ask("GET", "/ledger", query)
+        return msgspec.json.decode(data, type=ledger.LedgerView)
 
     def events(self, task: str | None = None, after: int = 0, wait_s: float = 0.0) -> list[Event]:
         """History with a seq above `after`, oldest first, at most 1000 events a call.

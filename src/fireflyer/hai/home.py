@@ -108,6 +108,9 @@ class Home:
             return None
         os.pwrite(descriptor, b"%-20d\n" % os.getpid(), 0)
         self.server.unlink(missing_ok=True)
+        for file in (self.server, self.token, self.engine, self.policy):
+            for partial in self.path.glob(f".{file.name}.*"):  # of a server that was killed
+                partial.unlink(missing_ok=True)
         return descriptor
 
     @contextmanager

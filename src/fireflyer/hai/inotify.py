@@ -16,18 +16,40 @@ _MOVED_TO = 0x80
 _EVENT = struct.Struct("iIII")
 
 
+class Growing:
+    """A file that somebody watches."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        """How often it was said to have grown. What was read of it stays true while this is the same."""
+        self.watchers = 0
+        self._news = asyncio.Event()
+
+    def grown(self) -> None:
+        """Wakes all who wait."""
+        self.times += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def wait(self, seen: int) -> None:
+        """Returns once `times` is not `seen` any more. Look at `times` first, then at the file."""
+        while self.times == seen:
+            await self._news.wait()
+
+
 class DirectoryWatch:
-    """Sets events when files of watched directories appear or grow. Used from the loop's thread alone."""
+    """Knows when files of watched directories appear or grow. Used from the loop's thread alone."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = -1
-        self._waiters: dict[int, list[tuple[bytes, asyncio.Event]]] = {}
+        self._files: dict[int, dict[bytes, Growing]] = {}
+        """By watch and name."""
         self._folders: dict[Path, int] = {}
 
     @contextmanager
-    def watching(self, path: Path) -> Iterator[asyncio.Event]:
-        """An event that is set whenever the file at `path` may have grown; its directory must exist.
+    def watching(self, path: Path) -> Iterator[Growing]:
+        """The file at `path`, which need not be there; its directory must exist.
 
         Raises:
             StorageError: the kernel has no watch left.
@@ -39,28 +61,35 @@ class DirectoryWatch:
         )
         if watch < 0:
             raise self._error(f"cannot watch {path.parent}")
-        waiter = (os.fsencode(path.name), asyncio.Event())
-        waiters = self._waiters.setdefault(watch, [])
-        waiters.append(waiter)
+        name = os.fsencode(path.name)
+        growing = self._files.setdefault(watch, {}).setdefault(name, Growing())
+        growing.watchers += 1
         self._folders[path.parent] = watch
         try:
-            yield waiter[1]
+            yield growing
         finally:
-            waiters.remove(waiter)
-            if not waiters and self._waiters.pop(watch, None) is not None:
-                self._libc.inotify_rm_watch(self._descriptor, watch)
-                self._folders.pop(path.parent, None)
+            growing.watchers -= 1
+            if not growing.watchers:
+                self._leave(path.parent, watch, name)
+
+    def _leave(self, folder: Path, watch: int, name: bytes) -> None:
+        files = self._files[watch]
+        del files[name]
+        if not files:
+            del self._files[watch]
+            self._folders.pop(folder, None)
+            self._libc.inotify_rm_watch(self._descriptor, watch)
 
     def wake(self, folder: Path) -> None:
-        """Sets the events of the files in one folder."""
-        for _, event in self._waiters.get(self._folders.get(folder, -1), ()):
-            event.set()
+        """As if the files in one folder had grown."""
+        for growing in self._files.get(self._folders.get(folder, -1), {}).values():
+            growing.grown()
 
     def wake_all(self) -> None:
-        """Sets every event, for news that is not in the files."""
-        for waiters in self._waiters.values():
-            for _, event in waiters:
-                event.set()
+        """As if every file had grown, for news that is not in the files."""
+        for files in self._files.values():
+            for growing in files.values():
+                growing.grown()
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -85,9 +114,9 @@ class DirectoryWatch:
             at += length
             if watch < 0:
                 self.wake_all()  # the kernel's queue overflowed
-            for wanted, event in self._waiters.get(watch, ()):
-                if name == wanted:
-                    event.set()
+            growing = self._files.get(watch, {}).get(name)
+            if growing is not None:
+                growing.grown()
 
     def _error(self, what: str) -> StorageError:
         number = ctypes.get_errno()

@@ -29,15 +29,19 @@ MOMENT_US = 1_000_000
 """A task that waits less beside nodes that are free is not said to be hindered."""
 
 
-BEAT_US = 5_000_000
-"""Heartbeats that go on for so long show that the others went on, too."""
-
-
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger has to know of a task besides its events."""
 
     task: str
     nodes: int
+    ranks_per_node: int = 1
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Ranks of a node that an elastic attempt goes on without."""
+
+    node: str
+    ranks: int
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -47,6 +51,8 @@ class Segment(msgspec.Struct, frozen=True):
     end: int
     cause: Cause
     held: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    """Their share of the nodes is a fault's."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +109,15 @@ class _Attempt:
         self.began = 0
         """First heartbeat."""
         self.saved = 0
+        self.missing: dict[int, str] = {}
+        """Ranks that it goes on without, and where they were."""
+        self.changes: list[tuple[int, tuple[Gap, ...]]] = []
+        """Whenever these have changed: since then, these gaps."""
+
+    def goes_on(self, now: int) -> None:
+        """With those that are not missing."""
+        count = Counter(self.missing.values())
+        self.changes.append((now, tuple(Gap(node, count[node]) for node in sorted(count))))
 
 
 class Reader:
@@ -116,11 +131,21 @@ class Reader:
         self._attempt: _Attempt | None = None
         self._after_fault = False
 
-    def _put(self, until: int, cause: Cause, held: tuple[str, ...] = ()) -> None:
+    def _put(
+        self, until: int, cause: Cause, held: tuple[str, ...] = (), gaps: tuple[Gap, ...] = ()
+    ) -> None:
         assert self._at is not None
         if until > self._at:
-            self.segments.append(Segment(self._at, until, cause, held))
+            self.segments.append(Segment(self._at, until, cause, held, gaps))
             self._at = until
+
+    def _work(self, attempt: _Attempt, until: int, cause: Cause) -> None:
+        """Of the ranks that were there."""
+        gaps: tuple[Gap, ...] = ()
+        for at, following in attempt.changes:
+            self._put(min(at, until), cause, attempt.nodes, gaps)
+            gaps = following
+        self._put(until, cause, attempt.nodes, gaps)
 
     def read(self, event: Event) -> None:
         """The next event."""
@@ -157,17 +182,20 @@ class Reader:
                 attempt.leaving = now
             case "stopping":
                 attempt.stopping = True
+            case "rank_exited" if detail.get("lost"):
+                attempt.missing[detail["rank"]] = detail["node"]
+                attempt.goes_on(now)
             case "rank_exited":
                 if detail["code"] != 0 and attempt.broken is None:
                     attempt.broken = now
+            case "rank_joined":
+                attempt.missing.pop(detail["rank"], None)
+                attempt.goes_on(now)
             case "observed" if detail.get("what") == "hang":
                 attempt.broken = now - _us(detail["quiet_s"])
             case "progress":
                 attempt.began = _us(detail["first"])
                 attempt.saved = _us(detail["saved"])
-                last = _us(detail["last"])
-                if attempt.broken is not None and last > attempt.broken + BEAT_US:
-                    attempt.broken = last  # an elastic attempt went on without the rank
 
     def _close(self, attempt: _Attempt, outcome: str, end: int) -> None:
         fault = outcome in ("failed", "lost") and not attempt.stopping
@@ -182,9 +210,9 @@ class Reader:
         else:
             self._put(min(max(attempt.running, attempt.began), broken), attempt.first, nodes)
             if fault:
-                self._put(min(attempt.saved, broken), "useful", nodes)
-                self._put(broken, "lost work", nodes)
-            self._put(broken, "useful", nodes)
+                self._work(attempt, min(attempt.saved, broken), "useful")
+                self._work(attempt, broken, "lost work")
+            self._work(attempt, broken, "useful")
         self._put(end, "fault" if fault else "suspended", nodes)
         self._attempt, self._after_fault = None, fault
         self._waits = "queue"
@@ -209,9 +237,9 @@ class Reader:
         begun = until if attempt.running is None else attempt.running
         self._put(min(begun, until), attempt.first, attempt.nodes)
         if attempt.leaving is not None:
-            self._put(min(attempt.leaving, until), "useful", attempt.nodes)
+            self._work(attempt, min(attempt.leaving, until), "useful")
             self._put(until, "suspended", attempt.nodes)
-        self._put(until, "useful", attempt.nodes)
+        self._work(attempt, until, "useful")
 
 
 def segments(events: Iterable[Event], until: float) -> list[Segment]:
@@ -241,6 +269,19 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     total: Account
     cluster: Account
     """Of all nodes from `since` on; its parts are what tasks did with nodes that they held, and `idle`."""
+
+
+class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the ledger, as the server tells it; amounts as in `Account`."""
+
+    since: float
+    until: float
+    """Wall clock, seconds since 1970."""
+    unit: str
+    tasks: dict[str, Account]
+    total: Account
+    cluster: Account | None = None
+    """Where it was asked for."""
 
 
 def account(
@@ -282,18 +323,18 @@ def books(
     begins = [of_task[0].begin for of_task in found.values() if of_task]
     end = _us(until)
     begin = min(end, max(_us(since), min(begins, default=end)))
-    accounts: dict[str, Account] = {}
+    cuts: list[_Cut] = []
     for shape in shapes:
-        cut = _clip(load.split(found[shape.task], shape.nodes, len(gpus)), begin, end)
-        accounts[shape.task] = _sum(cut, shape.nodes, scale)
-    everything = [s for of_task in found.values() for s in _clip(of_task, begin, end)]
+        split = load.split(found[shape.task], shape.nodes, len(gpus))
+        cuts.append((shape, _clip(split, begin, end)))
+    accounts = {shape.task: _sum(shape, cut, scale) for shape, cut in cuts}
     return Books(
         since=begin,
         until=end,
         unit=scale.unit,
         tasks=accounts,
         total=total(accounts.values()),
-        cluster=_cluster(everything, scale, begin, end),
+        cluster=_cluster(cuts, scale, begin, end),
     )
 
 
@@ -305,15 +346,31 @@ def total(accounts: Iterable[Account]) -> Account:
     return Account(whole=whole, parts=parts, held=held)
 
 
-def _sum(cut: list[Segment], nodes: int, scale: Weights) -> Account:
+def _amounts(shape: Shape, segment: Segment, scale: Weights) -> list[tuple[Cause, int]]:
+    """What the segment is of which cause."""
+    span = segment.end - segment.begin
+    if not segment.held:
+        return [(segment.cause, span * shape.nodes * scale.usual)]
+    whole = span * _weight(segment.held, scale)
+    gone = sum(
+        span * _weight((gap.node,), scale) * gap.ranks // shape.ranks_per_node
+        for gap in segment.gaps
+    )
+    return [(segment.cause, whole - gone), ("fault", gone)]
+
+
+_Cut = tuple[Shape, list[Segment]]
+"""A task's segments from the begin to the end of the ledger."""
+
+
+def _sum(shape: Shape, cut: list[Segment], scale: Weights) -> Account:
     parts: dict[str, int] = dict.fromkeys(CAUSES, 0)
     whole = held = 0
     for segment in cut:
-        weight = _weight(segment.held, scale) if segment.held else nodes * scale.usual
-        amount = (segment.end - segment.begin) * weight
-        parts[segment.cause] += amount
-        whole += amount
-        held += amount if segment.held else 0
+        for cause, amount in _amounts(shape, segment, scale):
+            parts[cause] += amount
+            whole += amount
+            held += amount if segment.held else 0
     return Account(whole=whole, parts=parts, held=held)
 
 
@@ -323,20 +380,21 @@ def _weight(nodes: tuple[str, ...], scale: Weights) -> int:
 
 def _clip(of_task: Iterable[Segment], begin: int, end: int) -> list[Segment]:
     return [
-        Segment(max(s.begin, begin), min(s.end, end), s.cause, s.held)
+        msgspec.structs.replace(s, begin=max(s.begin, begin), end=min(s.end, end))
         for s in of_task
         if s.end > begin and s.begin < end
     ]
 
 
-def _cluster(held: list[Segment], scale: Weights, begin: int, end: int) -> Account:
+def _cluster(cuts: list[_Cut], scale: Weights, begin: int, end: int) -> Account:
     """All nodes that are there, and those that tasks held while there were more."""
     capacity = sum(scale.of.values())
     parts: dict[str, int] = dict.fromkeys((*CAUSES, IDLE), 0)
     changes: Counter[int] = Counter()
-    for segment in held:
+    for shape, segment in ((shape, s) for shape, cut in cuts for s in cut if s.held):
+        for cause, amount in _amounts(shape, segment, scale):
+            parts[cause] += amount
         weight = _weight(segment.held, scale)
-        parts[segment.cause] += (segment.end - segment.begin) * weight
         changes[segment.begin] += weight
         changes[segment.end] -= weight
     whole = busy = 0

@@ -250,13 +250,15 @@ def _rank_started(task: Task, event: RankStarted) -> Step:
 
 
 def _rank_exited(task: Task, event: RankExited) -> Step:
-    detail = {
+    detail: dict[str, Any] = {
         "rank": event.rank,
         "node": event.node,
         "code": event.code,
         "signal": event.signal,
         "suspended": event.suspended,
     }
+    if event.lost:
+        detail["lost"] = True
     if event.incarnation:
         return _newcomer(task, event, Note("rank_exited", detail))
     if event.rank in task.exited:

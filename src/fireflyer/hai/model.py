@@ -209,8 +209,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     observed, acted and progress: docs/hai-faults.md."""
     detail: dict[str, Any]
     """rank_started: rank, node, pid; leased: generation, members, token; rank_joined: rank, node;
-    rank_exited: rank, node, code, signal, suspended; gang_ended: outcome, reason. The rank_ kinds of
-    newcomers: incarnation, too."""
+    rank_exited: rank, node, code, signal, suspended, and lost where an elastic attempt goes on without it;
+    gang_ended: outcome, reason. The rank_ kinds of newcomers: incarnation, too."""
     monotonic_ns: int
     """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
     wall: float

@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from tests.hai.server.test_access import NoEngine
 
 from fireflyer.hai import lifecycle
 from fireflyer.hai.dashboard import routes
 from fireflyer.hai.dashboard.sessions import Sessions
-from fireflyer.hai.database.store import Moment, Store
+from fireflyer.hai.database.store import Fresh, Moment, Store
 from fireflyer.hai.engines import Node
 from fireflyer.hai.home import Home
 from fireflyer.hai.identity import Identity, Scope
@@ -42,20 +43,18 @@ class Nodes(NoEngine):
 def fill(controller: Controller, store: Store) -> int:
     """Tasks in the queue, as many started as there is room for; how many those are."""
     chance = random.Random(1)
-    driver: Any = store.database.connection.connection.driver_connection
-    driver.execute("PRAGMA synchronous=OFF")
-    tasks: dict[str, Task] = {}
+    wanted = []
     for number in range(TASKS):
         nodes, user = chance.choice([1, 1, 1, 2, 2, 4, 8]), f"user{number % 40}"
         spec = TaskSpec(script="/train.py", cwd="/", nodes=nodes, gpus=8, name=f"job-{number}")
-        fresh = Task(id="", order=0, user=user, nodes=nodes, world=nodes, max_restarts=0)
-        name = store.add(spec, "", lifecycle.admit(fresh), Moment(0, time.time() - 3600), user)
-        step = lifecycle.admit(fresh)
-        tasks[name] = Task(
-            id=name, order=number, user=user, nodes=nodes, world=nodes, max_restarts=0,
-            state=step.task.state,
-        )  # fmt: skip
-        controller.dispatch.submit(tasks[name], spec)
+        task = Task(id="", order=0, user=user, nodes=nodes, world=nodes, max_restarts=0)
+        when = Moment(0, time.time() - 3600)
+        fresh = Fresh(spec=spec, secret="", step=lifecycle.admit(task), when=when, user=user)
+        wanted.append(fresh)
+    tasks: dict[str, Task] = {}
+    for number, (row, fresh) in enumerate(zip(store.add(wanted), wanted, strict=True)):
+        tasks[row.task] = msgspec.structs.replace(fresh.step.task, id=row.task, order=number)
+        controller.dispatch.submit(tasks[row.task], row.spec)
     started = 0
     for action in controller.dispatch.plan():
         assert isinstance(action, Launch)

@@ -15,7 +15,7 @@ from fireflyer.hai.dashboard.books import Bookkeeper
 from fireflyer.hai.dashboard.looks import Looks
 from fireflyer.hai.database.browsing import Browsing
 from fireflyer.hai.database.connection import Database
-from fireflyer.hai.database.store import Moment, Store
+from fireflyer.hai.database.store import Fresh, Moment, Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.ledger import Shape, account
@@ -42,7 +42,9 @@ class Past:
         fresh = Task(id="", order=0, nodes=nodes, world=nodes, max_restarts=0)
         step = lifecycle.admit(fresh)
         spec = TaskSpec(script="/x.py", cwd="/", nodes=nodes)
-        name = self.store.add(spec, "", step, Moment(0, self.now), user)
+        when = Moment(0, self.now)
+        (row,) = self.store.add([Fresh(spec=spec, secret="", step=step, when=when, user=user)])
+        name = row.task
         self.shapes.append(Shape(task=name, nodes=nodes))
         return name
 

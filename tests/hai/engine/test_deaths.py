@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fireflyer.hai.engines import GangEnded
+from fireflyer.hai.engines import Gang, GangEnded, link, local
+from fireflyer.hai.engines.local import LocalEngine
 
 Stage = Any
 
@@ -177,19 +178,70 @@ def test_release_ends_what_still_runs(stage: Stage) -> None:
     stage.play(scene)
 
 
-def test_guard_and_supervisor_killed_in_the_same_instant(stage: Stage) -> None:
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_a_supervisor_that_dies_before_it_is_told_to_launch(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    real = LocalEngine._link
+
+    async def linked(self: LocalEngine, gang: Gang, name: str) -> Any:
+        made = await real(self, gang, name)
+        if name == node and made is not None:
+            os.kill(stage.guard(node), signal.SIGKILL)
+            await made.gone.wait()
+        return made
+
     async def scene(s: Stage) -> None:
         engine = s.engine()
-        await engine.launch(s.gang("report(os.getpid())\nforever()", ranks=2))
-        pids = [int(words[1]) for words in await s.reports(4)]
+        monkeypatch.setattr(LocalEngine, "_link", linked)
+        await engine.launch(s.gang("forever()"))
+        _, end = await s.ended(engine)
+        assert (end.outcome, end.lost) == ("lost", (node,))
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_a_supervisor_that_dies_before_anyone_connects(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    def stillborn(task: str, directory: Path, name: str) -> int:
+        pid = link.spawn(task, directory, name)
+        if name == node:
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return pid
+
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        monkeypatch.setattr(local, "spawn", stillborn)
+        await engine.launch(s.gang("forever()"))
+        _, end = await s.ended(engine)
+        assert (end.outcome, end.lost) == ("lost", (node,))
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_guard_and_supervisor_killed_in_the_same_instant(stage: Stage, start: Any) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        script = """
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            report(os.getpid(), child.pid)
+            forever()
+        """
+        await engine.launch(s.gang(script, ranks=2, start=start))
+        reports = await s.reports(4)
+        doomed = {int(pid) for words in reports for pid in words[1:] if int(words[0]) in (2, 3)}
         pair = [s.guard("n1"), s.supervisor("n1")]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pair:
                 os.kill(pid, number)
         _, end = await s.ended(engine)
         assert end.outcome == "lost"
-        for pid in pids:
-            await s.gone(pid)  # by their parent death signal
+        assert len(doomed) == 4
+        assert not doomed & s.processes().keys()
 
     stage.play(scene)
 

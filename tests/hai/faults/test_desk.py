@@ -8,7 +8,7 @@ import pytest
 
 from fireflyer import pulse
 from fireflyer.hai import lifecycle
-from fireflyer.hai.engines import GangEnded
+from fireflyer.hai.engines import GangEnded, RankExited
 from fireflyer.hai.faults.desk import (
     EXPLAINS_S,
     LOOK_S,
@@ -16,12 +16,13 @@ from fireflyer.hai.faults.desk import (
     Sight,
     acted,
     last_place,
+    loss,
     observed,
     period_s,
     read_sight,
 )
 from fireflyer.hai.faults.observations import Hang, Network, Observation, Straggler, Xid
-from fireflyer.hai.faults.rules import default_rules
+from fireflyer.hai.faults.rules import default_rules, merged, parse
 from fireflyer.hai.lifecycle import Note, Task, Verdict
 from fireflyer.hai.model import Event, TaskSpec
 
@@ -79,6 +80,56 @@ def test_the_first_rank_that_failed_is_observed(tmp_path: Path) -> None:
     )
     (done,) = of(notes, "acted")
     assert (done["rule"], done["ended"], done["avoid"]) == ("exit", True, [])
+
+
+def test_what_an_elastic_attempt_survived_did_not_end_it(tmp_path: Path) -> None:
+    for rank, name in ((0, "early"), (1, "late")):
+        (tmp_path / f"{rank}.log").write_text(name)
+    survived = [*crashed(0, 950.0), *crashed(1, 990.0, code=7)]
+    for found in survived[1::2]:
+        found.detail["lost"] = True
+    for history, rank in ((survived, 1), ([*survived, *crashed(0, 999.0)], 0)):
+        _, notes = Desk(default_rules()).ended(TASK, end(), history, tmp_path)
+        (seen,) = of(notes, "observed")
+        assert seen["rank"] == rank
+
+
+def exited(code: int | None, number: int | None) -> RankExited:
+    return RankExited(
+        task="t1", attempt=1, rank=1, node="n1", code=code, signal=number, suspended=False, monotonic_ns=1,
+        wall=990.0, lost=True,
+    )  # fmt: skip
+
+
+def test_losses_are_observed_and_explain_no_later_end(tmp_path: Path) -> None:
+    (tmp_path / "1.log").write_text("at step 12\n")
+    desk = Desk(default_rules())
+    for event, text in (
+        (exited(None, 9), "rank 1: lost: signal 9 at at step #; the others go on"),
+        (exited(3, None), "rank 1: lost: exit 3 at at step #; the others go on"),
+        (exited(None, None), "rank 1: lost with n1; the others go on"),
+    ):
+        found = loss(event, tmp_path)
+        assert found.text() == text
+        assert desk.observed("t1", 1, found).rule == "loss"
+    verdict, notes = desk.ended(TASK, end(), crashed(0, 999.0), tmp_path)
+    assert verdict == Verdict()
+    assert [done["rule"] for done in of(notes, "acted")] == ["exit"]
+
+
+def test_a_rule_may_tell_lost_nodes_from_lost_ranks(tmp_path: Path) -> None:
+    lines = [
+        'name = "x"',
+        'on = "loss"',
+        'states = ["node"]',
+        "at_least = 2",
+        'action = "drain node"',
+    ]
+    own = parse("\n".join(["[[rule]]", *lines]), "own")
+    desk = Desk(merged(own, default_rules()))
+    rank, node = loss(exited(None, 9), tmp_path), loss(exited(None, None), tmp_path)
+    actions = [desk.observed("t1", 1, found).action for found in (rank, node, rank, node)]
+    assert actions == ["note", "note", "note", "drain node"]
 
 
 def test_a_link_that_was_cut_explains_the_crash_that_follows(tmp_path: Path) -> None:

@@ -127,12 +127,61 @@ def test_a_wait_beside_enough_free_nodes_is_fragmentation() -> None:
     assert parts(history) == {"queue": 80.0, "fragmentation": 40.0, "useful": 20.0}
 
 
-def test_elastic_attempts_go_on_without_a_rank() -> None:
+def elastic(ranks: int = 2) -> History:
     history = History().submit(0).start(0, 0)
-    history.note(10, "rank_exited", rank=1, code=1, signal=None, suspended=False)
+    history.shapes["t1"] = Shape(task="t1", nodes=2, ranks_per_node=ranks)
+    return history
+
+
+def lose(history: History, wall: float, rank: int, node: str) -> None:
+    history.note(
+        wall, "rank_exited", rank=rank, node=node, code=1, signal=None, suspended=False, lost=True
+    )
+
+
+def test_the_share_of_a_lost_rank_is_a_faults_until_another_has_its_place() -> None:
+    history = elastic()
+    lose(history, 10, 3, "n1")
+    history.note(15, "rank_started", rank=3, node="n1", incarnation=1)
+    history.note(20, "rank_joined", rank=3, node="n1", incarnation=1)
+    history.end(100, "finished", "finished")
+    assert parts(history) == {"useful": 195.0, "fault": 5.0}
+    assert parts(history, 14.0) == {"useful": 26.0, "fault": 2.0}
+
+
+def test_a_lost_node_is_a_fault_to_the_end_if_nobody_comes() -> None:
+    history = elastic()
+    lose(history, 10, 2, "n1")
+    lose(history, 10, 3, "n1")
+    lose(history, 40, 0, "n0")
     history.note(100, "progress", first=0.0, last=99.0, step=9, saved=90.0, saved_step=7)
+    history.end(100, "finished", "finished")
+    assert parts(history) == {"useful": 20.0 + 30.0 + 30.0, "fault": 90.0 + 30.0}
+    whole = history.books(100.0).cluster
+    assert whole.parts["fault"] == 120e6
+    assert sum(whole.parts.values()) == whole.whole == 400e6
+
+
+def test_when_an_elastic_attempt_fails_in_the_end_saved_work_of_those_left_counts() -> None:
+    history = elastic()
+    lose(history, 10, 2, "n1")
+    lose(history, 50, 3, "n1")
+    history.note(100, "progress", first=0.0, last=99.0, step=9, saved=80.0, saved_step=7)
     history.end(100, "failed", "failed")
-    assert parts(history) == {"useful": 180.0, "lost work": 18.0, "fault": 2.0}
+    assert parts(history) == {
+        "useful": 10 * 2 + 40 * 1.5 + 30 * 1.0,
+        "lost work": 20.0,
+        "fault": 40 * 0.5 + 50 * 1.0,
+    }
+
+
+def test_shares_that_are_no_whole_microseconds_still_add_up() -> None:
+    history = elastic(ranks=3)
+    lose(history, 10, 3, "n1")
+    history.end(10.000001, "finished", "finished")
+    found = history.books(100.0).tasks["t1"]
+    assert sum(found.parts.values()) == found.whole == 20_000_002
+    assert found.parts["fault"] == 0
 
 
 def test_a_task_that_goes_on_is_counted_up_to_now() -> None:
@@ -193,6 +242,8 @@ def play(seed: int) -> History:
             return wall if draw.random() < 0.9 else wall - draw.uniform(0, 5)
 
         history.submit(wall, task, len(nodes))
+        shape = Shape(task=task, nodes=len(nodes), ranks_per_node=draw.randint(1, 3))
+        history.shapes[task] = shape
         for _ in range(draw.randint(0, 6)):
             if draw.random() < 0.2:
                 history.note(later(), "suspended", task)
@@ -207,6 +258,16 @@ def play(seed: int) -> History:
                 history.note(
                     later(), "rank_exited", task, rank=0, code=code, signal=None, suspended=False
                 )
+            for _ in range(draw.choice([0, 0, draw.randint(1, 4)])):
+                rank = draw.randrange(len(nodes) * history.shapes[task].ranks_per_node)
+                node = nodes[rank // history.shapes[task].ranks_per_node]
+                if draw.random() < 0.6:
+                    history.note(
+                        later(), "rank_exited", task, rank=rank, node=node, code=1, signal=None,
+                        suspended=False, lost=True,
+                    )  # fmt: skip
+                else:
+                    history.note(later(), "rank_joined", task, rank=rank, node=node, incarnation=1)
             if draw.random() < 0.2:
                 history.note(later(), "observed", task, what="hang", quiet_s=draw.uniform(0, 99))
             if draw.random() < 0.5:

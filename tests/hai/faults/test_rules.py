@@ -9,6 +9,7 @@ from fireflyer.hai.faults.observations import (
     KINDS,
     Exit,
     Hang,
+    Loss,
     Memory,
     Network,
     Observation,
@@ -62,6 +63,7 @@ CASES: dict[str, tuple[Observation, list[Seen], str, str]] = {
     "crash-loop": (crash(), [seen(crash(), attempt=n) for n in (1, 2)], "stop task", "script"),
     "bus-error": (killed(7), [], "restart elsewhere", "node"),
     "exit": (crash(), [], "restart", "script"),
+    "loss": (Loss(node="n1", rank=1, code=None, signal=9), [], "note", "script"),
     "out-of-memory-repeated": (
         oom(900.0), [seen(oom(1.0)), seen(oom(2.0), "t2")], "restart elsewhere", "script",
     ),

@@ -12,9 +12,11 @@ from itertools import pairwise
 
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
-from fireflyer.hai.scheduling.cluster import AUTO, Cluster, Job, Node, Quota, Window
+from fireflyer.hai.scheduling import planner
+from fireflyer.hai.scheduling.cluster import ALL, AUTO, Cluster, Job, Node, Quota, Window
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import POLICIES
+from fireflyer.hai.scheduling.preempting import Ladder
 
 DAY = 86_400.0
 
@@ -188,13 +190,18 @@ class History:
     # -- the plan, and what it promises ------------------------------------------------------------
 
     def _plan(self) -> None:
-        actions = plan(self.cluster, self.now)
-        look = self.cluster.look_at
-        remembered, self.cluster.rooms = self.cluster.rooms, {}
-        self.cluster.settled = False
-        assert plan(self.cluster, self.now) == actions, "what it remembers changes what it says"
-        assert look <= self.cluster.look_at
-        self.cluster.rooms = remembered
+        cluster = self.cluster
+        cluster.advance(self.now)
+        narrow = bool(cluster.queue) and cluster.fresh != ALL
+        actions = plan(cluster, self.now)
+        remembered = (cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again)
+        cluster.rooms, cluster.ladder, cluster.fresh = {}, Ladder(cluster), ALL
+        assert plan(cluster, self.now) == actions, "what it remembers changes what it says"
+        assert remembered[4] == cluster.again
+        self.counts["narrow plan"] += narrow
+        self.counts["narrow find"] += narrow and bool(actions)
+        self.counts["cut"] += len(actions) >= planner.BATCH
+        cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again = remembered
         for action in actions:
             self.counts[type(action).__name__] += 1
             self._check_action(action)

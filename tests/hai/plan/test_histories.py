@@ -2,12 +2,44 @@
 
 from collections import Counter
 
+import pytest
+from tests.hai.plan.bench import Bench, launched
 from tests.hai.plan.histories import History
+
+from fireflyer.hai.scheduling import planner, preempting
 
 
 def test_the_promises_hold_over_random_histories() -> None:
     total: Counter[str] = Counter()
     for seed in range(400):
         total += History(seed).run()
-    for what in ("Launch", "Preempt", "fault", "drain", "suspend", "quota", "ended", "impossible"):
+    for what in (
+        "Launch", "Preempt", "fault", "drain", "suspend", "quota", "ended", "impossible",
+        "narrow plan", "narrow find",
+    ):  # fmt: skip
         assert total[what] > 0, f"no history had a {what}"
+
+
+def test_they_hold_where_plans_and_looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "BATCH", 2)
+    monkeypatch.setattr(preempting, "LOOKS", 1)
+    total: Counter[str] = Counter()
+    for seed in range(400, 500):
+        total += History(seed).run()
+    assert total["Launch"] > 0
+    assert total["cut"] > 0
+
+
+def test_a_long_plan_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [{"nodes": 1 + number % 3} for number in range(20)]
+    whole = launched(Bench("timeshare", 30).submit(*jobs))
+    monkeypatch.setattr(planner, "BATCH", 4)
+    bench = Bench("timeshare", 30)
+    actions = bench.submit(*jobs)
+    parts = [len(actions)]
+    while bench.cluster.next_look(bench.now) == bench.now:
+        more = bench.plan()
+        parts.append(len(more))
+        actions += more
+    assert launched(actions) == whole
+    assert max(parts) == 4

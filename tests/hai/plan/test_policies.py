@@ -86,7 +86,9 @@ def test_timeshare_interrupts_who_had_more_once_the_quantum_is_over() -> None:
         assert look is not None
         looks.append(look)
         actions = bench.plan(look - bench.now)
-    assert looks == [2700.0, 3660.0], "bob has waited; ada has had her first hour"
+    assert looks == [1800.0, 2700.0, 3660.0], (
+        "ada's quantum is over; bob has waited; ada has had her first hour"
+    )
     assert (preempted(actions), launched(actions)) == (["t1"], [])
     assert bench.plan(1.0) == [], "it waits for t1, and asks nobody else"
     assert launched(bench.leave("t1", after=5.0)) == [("t2", ("n0",))]

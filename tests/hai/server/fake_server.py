@@ -125,7 +125,7 @@ class FakeEngine:
     async def undrain(self, node: str) -> None:
         """Likewise."""
 
-    async def release(self, task: str) -> None:
+    async def release(self, task: str, directory: Path | None = None) -> None:
         with (self._files / "released").open("a") as file:
             file.write(f"{task}\n")
 

@@ -58,6 +58,7 @@ PUBLIC: dict[str, Scope] = {
     "DELETE /windows/{window}": "operate",
     "GET /tasks/{task}/why": "read",
     "GET /faults": "read",
+    "GET /ledger": "read",
     "POST /observations": "operate",
     "GET /workspaces": "read",
     "POST /workspaces": "submit",
@@ -201,7 +202,8 @@ def test_another_users_task_is_as_if_it_were_not_there(
     routes = [concrete(route) for route in PUBLIC if "{task}" in route]
     assert len(routes) == 8
     lease = {"attempt": 1, "held": 0, "lease": {"generation": 1, "members": ["m"], "token": "x"}}
-    for method, path in [*routes, ("GET", "/events?task=t1"), ("GET", "/events/stream?task=t1")]:
+    queries = ("/events?task=t1", "/events/stream?task=t1", "/ledger?task=t1")
+    for method, path in [*routes, *(("GET", path) for path in queries)]:
         body = msgspec.json.encode(lease) if "lease" in path else None
         status, text = bob.ask(method, path, body)
         missing, other = bob.ask(method, path.replace("t1", "t77"), body)
@@ -216,6 +218,39 @@ def test_another_users_task_is_as_if_it_were_not_there(
     assert chief.client.stop("t1").reason == "stop was asked for"
     with pytest.raises(NoSuchTask, match="no task 't1' here"):
         bob.client.stop("t1")
+
+
+def test_the_ledger_of_others_is_an_operators(
+    server: Server, somebody: Callable[[str, Scope], Somebody], spec: MakeSpec
+) -> None:
+    ada, bob = somebody("ada", "submit"), somebody("bob", "read")
+    chief = somebody("eve", "operate")
+    admin = Administration(server.client)
+    admin.add_group("vision")
+    admin.join("vision", "ada")
+    for group in ("", "vision"):
+        made = ada.client.submit(spec("finish", group=group))
+        ada.client.wait(made.id, {"finished"}, 30)
+    server.client.submit(spec("hold"))
+    assert ada.client.ledger().tasks.keys() == {"t1", "t2"}
+    assert ada.client.ledger(user="ada", group="vision").tasks.keys() == {"t2"}
+    assert bob.client.ledger().tasks == {}
+    for asked in ({"user": "ada"}, {"cluster": True}):
+        with pytest.raises(PermissionDenied, match="needs a token with scope operate"):
+            bob.client.ledger(**asked)
+    with pytest.raises(NoSuchTask, match="no task 't1' here"):
+        bob.client.ledger("t1")
+    books = chief.client.ledger(user="ada")
+    assert books.tasks.keys() == {"t1", "t2"}
+    assert books.total.whole == sum(one.whole for one in books.tasks.values())
+    assert chief.client.ledger(user="nobody").total.whole == 0
+    everybody = chief.client.ledger(cluster=True)
+    assert everybody.tasks.keys() == {"t1", "t2", "t3"}
+    assert everybody.cluster is not None
+    assert everybody.cluster.whole == sum(everybody.cluster.parts.values())
+    assert chief.client.ledger("t3", until=1.0).total.whole == 0
+    with pytest.raises(ConfigError, match="until must be later than since"):
+        chief.client.ledger(since=2.0, until=1.0)
 
 
 def test_the_homes_own_user_needs_no_account(server: Server, spec: MakeSpec) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class DyingStore(Store):
         super()._note(*arguments)
         self._countdown.point()
 
-    def add(self, *arguments: Any) -> str:
+    def add(self, *arguments: Any) -> Any:
         found = super().add(*arguments)
         self._countdown.point()
         return found
@@ -123,7 +124,7 @@ class User:
             lambda: self.ask_for_lease(controller),
             lambda: self.steer(controller, "suspend", {"running"}),
             lambda: self.steer(controller, "resume", {"suspended"}),
-            lambda: self.submit(controller, "finish"),
+            lambda: self.submit_together(controller),
             lambda: self.steer(controller, "stop", {"running", "starting"}),
         ]
         while self.done < len(things):
@@ -136,9 +137,19 @@ class User:
 
     async def submit(self, controller: Controller, *args: str, nodes: int = 1) -> None:
         spec = self.spec(*args, nodes=nodes)
-        view = controller.submit(spec)
+        view = await controller.submit(spec)
         self.acknowledged[view.id] = spec
         self.main = self.main or view.id
+
+    async def submit_together(self, controller: Controller) -> None:
+        """Two, which are one transaction: both are there or neither."""
+        before = len(controller.views(live=False))
+        try:
+            await asyncio.gather(
+                self.submit(controller, "finish"), self.submit(controller, "finish")
+            )
+        finally:
+            assert len(controller.views(live=False)) in (before, before + 2)
 
     async def ask_for_lease(self, controller: Controller) -> None:
         """Of two parts; the first one's question may have been asked before the crash, too."""
@@ -279,7 +290,7 @@ def test_a_crash_at_every_point(tmp_path: Path, spec: MakeSpec, fresh: Fresh) ->
             outcome = {"hold": "stopped"}.get(wanted.args[0], "finished")
             assert by_id[name].state == outcome, (at, name, by_id[name])
         for name in by_id.keys() - user.acknowledged.keys():
-            assert len(by_id) <= len(user.acknowledged) + 1, f"{name} was doubled"
+            assert len(by_id) <= len(user.acknowledged) + 2, f"{name} was doubled"
         released = (home.path / "engine" / "released").read_text().split()
         assert {v.id for v in views if v.attempt} <= set(released)
     assert at > 80, "the walk passed few points; are they still instrumented?"
@@ -295,6 +306,7 @@ class Storm:
         self.acknowledged: dict[str, TaskSpec] = {}
         self.stops: set[str] = set()
         self.calls = 0
+        self._names = count()
         self.changed = threading.Condition()
         self.ending = False
 
@@ -321,7 +333,9 @@ class Storm:
         known = sorted(self.acknowledged)
         if not known or self._random.random() < 0.4:
             kind = self._random.choice([("hold",), ("finish",), ("fail", "1"), ("lose", "1")])
-            spec = self._spec(*kind, nodes=self._random.choice([1, 1, 2]))
+            spec = self._spec(
+                *kind, nodes=self._random.choice([1, 1, 2]), name=f"n{next(self._names)}"
+            )
             view = client.submit(spec)
             self.acknowledged[view.id] = spec
             return
@@ -330,6 +344,31 @@ class Storm:
         {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}[what](name)
         if what == "stop":
             self.stops.add(name)
+
+    def check(self, views: list[TaskView]) -> None:
+        """What was acknowledged is known, under the id that was told; and nothing is there twice, whether its
+        answer arrived or not."""
+        by_id = {view.id: view for view in views}
+        for name, wanted in self.acknowledged.items():
+            assert by_id[name].spec == wanted
+        for name in self.stops:
+            assert by_id[name].state in ("stopped", "finished")
+        names = [view.spec.name for view in views]
+        assert len(set(names)) == len(names)
+
+
+def settle(server: Any) -> tuple[list[TaskView], list[Event]]:
+    """Every task, once all are over, and the whole history."""
+    client = server.client
+    for view in client.tasks(live=True):
+        with suppress(TaskError):  # it ended in between
+            client.stop(view.id)
+    for view in client.tasks(live=True):
+        client.wait(view.id, TERMINAL, 30)
+    events: list[Event] = []
+    while more := client.events(after=events[-1].seq if events else 0):
+        events += more
+    return client.tasks(), events
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -357,22 +396,9 @@ def test_kill_nine_in_a_storm_of_requests(
         storm.ending = True
         for client in clients:
             client.join()
-    client = server.client
-    for view in client.tasks(live=True):
-        with suppress(TaskError):  # it ended in between
-            client.stop(view.id)
-    for view in client.tasks(live=True):
-        client.wait(view.id, TERMINAL, 30)
-    events: list[Event] = []
-    while more := client.events(after=events[-1].seq if events else 0):
-        events += more
-    views = client.tasks()
+    views, events = settle(server)
     check_history(events, views, server.launches(), gaps=bool(options))
-    by_id = {view.id: view for view in views}
-    for name, wanted in storm.acknowledged.items():
-        assert by_id[name].spec == wanted
-    for name in storm.stops:
-        assert by_id[name].state in ("stopped", "finished")
+    storm.check(views)
 
 
 class FullStore(Store):
@@ -395,7 +421,7 @@ def test_a_start_that_cannot_be_written_ends_the_server(tmp_path: Path, spec: Ma
         ready = asyncio.Event()
         serving = asyncio.create_task(controller.run(ready.set))
         await ready.wait()
-        assert controller.submit(spec("finish")).state == "queued", "it is on disk"
+        assert (await controller.submit(spec("finish"))).state == "queued", "it is on disk"
         with pytest.raises(NoSpace, match="is full"):
             await serving
         await controller.close()

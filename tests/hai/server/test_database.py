@@ -17,7 +17,7 @@ from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
 from fireflyer.hai.database import schema
 from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
 from fireflyer.hai.database.marks import Mark, Marks
-from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.store import Fresh, Store
 from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import Launch, Note, Step, Task
 from fireflyer.hai.model import TaskSpec
@@ -34,8 +34,9 @@ SPEC = TaskSpec(script="/x.py", cwd="/")
 
 def add(store: Store, user: str = "") -> str:
     fresh = Task(id="", order=0, nodes=1, world=1, max_restarts=3)
-    notes = (Note("submitted"), Note("queued"))
-    return store.add(SPEC, "5ecret", Step(task=fresh, notes=notes), now(), user)
+    step = Step(task=fresh, notes=(Note("submitted"), Note("queued")))
+    made = Fresh(spec=SPEC, secret="5ecret", step=step, when=now(), user=user)
+    return store.add([made])[0].task
 
 
 def test_the_migrations_make_the_tables_of_the_schema(database: Database) -> None:

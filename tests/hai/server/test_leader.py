@@ -25,7 +25,7 @@ from fireflyer.hai.model import TaskSpec
 
 MakeSpec = Callable[..., TaskSpec]
 
-LEASE_S = 1.0
+LEASE_S = 2.5
 """Short, for tests that wait for its end."""
 
 

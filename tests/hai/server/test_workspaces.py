@@ -1,5 +1,6 @@
 """Workspaces through a real server: what was shipped outlives it, and odd requests are refused by type."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -9,12 +10,15 @@ import msgspec
 import pytest
 
 from fireflyer.errors import ConfigError, FireflyerError, WorkspaceError
+from fireflyer.hai import leftovers
 from fireflyer.hai.model import TaskSpec
 from fireflyer.hai.workspaces import shipping
 from fireflyer.hai.workspaces.depot import Offer
+from fireflyer.hai.workspaces.making import MARK
 from fireflyer.hai.workspaces.manifest import encode
 from fireflyer.hai.workspaces.snapshot import take
 from fireflyer.hai.workspaces.stream import head
+from fireflyer.hai.workspaces.venvs import key
 
 MakeSpec = Callable[..., TaskSpec]
 
@@ -123,3 +127,24 @@ def test_odd_names(server: Any, path: str) -> None:
     server.start()
     with pytest.raises((WorkspaceError, ConfigError)):
         server.client.call("GET", path)
+
+
+def test_two_tasks_make_an_environment_once_though_the_server_is_killed_meanwhile(
+    server: Any, spec: MakeSpec
+) -> None:
+    server.start(nodes=2)
+    lock = msgspec.json.decode(server.client.call("POST", "/venvs", body=b"# nothing\n"))
+    tasks = [server.client.submit(spec("finish", venv=lock["id"])).id for _ in range(2)]
+    place = server.home / "venvs" / key(lock["id"])
+    deadline = time.monotonic() + 60
+    while not (place / "bin" / "python").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    server.kill()
+    assert not place.with_name(f"{place.name}.ready").exists()
+    server.start(nodes=2)
+    views = [server.client.wait(task, {"finished"}, 60) for task in tasks]
+    said = [(Path(view.directory) / str(view.attempt) / "0.log").read_text() for view in views]
+    assert "".join(said).count("making the environment of") == 1
+    assert [view.restarts for view in views] == [0, 0]
+    assert leftovers.end({MARK: str(place)}) == []

@@ -1,8 +1,8 @@
 """The platform's state: tasks, attempts, and the append-only history, in SQLite or PostgreSQL.
 
-One transaction a transition writes the new state and its events together. Every commit is synced: the
-platform commits a few dozen times a second, so one sync each (below a millisecond on an NVMe disk) buys
-that an acknowledged task survives a power cut too, not only the death of the server.
+One transaction a transition writes the new state and its events together; tasks that arrive together are
+one transaction. Every commit is synced, so that an acknowledged task survives a power cut too, not only the
+death of the server.
 
 One thread uses a store.
 """
@@ -17,12 +17,15 @@ import sqlalchemy as sa
 from fireflyer.errors import NoSuchTask
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.schema import attempt as _attempt
+from fireflyer.hai.database.schema import audit as _audit
 from fireflyer.hai.database.schema import event as _event
 from fireflyer.hai.database.schema import quota as _quota
 from fireflyer.hai.database.schema import task as _task
 from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
+
+_ADD = _task.insert().returning(_task.c.id, sort_by_parameter_order=True)
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -54,6 +57,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Who submitted it."""
 
 
+class Fresh(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that is to be written for the first time."""
+
+    spec: TaskSpec
+    secret: str
+    step: Step
+    """Its first; the task in it has no id yet."""
+    when: Moment
+    user: str = ""
+    line: dict[str, Any] | None = None
+    """Row of the audit log to be written with it, but for its object; None: no row."""
+
+
 class Store:
     """The database of one server.
 
@@ -76,26 +92,28 @@ class Store:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def add(self, spec: TaskSpec, secret: str, step: Step, when: Moment, user: str = "") -> str:
-        """Writes a new task of a user with its first events; returns its id, e.g. "t1"."""
+    def add(self, tasks: Sequence[Fresh]) -> list[Row]:
+        """Writes new tasks with their first events and their lines of the audit log, all of them or none."""
         with self.database.writing() as connection:
-            values = {
-                "spec": _dump(spec),
-                "secret": secret,
-                "state": step.task.state,
-                "reason": step.task.reason,
-                "attempt": 0,
-                "restarts": 0,
-                "stopping": False,
-                "warm": False,
-                "created": when.wall,
-                "user": user,
-            }
-            key = connection.execute(_task.insert(), values).inserted_primary_key
-            assert key is not None
-            self.database.name_object(f"t{key[0]}")
-            self._note(connection, key[0], 0, step.notes, when)
-            return f"t{key[0]}"
+            values = [_first_values(fresh) for fresh in tasks]
+            numbers = connection.execute(_ADD, values).scalars().all()
+            lines: list[dict[str, Any]] = []
+            events: list[dict[str, Any]] = []
+            for number, fresh in zip(numbers, tasks, strict=True):
+                events += _event_values(number, 0, fresh.step.notes, fresh.when)
+                if fresh.line is not None:
+                    lines.append({**fresh.line, "object": f"t{number}"})
+            self._note(connection, events)
+            if lines:
+                connection.execute(_audit.insert(), lines)
+        return [
+            Row(
+                task=f"t{number}", spec=fresh.spec, state=fresh.step.task.state,
+                reason=fresh.step.task.reason, attempt=0, restarts=0, created=fresh.when.wall,
+                user=fresh.user,
+            )
+            for number, fresh in zip(numbers, tasks, strict=True)
+        ]  # fmt: skip
 
     def write(self, step: Step, when: Moment) -> None:
         """Writes one transition: the task's row, its attempt's row and its events, or nothing."""
@@ -121,29 +139,11 @@ class Store:
                     at = (_attempt.c.task == number) & (_attempt.c.number == task.attempt)
                     outcome = note.detail["outcome"]
                     connection.execute(_attempt.update().where(at).values(outcome=outcome))
-            self._note(connection, number, task.attempt, step.notes, when)
+            self._note(connection, _event_values(number, task.attempt, step.notes, when))
 
-    def _note(
-        self,
-        connection: sa.Connection,
-        task: int,
-        attempt: int,
-        notes: Sequence[Note],
-        when: Moment,
-    ) -> None:
-        rows = [
-            {
-                "task": task,
-                "attempt": attempt,
-                "kind": note.kind,
-                "detail": _dump(note.detail),
-                "monotonic_ns": when.monotonic_ns,
-                "wall": when.wall,
-            }
-            for note in notes
-        ]
-        if rows:
-            connection.execute(_event.insert(), rows)
+    def _note(self, connection: sa.Connection, events: list[dict[str, Any]]) -> None:
+        if events:
+            connection.execute(_event.insert(), events)
 
     def launched(self, task: str, attempt: int) -> None:
         """Records that the engine has taken the launch of this attempt."""
@@ -289,7 +289,7 @@ class Store:
     def note(self, task: str, attempt: int, notes: Sequence[Note], when: Moment) -> None:
         """Writes lines of history that change no state."""
         with self.database.writing() as connection:
-            self._note(connection, _number(task), attempt, notes, when)
+            self._note(connection, _event_values(_number(task), attempt, notes, when))
 
     def newest(self, kinds: Sequence[str], limit: int, user: str | None = None) -> list[Event]:
         """The newest events of these kinds, oldest first; of one user's tasks when named."""
@@ -353,6 +353,37 @@ def _number(task: str) -> int:
     if task[:1] != "t" or not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
         raise unknown(task)
     return int(digits)
+
+
+def _first_values(fresh: Fresh) -> dict[str, Any]:
+    return {
+        "spec": _dump(fresh.spec),
+        "secret": fresh.secret,
+        "state": fresh.step.task.state,
+        "reason": fresh.step.task.reason,
+        "attempt": 0,
+        "restarts": 0,
+        "stopping": False,
+        "warm": False,
+        "created": fresh.when.wall,
+        "user": fresh.user,
+    }
+
+
+def _event_values(
+    task: int, attempt: int, notes: Sequence[Note], when: Moment
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": task,
+            "attempt": attempt,
+            "kind": note.kind,
+            "detail": _dump(note.detail),
+            "monotonic_ns": when.monotonic_ns,
+            "wall": when.wall,
+        }
+        for note in notes
+    ]
 
 
 def _dump(value: Any) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -27,15 +28,7 @@ class Trail:
     def change(self, who: Identity, action: str, object: str) -> Iterator[None]:
         """Around a change: its line is in the same transaction as the first thing that the change writes; or
         written alone where it wrote nothing or was refused. Nothing may be awaited inside."""
-        row = {
-            "wall": time.time(),
-            "user": who.user,
-            "token": who.token,
-            "address": who.address,
-            "action": action,
-            "object": plain(object)[:200],
-            "outcome": "ok",
-        }
+        row = _line(who, action, object)
         with self._database.along(schema.audit, row) as written:
             try:
                 yield
@@ -47,6 +40,19 @@ class Trail:
             if not written():
                 self._flush()
 
+    @contextmanager
+    def refusals(self, who: Identity, action: str) -> Iterator[dict[str, Any]]:
+        """Around a change that writes the line, which is yielded, by itself and with the object; where it is
+        refused the line is written here. Others may have their turn inside."""
+        line = _line(who, action, "")
+        try:
+            yield line
+        except FireflyerError as error:
+            refused = {**line, "outcome": type(error).__name__}
+            with self._database.writing() as connection:
+                connection.execute(schema.audit.insert(), refused)
+            raise
+
     def _flush(self) -> None:
         with self._database.writing():
             """What is pending is written with any transaction, an empty one too."""
@@ -57,3 +63,15 @@ class Trail:
         query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
         with self._database.reading() as connection:
             return [AuditEntry(**row._mapping) for row in connection.execute(query)]
+
+
+def _line(who: Identity, action: str, object: str) -> dict[str, Any]:
+    return {
+        "wall": time.time(),
+        "user": who.user,
+        "token": who.token,
+        "address": who.address,
+        "action": action,
+        "object": plain(object)[:200],
+        "outcome": "ok",
+    }

@@ -103,6 +103,8 @@ class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
     incarnation: int = 0
     joined: bool = True
     """It was a member; False for a newcomer that was never let in."""
+    lost: bool = False
+    """A member of an elastic attempt that the others go on without."""
 
 
 class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
@@ -189,9 +191,13 @@ class Engine(Protocol):
         """
         ...
 
-    async def release(self, task: str) -> None:
+    async def release(self, task: str, directory: Path | None = None) -> None:
         """Gives back what the engine kept warm for the task's next attempt (supervisors, fork servers);
-        an attempt that still runs is ended as `stopped`. Returns when no process is left."""
+        an attempt that still runs is ended as `stopped`. Returns when no process is left.
+
+        Args:
+            directory: of the task: also what an earlier server's engine kept warm there is given back.
+        """
         ...
 
     def events(self) -> AsyncIterator[EngineEvent | NodesChanged]:

@@ -110,7 +110,8 @@ class Attempt:
                 if event.code == 0:
                     self._returned_0.add(rank)
         for rank in sorted(running):
-            self._exited(rank, None, None, joined=not self._incarnation[rank] or rank in joined)
+            member = not self._incarnation[rank] or rank in joined
+            self._exited(rank, None, None, joined=member, lost=True)
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -333,7 +334,8 @@ class Attempt:
         elif not self.over and self._asked != "stop" and not self._may_lose():
             how = describe_exit(code, number)
             self.fail(f"rank {rank} on {self.part.node} {how} (pid {pid})")
-        self._exited(rank, code, number, joined=rank not in self._unknown)
+        lost = code != 0 and not self.over and self._asked is None
+        self._exited(rank, code, number, joined=rank not in self._unknown, lost=lost)
         self._unknown.discard(rank)
         return True
 
@@ -341,7 +343,9 @@ class Attempt:
         """Whether the others go on without a rank: once newcomers have a door to knock at."""
         return self.part.elastic and doors_path(Path(self.part.directory)).exists()
 
-    def _exited(self, rank: int, code: int | None, number: int | None, *, joined: bool) -> None:
+    def _exited(
+        self, rank: int, code: int | None, number: int | None, *, joined: bool, lost: bool = False
+    ) -> None:
         part = self.part
         self._record(
             RankExited(
@@ -350,6 +354,7 @@ class Attempt:
                 rank=rank,
                 incarnation=self._incarnation.get(rank, 0),
                 joined=joined,
+                lost=lost and joined,
                 node=part.node,
                 code=code,
                 signal=number,
@@ -420,5 +425,10 @@ class Attempt:
 
 def server_environment(part: Part) -> dict[str, str]:
     """Of the task's fork server: what the loader and the interpreter read at start is the user's."""
-    names = {"FIREFLYER_TASK": part.task, "FIREFLYER_NODE": part.node, "OMP_NUM_THREADS": "1"}
-    return {**part.env, **names}
+    return {
+        **part.env,
+        "FIREFLYER_TASK": part.task,
+        "FIREFLYER_TASK_DIR": os.path.dirname(part.directory),
+        "FIREFLYER_NODE": part.node,
+        "OMP_NUM_THREADS": "1",
+    }

@@ -117,12 +117,13 @@ class GangState:
         Args:
             doors: the ranks of an elastic gang have opened their doors.
         """
-        goes_on = doors and self.gang.elastic
+        goes_on = doors and self.gang.elastic and self._members.began(node)
         if (node in self.parts or node in self._lost) and not self._members.expected(node):
             return
         self._lost[node] = why
         self.open.discard(node)
-        self._events += self._members.lost(node, now.monotonic_ns, now.wall)
+        stays = goes_on and not (self.aborting or self.leaving)
+        self._events += self._members.lost(node, now.monotonic_ns, now.wall, goes_on=stays)
         if not goes_on:
             self.aborting = True
         self._look_for_the_end()

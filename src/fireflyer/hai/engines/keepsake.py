@@ -15,10 +15,12 @@ from fireflyer._native.hai import set_parent_death_signal
 MODULE = "fireflyer.checkpoint.keeper"
 """Serves on descriptor 3. By name and at run time only: the platform needs nothing of it."""
 
+KEEPER_SUFFIX = ".keeper.sock"
+
 
 def keeper_path(directory: str, node: str) -> str:
     """The socket of a node's keeper, in the task's directory."""
-    return os.path.join(directory, f"{node}.keeper.sock")
+    return os.path.join(directory, node + KEEPER_SUFFIX)
 
 
 class Keepsake:

@@ -9,14 +9,17 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
 
 from fireflyer.errors import Corrupted, TaskError
+from fireflyer.hai import leftovers
 from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged
 from fireflyer.hai.engines.gang import GangState, Now, decide
 from fireflyer.hai.engines.journal import doors_path, journal_path, read_journal
+from fireflyer.hai.engines.keepsake import KEEPER_SUFFIX
 from fireflyer.hai.engines.link import Link, connect, spawn
 from fireflyer.hai.engines.messages import (
     Attach,
@@ -35,6 +38,9 @@ from fireflyer.hai.engines.messages import (
 )
 from fireflyer.hai.faults.kernellog import chosen
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
+from fireflyer.log import get_logger
+
+_log = get_logger("hai")
 
 
 def _now() -> Now:
@@ -143,6 +149,9 @@ class LocalEngine:
             if run.state.aborting:
                 return
             run.state.opened(node)
+            if link is None or link.gone.is_set():
+                self._supervisor_died(run, node)
+                return
             link.attempt = gang.attempt
             launch = Launch(part=self._part(gang, index, port))
             if port:
@@ -185,6 +194,8 @@ class LocalEngine:
                 run.state.opened(node)
             answers = await asyncio.gather(*(self._attach(run, node) for node in gang.nodes))
             for node, answer in zip(gang.nodes, answers, strict=True):
+                if answer is None:
+                    self._sweep(run, node)
                 if answer is None or not answer.known:
                     self._settle(run, node, f"{node} holds nothing of the attempt")
             graces = [a.grace_s for a in answers if a is not None and a.grace_s is not None]
@@ -207,10 +218,13 @@ class LocalEngine:
             state = run.state
             link: Link | None = None
             if not (state.aborting or state.leaving):
+                why = "its supervisor died at its start"
                 try:
                     link = await self._link(run.gang, node)
                 except OSError as error:
-                    why = f"{node} cannot be launched on again: {error}"
+                    why = str(error)
+                if link is None:
+                    why = f"{node} cannot be launched on again: {why}"
                     state.lost(node, why, _now(), doors=True)
             if link is not None and not state.aborting:
                 self._enlist(run, link, newcomers)
@@ -220,7 +234,7 @@ class LocalEngine:
 
     async def _attach(self, run: _Run, node: str) -> Attached | None:
         gang = run.gang
-        link = self._links.get((gang.task, node)) or self._connect(gang, node)
+        link = self._find(gang, node)
         if link is None:
             return None
         link.attempt = gang.attempt
@@ -277,10 +291,13 @@ class LocalEngine:
             for link in self._open_links(run):
                 link.send(Condemn(attempt=attempt, reason=reason))
 
-    async def release(self, task: str) -> None:
+    async def release(self, task: str, directory: Path | None = None) -> None:
         for run in [run for (name, _), run in self._runs.items() if name == task]:
             async with run.lock:
                 run.state.leaving = True
+        for path in directory.glob("*.sock") if directory is not None else ():
+            if (task, path.stem) not in self._links and not path.name.endswith(KEEPER_SUFFIX):
+                self._connect(task, path.parent, path.stem)
         links = [link for (name, _), link in self._links.items() if name == task]
         await asyncio.gather(*(link.leave() for link in links))
         for key in [key for key in self._runs if key[0] == task]:
@@ -293,34 +310,34 @@ class LocalEngine:
 
     # -- supervisors -------------------------------------------------------------------------------
 
-    async def _link(self, gang: Gang, node: str) -> Link:
-        """A link to the supervisor of the task on the node, started if there is none."""
-        link = self._links.get((gang.task, node)) or self._connect(gang, node)
+    async def _link(self, gang: Gang, node: str) -> Link | None:
+        """A link to the task's supervisor on the node, started if there is none; None: it died at once."""
+        link = self._find(gang, node)
         # An earlier server's supervisor may be on its way out; only an answer says that it stays.
         while link is not None and not link.gone.is_set():
-            if await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached) is not None:
+            answer = await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached)
+            if answer is not None and not link.gone.is_set():
                 return link
         self._adopt(spawn(gang.task, gang.directory.parent, node))
-        link = self._connect(gang, node)
-        if link is None:
-            raise ConnectionRefusedError(f"the supervisor of {gang.task} on {node} is gone again")
-        return link
+        return self._find(gang, node)
 
-    def _connect(self, gang: Gang, node: str) -> Link | None:
-        directory = gang.directory.parent
+    def _find(self, gang: Gang, node: str) -> Link | None:
+        task = gang.task
+        return self._links.get((task, node)) or self._connect(task, gang.directory.parent, node)
+
+    def _connect(self, task: str, directory: Path, node: str) -> Link | None:
         try:
             stream = connect(directory, node)
         except FileNotFoundError:
             return None
         if stream is None:
             return None
-        task = gang.task
 
         def on_gone() -> None:
             del self._links[task, node]
             for run in [r for (name, _), r in self._runs.items() if name == task]:
                 if node in run.state.open:
-                    self._settle(run, node, f"the supervisor of {node} died")
+                    self._supervisor_died(run, node)
 
         link = Link(stream, directory, node, lambda n, r: self._on_record(task, n, r), on_gone)
         self._links[task, node] = link
@@ -349,6 +366,18 @@ class LocalEngine:
 
     def _record(self, run: _Run, node: str, record: Record) -> None:
         run.state.record(record, node)
+
+    def _supervisor_died(self, run: _Run, node: str) -> None:
+        self._sweep(run, node)
+        self._settle(run, node, f"the supervisor of {node} died")
+
+    def _sweep(self, run: _Run, node: str) -> None:
+        """REQUIRES: neither guard nor supervisor is left. If both were killed in one instant, nobody has
+        killed what ranks had detached from themselves, and ranks may be dying still."""
+        folder = str(run.gang.directory.parent)
+        left = leftovers.end({"FIREFLYER_TASK_DIR": folder, "FIREFLYER_NODE": node})
+        if left:
+            _log.warning("%s on %s: the kernel does not end %s", run.gang.task, node, left)
 
     def _settle(self, run: _Run, node: str, why: str) -> None:
         """Nothing is left on the node: its journal says how the part ended, or it was lost."""

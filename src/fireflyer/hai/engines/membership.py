@@ -68,8 +68,14 @@ class Membership:
                 place.exit = event
         return True
 
-    def lost(self, node: str, monotonic_ns: int, wall: float) -> list[RankExited]:
-        """All who ran on the node or were expected there are gone; what to tell of them."""
+    def lost(
+        self, node: str, monotonic_ns: int, wall: float, *, goes_on: bool = False
+    ) -> list[RankExited]:
+        """All who ran on the node or were expected there are gone; what to tell of them.
+
+        Args:
+            goes_on: the gang does, without them.
+        """
         told: list[RankExited] = []
         for rank, place in self._places.items():
             if place.node == node and self._gang.elastic and (place.running or place.expected):
@@ -79,6 +85,7 @@ class Membership:
                     rank=rank,
                     incarnation=place.incarnation,
                     joined=place.member,
+                    lost=place.member and goes_on,
                     node=node,
                     code=None,
                     signal=None,
@@ -100,9 +107,14 @@ class Membership:
             if place.node == node and place.expected:
                 place.expected = False
 
+    def began(self, node: str) -> bool:
+        """Whether every rank of the node was started once: a newcomer takes only a place that was taken."""
+        places = (place for place in self._places.values() if place.node == node)
+        return all(place.running or place.exit for place in places)
+
     def known(self) -> bool:
         """Whether every rank was started once."""
-        return all(place.running or place.exit for place in self._places.values())
+        return all(map(self.began, self._gang.nodes))
 
     def deserted(self) -> bool:
         """Whether only newcomers are left that no member will let in."""

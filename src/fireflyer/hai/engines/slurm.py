@@ -302,7 +302,7 @@ class SlurmEngine(LocalEngine):
         else:
             await super().stop(task, attempt, grace_s)
 
-    async def release(self, task: str) -> None:
+    async def release(self, task: str, directory: Path | None = None) -> None:
         for (name, _), start in list(self._starts.items()):
             if name == task:
                 start.ask("stopped", 0.0)

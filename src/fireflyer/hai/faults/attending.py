@@ -15,7 +15,7 @@ import msgspec
 from fireflyer.errors import TaskError
 from fireflyer.hai.database.marks import Mark
 from fireflyer.hai.database.store import Moment, Store
-from fireflyer.hai.engines import Engine, GangEnded, NodeObserved
+from fireflyer.hai.engines import Engine, EngineEvent, GangEnded, NodeObserved, RankExited
 from fireflyer.hai.faults import desk
 from fireflyer.hai.faults.observations import Observation, Validator
 from fireflyer.hai.faults.rules import Decision, Faults, Rule
@@ -72,6 +72,16 @@ class Attendant:
         ranks = self._store.rank_events(event.task, event.attempt)
         return self.desk.ended(task, event, ranks, self._directory(event.task, event.attempt))
 
+    def lost(self, event: EngineEvent) -> tuple[tuple[Note, ...], Callable[[], None]]:
+        """Where an elastic attempt goes on without a rank: the lines of history that go with the event's own,
+        and what does as they say, once they are written."""
+        if not (isinstance(event, RankExited) and event.lost):
+            return (), lambda: None
+        found = desk.loss(event, self._directory(event.task, event.attempt))
+        decision = self.desk.observed(event.task, event.attempt, found)
+        notes = (desk.observed(found), desk.acted(decision, found.node))
+        return notes, partial(self._act, event.task, event.attempt, found, decision)
+
     def heard(self, event: NodeObserved) -> None:
         """A supervisor has read its kernel's log; heard again, by a later server, it says nothing."""
         if not self.desk.knows(event.task, event.attempt, event.observation):
@@ -94,10 +104,14 @@ class Attendant:
     def notice(self, name: str, attempt: int, found: Observation) -> Decision:
         """Decides about an observation, writes both down, and does it. Name "": the node had no task."""
         decision = self.desk.observed(name, attempt, found)
-        _log.info("%s attempt %d: %s: %s", name, attempt, found.text(), decision.action)
         if name:
             notes = (desk.observed(found), desk.acted(decision, found.node))
             self._store.note(name, attempt, notes, Moment(time.monotonic_ns(), time.time()))
+        self._act(name, attempt, found, decision)
+        return decision
+
+    def _act(self, name: str, attempt: int, found: Observation, decision: Decision) -> None:
+        _log.info("%s attempt %d: %s: %s", name, attempt, found.text(), decision.action)
         if decision.action == "drain node" and found.node:
             self.drain(found.node, f"{found.text()} (rule {decision.rule})")
         task = self._tasks.get(name)
@@ -105,7 +119,6 @@ class Attendant:
         if ends and task is not None and task.placement and task.attempt == attempt:
             self._call(name, partial(self._engine.fail, name, attempt, found.text()))
         self._tell()
-        return decision
 
     def drain(self, node: str, reason: str) -> None:
         """Nothing new is placed on the node from now on."""

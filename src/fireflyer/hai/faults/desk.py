@@ -14,8 +14,16 @@ from typing import Any
 import msgspec
 
 from fireflyer import pulse
-from fireflyer.hai.engines import GangEnded
-from fireflyer.hai.faults.observations import Exit, Hang, Observation, Seen, Silence, Straggler
+from fireflyer.hai.engines import GangEnded, RankExited
+from fireflyer.hai.faults.observations import (
+    Exit,
+    Hang,
+    Loss,
+    Observation,
+    Seen,
+    Silence,
+    Straggler,
+)
 from fireflyer.hai.faults.rules import Decision, Rule, decide, gravest
 from fireflyer.hai.faults.watching import Pace, Quiet, behind
 from fireflyer.hai.lifecycle import ACTIVE, Note, Task, Verdict
@@ -254,10 +262,14 @@ def _causes(
         return [Silence(node=node, wall=event.wall, reason=event.reason) for node in nodes]
     if ended:
         return []
-    failed = [e for e in history if e.kind == "rank_exited" and e.detail["code"] != 0]
-    first = next((e for e in failed if not e.detail["suspended"]), None)
-    if first is None:
+    failed = [
+        e for e in history
+        if e.kind == "rank_exited" and e.detail["code"] != 0 and not e.detail["suspended"]
+    ]  # fmt: skip
+    if not failed:
         return []
+    # An elastic attempt has survived its losses, but for the last one.
+    first = next((e for e in failed if not e.detail.get("lost")), failed[-1])
     rank = first.detail["rank"]
     begun = [e.wall for e in history if e.kind == "rank_started" and e.detail["rank"] == rank]
     return [
@@ -271,6 +283,18 @@ def _causes(
             ran_s=round(max(first.wall - max(begun, default=first.wall), 0.0), 3),
         )
     ]
+
+
+def loss(event: RankExited, directory: Path) -> Loss:
+    """REQUIRES: an elastic attempt, in this directory, goes on without the rank."""
+    return Loss(
+        node=event.node,
+        wall=event.wall,
+        rank=event.rank,
+        code=event.code,
+        signal=event.signal,
+        place=last_place(_tail(directory / f"{event.rank}.log")),
+    )
 
 
 def _tail(path: Path) -> str:

@@ -28,6 +28,27 @@ class Exit(_Observed, frozen=True, kw_only=True, tag="exit"):
         return f"rank {self.rank}: {how}" + (f" at {self.place}" if self.place else "")
 
 
+class Loss(_Observed, frozen=True, kw_only=True, tag="loss"):
+    """A member of an elastic attempt is gone, and the others go on."""
+
+    rank: int
+    code: int | None
+    signal: int | None
+    """None, too: it was lost with its node."""
+    place: str = ""
+    """As of an Exit."""
+
+    @property
+    def with_node(self) -> bool:
+        return self.code is None and self.signal is None
+
+    def text(self) -> str:
+        how = f"exit {self.code}" if self.signal is None else f"signal {self.signal}"
+        where = f" at {self.place}" if self.place else ""
+        lost = f"lost with {self.node}" if self.with_node else f"lost: {how}{where}"
+        return f"rank {self.rank}: {lost}; the others go on"
+
+
 class OutOfMemory(_Observed, frozen=True, kw_only=True, tag="oom"):
     """The kernel killed a process for its memory."""
 
@@ -127,12 +148,15 @@ class Validator(_Observed, frozen=True, kw_only=True, tag="validator"):
         )
 
 
-Observation = Exit | OutOfMemory | Silence | Hang | Straggler | Xid | Network | Memory | Validator
+Observation = (
+    Exit | Loss | OutOfMemory | Silence | Hang | Straggler | Xid | Network | Memory | Validator
+)
 
 KernelObservation = OutOfMemory | Xid | Network | Memory
 
 KINDS: tuple[str, ...] = (
-    *("exit", "oom", "silence", "hang", "straggler", "xid", "network", "memory", "validator"),
+    *("exit", "loss", "oom", "silence", "hang"),
+    *("straggler", "xid", "network", "memory", "validator"),
 )
 
 

@@ -18,6 +18,7 @@ from fireflyer.hai.faults.observations import (
     KINDS,
     Exit,
     Hang,
+    Loss,
     Memory,
     Network,
     Observation,
@@ -56,7 +57,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of an exit."""
     states: tuple[str, ...] = ()
     """Of `network`: up, down, error; of `memory`: corrected, uncorrected; of `validator`: passed, failed; of
-    `hang`: one (a rank is behind all others), all."""
+    `hang`: one (a rank is behind all others), all; of `loss`: rank, node (the rank went with it)."""
     at_least: int = 1
     """Fits from so many such observations on: of the node, or in a row of the task for `exit`."""
     within_s: float = 0.0
@@ -119,6 +120,8 @@ def _fits(rule: Rule, observation: Observation) -> bool:
                 return False
             # a line that counts in a row is about a script that ends itself in the same way
             return rule.at_least == 1 or observation.code is not None
+        case Loss():
+            state = "node" if observation.with_node else "rank"
         case Xid():
             return not rule.codes or observation.code in rule.codes
         case Network():
@@ -264,7 +267,7 @@ def _check(rule: Rule) -> None:
     if not 0 <= rule.within_s < float("inf"):
         raise _Wrong("within_s", f"within_s must be 0 or more seconds, not {rule.within_s}")
     fitting = {"codes": ("xid", "exit"), "signals": ("exit",)}
-    fitting["states"] = ("network", "memory", "validator", "hang")
+    fitting["states"] = ("network", "memory", "validator", "hang", "loss")
     for key, kinds in fitting.items():
         if getattr(rule, key) and rule.on not in kinds:
             raise _Wrong(key, f"{key} do not go with {rule.on!r}, only with {', '.join(kinds)}")

@@ -23,13 +23,17 @@ from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling.accounts import Account
 from fireflyer.hai.scheduling.capacity import Capacity
+from fireflyer.hai.scheduling.changes import Changes
 from fireflyer.hai.scheduling.jobs import ANY, AUTO, NORMAL, Health, Job, Node, Phase, Quota, Window
 from fireflyer.hai.scheduling.lanes import Lanes, QuotaKey, Rank, Shape
 from fireflyer.hai.scheduling.placing import Topology
 from fireflyer.hai.scheduling.policies import policy_named
-from fireflyer.hai.scheduling.preempting import Room
+from fireflyer.hai.scheduling.preempting import Ladder, Room
 
 __all__ = ["ANY", "AUTO", "NORMAL", "Cluster", "Health", "Job", "Node", "Phase", "Quota", "Window"]
+
+ALL = -1
+"""Every node, as a set."""
 
 TICK_S = 60.0
 """Quanta and levels are looked at once in so long: what falls due in between is decided together."""
@@ -76,19 +80,21 @@ class Cluster:
         self.quotas: dict[QuotaKey, Quota] = {}
         self.usage: dict[QuotaKey, tuple[int, int]] = {}
         """Nodes and GPUs that running jobs hold."""
-        self.touched: list[int] = []
-        """Places whose jobs, or their levels, changed; grows. Readers remember how far they have read."""
-        self.forgotten = 0
-        """How many entries were dropped from the front of `touched`."""
+        self.changes = Changes()
+        """Nodes whose jobs, or what jobs there are worth, changed."""
+        self.ladder = Ladder(self)
         self.rooms: dict[tuple[Rank | None, Shape, str | None], Room] = {}
         """What plans remember of nodes between them; never changes what they say."""
-        self.look_at = math.inf
-        """Set by a plan: when a quantum ends that a job waits for."""
-        self.settled = False
-        """Set by a plan that found nothing to do: nothing but `arrived` has happened since."""
+        self.fresh = ALL
+        """Nodes that have changed since the last plan. The first job for which a plan finds something gets
+        one of these, or is in `arrived`: so a plan looks at others only after it has found something."""
+        self.arrived: dict[str, Job] = {}
+        """Queued jobs that are new since the last plan, or may interrupt others since, by their wait."""
         self.alike = False
-        """Set with it: what has arrived could be planned for alone."""
-        self.arrived: list[Job] = []
+        """Set by a plan: what happens to some nodes or jobs may be kept in `fresh` and `arrived`. Else
+        everything is to be looked at again after it."""
+        self.again = False
+        """Set by a plan that has more to do at once."""
         self._auto: dict[str, dict[str, Job]] = {}
         self._accounts: dict[str, Account] = {}
         self._of_account: dict[str, dict[str, Job]] = {}
@@ -109,7 +115,6 @@ class Cluster:
             self.on.append({})
         else:
             self.capacity.resize(place, node.gpus, node.memory_mib)
-        self.settled = False
         self.nodes[node.name] = node
         self.topology.put(place, node.zone, node.leaf)
         bit = 1 << place
@@ -118,29 +123,27 @@ class Cluster:
         if node.until is not None and node.health in ("suspect", "drained"):
             self._remind(node.until, "node", node.name, node.until)
         self._touch((node.name,))
+        self.fresh = ALL
 
     def set_window(self, window: Window) -> None:
         """Adds a window, or changes the one of this id."""
-        self.settled = False
+        self.fresh = ALL
         self.windows[window.id] = window
         self._remind(window.begin, "window", window.id, 0.0)
         self._remind(window.begin - LEAD_S, "window", window.id, 0.0)
         self._remind(window.end, "window", window.id, window.end)
-        self._touch(window.nodes)
 
     def remove_window(self, name: str) -> None:
         """Of this id; none: nothing happens."""
-        window = self.windows.pop(name, None)
-        if window is not None:
-            self.settled = False
-            self._touch(window.nodes)
+        if self.windows.pop(name, None) is not None:
+            self.fresh = ALL
 
     def set_quota(self, user: str, priority: int, group: str, quota: Quota | None) -> None:
         """Limits what the jobs of a user hold at a priority in a group; None removes the limit.
 
         ANY as user or group: for those without a row of their own. Nothing that runs is ended by it.
         """
-        self.settled = False
+        self.fresh = ALL
         if quota is None:
             self.quotas.pop((user, priority, group), None)
         else:
@@ -169,28 +172,21 @@ class Cluster:
         """A new job enters the queue."""
         job.submitted = now
         self._know(job, now)
-        settled = self.settled
         self._enqueue(job, now)
-        if settled and self.alike:
-            self.settled = True
-            self.arrived.append(job)
 
     def adopt(self, job: Job, now: float) -> None:
         """A job as an earlier process knew it: in any phase, on the nodes of its placement.
 
         What it had of the cluster is added to its account; what jobs had that are over is not known any more.
         """
-        self.settled = False
+        self.fresh = ALL
         self._know(job, now)
         account = self._accounts.get(self._key(job))
         if account is not None:
             account.credit(job.attained, now)
             self._level_changed(self._key(job))
         if job.phase == "queued":
-            since = job.since
-            self._enqueue(job, now)
-            job.since = since
-            self._remind(since + self.policy.patience_s, "overdue", job.id, since)
+            self._enqueue(job, job.since)
         elif job.placement:
             if job.phase == "suspending":
                 self.leaving[job.id] = job
@@ -205,7 +201,6 @@ class Cluster:
     def apply(self, action: Action, now: float) -> None:
         """Carries out what `plan` decided; the caller then has it happen in the world."""
         job = self.jobs[action.task]
-        self.settled = False
         match action:
             case Launch():
                 self._dequeue(job)
@@ -229,8 +224,10 @@ class Cluster:
         job.restart_s = now - job.launched_at
         job.started_at = now
         self._enter(job, "running", now)
-        if self.policy.behind == "backfill" or self.policy.quantum_s(job) != quantum:
-            self.settled = False
+        if self.policy.quantum_s(job) != quantum:
+            self._ripen(job, now)
+            self._touch(job.placement)
+        elif self.policy.behind == "backfill":
             self._touch(job.placement)
 
     def suspending(self, task: str, now: float) -> None:
@@ -238,7 +235,6 @@ class Cluster:
         job = self.jobs[task]
         if job.phase == "suspending":
             return
-        self.settled = False
         self._work_done(job, now)
         self._enter(job, "suspending", now)
         self.leaving[task] = job
@@ -272,16 +268,15 @@ class Cluster:
 
     def advance(self, now: float) -> None:
         """Brings what depends on time up to `now`. A plan does it by itself."""
+        crossed: dict[str, None] = {}
         while self._timers and self._timers[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._timers)
-            if kind == "level":
-                self._cross(name, int(stamp), now)
-            else:
-                job = self.jobs.get(name)
-                if job is not None and job.phase == "queued" and job.since == stamp:
-                    self.settled = False
-                    job.overdue = True
-                    self._move(job)
+            if kind != "level":
+                self._fall_due(kind, name, stamp, now)
+            elif self._cross(name, int(stamp), now):
+                crossed[name] = None  # its jobs move once, however many levels those are
+        for name in crossed:
+            self._level_changed(name)
         while self._rules and self._rules[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._rules)
             if kind == "node":
@@ -291,19 +286,20 @@ class Cluster:
                         msgspec.structs.replace(node, health="ready", reason="", until=None)
                     )
             elif name in self.windows:
-                window = self.windows[name]
-                self.settled = False
-                self._touch(window.nodes)
-                if window.end <= now:
+                self.fresh = ALL
+                if self.windows[name].end <= now:
                     del self.windows[name]
 
     def next_look(self, now: float) -> float | None:
         """When a plan may say something new though nothing happens; None: never. Ask after a plan."""
         when = math.inf
-        if self.queue:
-            when = self.look_at
+        if self.queue.ranks:
+            if self.again:
+                return now
+            while self._timers and self._void(self._timers[0]):
+                heapq.heappop(self._timers)
             if self._timers:
-                when = min(when, self._timers[0][0])
+                when = self._timers[0][0]
             if now < when < math.inf:
                 when = math.ceil(when / TICK_S) * TICK_S
         if self._rules and (self.queue or self.windows):
@@ -333,6 +329,13 @@ class Cluster:
                 found = others
         return found
 
+    def holds_below(self, priority: int) -> bool:
+        """Whether a job of lower priority holds nodes."""
+        for level, count in self.placed.items():  # noqa: SIM110  # asked often; a generator takes twice as long
+            if count and level < priority:
+                return True
+        return False
+
     def quota_size(self, job: Job) -> tuple[int, int]:
         """Nodes and GPUs that it would hold, at most."""
         return job.nodes, job.nodes * (job.gpus or self.capacity.largest or 1)
@@ -353,11 +356,6 @@ class Cluster:
         """Those that hold something of it, in order of submission."""
         return sorted(self.on[self.places[node]].values(), key=lambda job: (job.order, job.id))
 
-    def level(self, job: Job) -> int:
-        """What its policy's account says; 0 under a policy without accounts."""
-        account = self._accounts.get(self._key(job))
-        return 0 if account is None else account.level
-
     def in_order(self) -> list[Job]:
         """The queue, first come first."""
         return [self.jobs[task] for task in self.queue.in_order()]
@@ -372,22 +370,33 @@ class Cluster:
         if self.policy.scale is not None:
             key = self._key(job)
             self._of_account.setdefault(key, {})[job.id] = job
-            if key not in self._accounts:
-                self._accounts[key] = Account(self.policy.scale, 0.0, now)
+            account = self._accounts.get(key)
+            if account is None:
+                account = self._accounts[key] = Account(self.policy.scale, 0.0, now)
+            job.standing = account.level
 
     def _enter(self, job: Job, phase: Phase, now: float) -> None:
         job.phase, job.since = phase, now
 
-    def _enqueue(self, job: Job, now: float) -> None:
-        self.settled = False
-        self._enter(job, "queued", now)
+    def _enqueue(self, job: Job, since: float) -> None:
+        self._enter(job, "queued", since)
+        self._arrive(job)
         if job.previous:
             self.warm[job.id] = job
+            self.fresh = ALL
         if job.priority == AUTO:
             self._auto.setdefault(job.user, {})[job.id] = job
         self._file(job)
-        if self.policy.patience_s != math.inf:
-            self._remind(now + self.policy.patience_s, "overdue", job.id, now)
+        if self.policy.preemptive and self.policy.wait_s:
+            self._remind(since + self.policy.wait_s, "waited", job.id, since)
+        else:
+            self._remind(since + self.policy.patience_s, "overdue", job.id, since)
+
+    def _arrive(self, job: Job) -> None:
+        if self.alike:
+            self.arrived[job.id] = job
+        else:
+            self.fresh = ALL
 
     def _dequeue(self, job: Job) -> None:
         self.queue.take((job.order, job.id))
@@ -399,7 +408,7 @@ class Cluster:
     def _file(self, job: Job) -> None:
         """Puts a queued job into its lane."""
         job.level = self._resolve(job) if job.priority == AUTO else job.priority
-        rank = (-job.level, -1 if job.overdue else self.level(job))
+        rank = (-job.level, -1 if job.overdue else job.standing)
         quota = (job.user, job.level, job.group)
         lane = ((job.nodes, job.gpus, job.memory_mib), quota if self.limit(*quota) else None)
         self.queue.put((job.order, job.id), rank, lane)
@@ -431,12 +440,14 @@ class Cluster:
         self._count(job, 1)
         self._charge(job, held, now)
         self._touch(job.placement)
+        if self.policy.preemptive:
+            self._ripen(job, now)
 
     def _leave(self, job: Job, now: float) -> None:
         """Takes it out of the queue or off its nodes."""
-        self.settled = False
         if job.phase == "queued":
             self._dequeue(job)
+            self.fresh = ALL
         if not job.placement:
             return
         if job.phase == "suspending":
@@ -484,38 +495,81 @@ class Cluster:
         if when != math.inf:
             self._remind(when, "level", key, account.version)
 
-    def _cross(self, key: str, version: int, now: float) -> None:
+    def _cross(self, key: str, version: int, now: float) -> bool:
+        """An account has another level from now on; whether it has jobs."""
         account = self._accounts.get(key)
         if account is None or account.version != version:
-            return
+            return False
         _, account.level = account.next_level(now)
         account.version += 1
         if key not in self._of_account and not account.level:
             del self._accounts[key]
-            return
-        self._level_changed(key)
+            return False
         self._expect(key, now)
+        return key in self._of_account
 
     def _level_changed(self, key: str) -> None:
-        self.settled = False
+        level = self._accounts[key].level
         for job in list(self._of_account.get(key, {}).values()):
+            job.standing = level
             if (job.order, job.id) in self.queue:
                 self._move(job)
+                self.fresh = ALL
             elif job.placement:
                 self._touch(job.placement)
 
     def _touch(self, nodes: Iterable[str]) -> None:
-        touched = self.touched
+        """What holds these nodes has changed, or is worth something else."""
+        touched = 0
         for name in nodes:
-            if name in self.places:
-                touched.append(self.places[name])
-        if len(touched) > 4 * len(self.names) + 64:
-            dropped = len(touched) // 2
-            del touched[:dropped]
-            self.forgotten += dropped
+            place = self.places.get(name)
+            if place is not None:
+                self.changes.add(place)
+                touched |= 1 << place
+        self.fresh = self.fresh | touched if self.alike else ALL
+
+    # -- what falls due ----------------------------------------------------------------------------
+
+    def _ripen(self, job: Job, now: float) -> bool:
+        """Its quantum is over, or there is a timer for that. Returns which."""
+        due = job.launched_at + self.policy.quantum_s(job)
+        job.ripe = due <= now
+        if not job.ripe:
+            self._remind(due, "ripe", job.id, job.launched_at)
+        return job.ripe
+
+    def _fall_due(self, kind: str, name: str, stamp: float, now: float) -> None:
+        job = self.jobs.get(name)
+        if job is None:
+            return
+        if kind == "ripe":
+            waits = job.placement and job.launched_at == stamp and not job.ripe
+            if waits and self._ripen(job, now):
+                self._touch(job.placement)
+        elif job.phase == "queued" and job.since == stamp:
+            if kind == "waited":
+                self._arrive(job)
+                self._remind(stamp + self.policy.patience_s, "overdue", name, stamp)
+            else:
+                self.fresh = ALL
+                job.overdue = True
+                self._move(job)
+
+    def _void(self, timer: Timer) -> bool:
+        """What it was set for cannot come about any more."""
+        _, _, kind, name, stamp = timer
+        if kind == "level":
+            account = self._accounts.get(name)
+            return account is None or account.version != stamp
+        job = self.jobs.get(name)
+        if job is None:
+            return True
+        if kind == "ripe":
+            return not job.placement or job.launched_at != stamp or job.ripe
+        return job.phase != "queued" or job.since != stamp
 
     def _remind(self, when: float, kind: str, name: str, stamp: float) -> None:
         if when != math.inf:
             self._ticks += 1
-            heap = self._timers if kind in ("level", "overdue") else self._rules
+            heap = self._rules if kind in ("node", "window") else self._timers
             heapq.heappush(heap, (when, self._ticks, kind, name, stamp))

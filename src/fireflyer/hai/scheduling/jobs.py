@@ -62,6 +62,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     attempt: int = 0
     level: int = NORMAL
     """The priority that counts: AUTO resolved."""
+    standing: int = 0
+    """The level of its account, by the policy; 0 where there are no accounts."""
     placement: tuple[str, ...] = ()
     """Nodes that it holds."""
     previous: tuple[str, ...] = ()
@@ -82,6 +84,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     restart_s: float | None = None
     """Last measured: from the request to suspend until the nodes were free; from the launch to running."""
     preemptions: int = 0
+    ripe: bool = False
+    """It holds nodes, and has had its quantum."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

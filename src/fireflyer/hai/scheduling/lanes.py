@@ -57,6 +57,13 @@ class Lanes:
                 del self.lanes[rank]
                 del self.ranks[bisect_left(self.ranks, rank)]
 
+    def ahead(self, entry: Entry) -> int:
+        """How many come before one that stands here; costs a search in each lane of its rank."""
+        rank, _ = self._spots[entry]
+        before = self.ranks[: bisect_left(self.ranks, rank)]
+        count = sum(len(line) for other in before for line in self.lanes[other].values())
+        return count + sum(bisect_left(line, entry) for line in self.lanes[rank].values())
+
     def in_order(self) -> list[str]:
         """The ids, first come first."""
         return [task for rank in self.ranks for _, task in heapq.merge(*self.lanes[rank].values())]

@@ -23,6 +23,7 @@ class Topology:
     def __init__(self) -> None:
         self._zones: dict[str, int] = {}
         self._leaves: dict[tuple[str, str], int] = {}
+        """By zone and name, and in that order."""
         self._of: dict[int, tuple[str, str]] = {}
 
     def put(self, place: int, zone: str, leaf: str) -> None:
@@ -33,7 +34,10 @@ class Topology:
             self._leaves[before] &= ~bit
         self._of[place] = (zone, leaf)
         self._zones[zone] = self._zones.get(zone, 0) | bit
-        self._leaves[zone, leaf] = self._leaves.get((zone, leaf), 0) | bit
+        if (zone, leaf) in self._leaves:
+            self._leaves[zone, leaf] |= bit
+        else:
+            self._leaves = dict(sorted([*self._leaves.items(), ((zone, leaf), bit)]))
 
     @property
     def flat(self) -> bool:
@@ -42,13 +46,12 @@ class Topology:
 
     def leaves(self, zone: str, among: int) -> list[int]:
         """Of each leaf of a zone its nodes of `among`, by name; none is empty."""
-        found = [(name, nodes & among) for name, nodes in self._leaves.items() if name[0] == zone]
-        return [nodes for _, nodes in sorted(found) if nodes]
+        among &= self._zones[zone]
+        return [nodes & among for nodes in self._leaves.values() if nodes & among]
 
     def all_leaves(self, among: int) -> list[int]:
         """Of each leaf its nodes of `among`, by zone and name; none is empty."""
-        found = [(name, nodes & among) for name, nodes in self._leaves.items()]
-        return [nodes for _, nodes in sorted(found) if nodes]
+        return [nodes & among for nodes in self._leaves.values() if nodes & among]
 
     def zones(self, among: int) -> list[tuple[str, int]]:
         """Of each zone its nodes of `among`, by name; none is empty."""
@@ -124,7 +127,7 @@ def choose(
 def _single(job: "Job", fitting: int, capacity: Capacity, topology: Topology) -> int:
     tight = capacity.tightest(job.gpus, fitting) if job.gpus else fitting
     if not topology.flat:  # from the leaf with the least to spare
-        tight = min(topology.all_leaves(tight), key=lambda nodes: nodes.bit_count())
+        tight = min(topology.all_leaves(tight), key=int.bit_count)
     return (tight & -tight).bit_length() - 1
 
 

@@ -4,6 +4,10 @@ The queue is walked in the policy's order. Each job starts if it fits; else it w
 free anyway, and keeps that for itself; else, under a preemptive policy, it has others make room. What
 happens behind a job that can do none of that, the policy says. Jobs of one shape that come later can do no
 more than the first one that could not, so a long queue costs its kinds of jobs, not its length.
+
+Who found nothing finds nothing again unless a node has changed meanwhile. So until a plan has found something
+for somebody, it looks for those who were there before at the changed nodes only (`Cluster.fresh`); it says
+the same as one that looks everywhere.
 """
 
 import heapq
@@ -12,16 +16,17 @@ from enum import Enum, auto
 
 from fireflyer.hai.lifecycle import Action, Launch, Preempt, Release
 from fireflyer.hai.scheduling.capacity import Capacity, members
-from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.cluster import ALL, Cluster, Job
 from fireflyer.hai.scheduling.lanes import QuotaKey, Rank, Shape
 from fireflyer.hai.scheduling.placing import choose
-from fireflyer.hai.scheduling.preempting import Room, look
+from fireflyer.hai.scheduling.preempting import Room, bound
 
 LOOKAHEAD = 32
 """So many jobs of a lane are looked at behind one that found nothing, where later ones may find something."""
 
-IN_VAIN = 4
-"""After so many nodes on which a job meets its own user's, those are left out."""
+BATCH = 256
+"""A plan of so many actions ends there; the next one goes on, at once. A launch costs the caller more than it
+costs the planner, and what has happened meanwhile is then heard of."""
 
 LOWER_ONLY = 1 << 30
 """A level for which only jobs of lower priority make room."""
@@ -50,12 +55,11 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
     next time is changed.
     """
     cluster.advance(now)
+    cluster.again = False
     if not cluster.queue and not cluster.windows:
-        cluster.look_at = math.inf
         return []
-    if cluster.settled and now < cluster.look_at:
-        return _Plan(cluster, now).go_on() if cluster.arrived else []
-    cluster.look_at = math.inf
+    if not cluster.fresh and not cluster.arrived:
+        return []
     return _Plan(cluster, now).make()
 
 
@@ -67,8 +71,11 @@ class _Plan:
         self.now = now
         self.policy = cluster.policy
         self.actions: list[Action] = []
-        self.free = cluster.capacity.copy()
-        """What is free, less what this plan has given away or keeps for somebody."""
+        self.fresh = cluster.fresh
+        """Where those are looked for a place who found none in the last plan."""
+        self.usable = cluster.ready | cluster.suspect
+        self.free = cluster.capacity
+        """What is free, less what this plan has given away or keeps for somebody: then a copy."""
         self.soon: Capacity | None = None
         """The same, and what those hold that are leaving; made when it is first needed."""
         self.victims: set[str] = set()
@@ -83,42 +90,66 @@ class _Plan:
         self.own: set[tuple[str, Shape]] = set()
         """Users who hold themselves what their jobs of this shape could have."""
         self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
+        self.waits = self.missed = self.cut = self.again = False
+        """Somebody waits for nodes that others leave; of some lane not all were looked at; the plan ended
+        before the queue did; somebody may find more once its actions are applied."""
 
     def make(self) -> list[Action]:
         if self.cluster.windows:
             self._vacate()
-        for rank in tuple(self.cluster.queue.ranks):
-            if self._walk(rank):
+        if self._only_newcomers():
+            self._try_newcomers()
+        else:
+            for rank in tuple(self.cluster.queue.ranks):
+                if self._walk(rank):
+                    break
+            if self.cluster.warm and not self.cut:
+                self._release()
+        return self._finish()
+
+    def _only_newcomers(self) -> bool:
+        """There is nothing but new jobs, that are not allowed more than those before them."""
+        cluster, policy = self.cluster, self.policy
+        if self.fresh or policy.behind != "anything":
+            return False
+        wait_s = policy.wait_s
+        return not wait_s or all(self.now < job.since + wait_s for job in cluster.arrived.values())
+
+    def _try_newcomers(self) -> None:
+        """Nobody else finds anything, and they find nothing that one before them did not."""
+        jobs = list(self.cluster.arrived.values())
+        if len(jobs) > 1:
+            jobs.sort(key=lambda job: (-job.level, job.standing, job.order))
+        for job in jobs:
+            self._try(job, (-job.level, job.standing), (job.nodes, job.gpus, job.memory_mib), None)
+            if self._is_long():
                 break
-        if self.cluster.warm:
-            launched = {action.task for action in self.actions if isinstance(action, Launch)}
-            for job in self.cluster.warm.values():
-                if job.id not in launched:
-                    self.actions.append(Release(job.id, job.attempt))
-        self.cluster.alike = (
-            self.policy.behind == "anything"
-            and not (self.used or self.kept or self.own or self.cluster.windows)
-            and not self.cluster.quotas
-        )
-        return self._settle()
 
-    def go_on(self) -> list[Action]:
-        """The last plan found nothing for anybody; only what has arrived since could find something now."""
+    def _release(self) -> None:
+        """What is kept warm for those who do not start now."""
+        launched = {action.task for action in self.actions if isinstance(action, Launch)}
+        for job in self.cluster.warm.values():
+            if job.id not in launched:
+                self.actions.append(Release(job.id, job.attempt))
+
+    def _finish(self) -> list[Action]:
+        """What the next plan may take for granted."""
         cluster = self.cluster
-        for job in sorted(
-            cluster.arrived, key=lambda job: (-job.level, cluster.level(job), job.order)
-        ):
-            shape = (job.nodes, job.gpus, job.memory_mib)
-            self._try(job, (-job.level, cluster.level(job)), shape, None)
-        cluster.alike = not self.own
-        return self._settle()
-
-    def _settle(self) -> list[Action]:
-        """Nothing to do now: so it will be until something happens."""
-        if not self.actions:
-            self.cluster.settled = True
-            self.cluster.arrived.clear()
+        cluster.again = self.again or self.cut
+        cluster.alike = not (
+            self.waits or self.missed or self.victims or cluster.again
+            or cluster.windows or cluster.warm or cluster.quotas
+            or self.policy.behind == "backfill"
+            or (self.kept and self.policy.behind == "anything")
+        )  # fmt: skip
+        cluster.fresh = 0 if cluster.alike or not self.actions else ALL
+        cluster.arrived.clear()
         return self.actions
+
+    def _is_long(self) -> bool:
+        """There have been enough actions for one plan."""
+        self.cut = len(self.actions) >= BATCH
+        return self.cut
 
     def _vacate(self) -> None:
         """Who is on nodes of a window that has begun has to leave."""
@@ -135,6 +166,9 @@ class _Plan:
     def _walk(self, rank: Rank) -> bool:
         """The queued jobs of one rank in order of submission, over all lanes; True: no more can start."""
         lanes = list(self.cluster.queue.lanes[rank].items())
+        if self.failed and self.kept_until is None:
+            open_ = self.usable & ~self.kept
+            lanes = [each for each in lanes if not self._hopeless(each[0][0], open_)]
         jobs = self.cluster.jobs
         heads = [(line[0], number, 0) for number, (_, line) in enumerate(lanes)]
         missed = [0] * len(lanes)
@@ -143,10 +177,14 @@ class _Plan:
             (_, task), number, at = heads[0]
             (shape, quota), line = lanes[number]
             verdict = self._try(jobs[task], rank, shape, quota)
-            if verdict is not _Verdict.PLACED and self._full():
-                return True
             at += 1
-            if verdict is _Verdict.SHORT:
+            if verdict is _Verdict.PLACED:
+                self.fresh = ALL
+                if self._is_long():
+                    return True
+            elif self.kept and self._full():
+                return True
+            elif verdict is _Verdict.SHORT:
                 at = self._next_short(line, at)
             elif verdict is _Verdict.MISSED:
                 missed[number] += 1
@@ -158,8 +196,7 @@ class _Plan:
 
     def _full(self) -> bool:
         """Nothing that is not started yet could start."""
-        cluster = self.cluster
-        return not (cluster.ready | cluster.suspect) & ~self.kept and self.kept_until is None
+        return not self.usable & ~self.kept and self.kept_until is None
 
     def _next_short(self, line: list[tuple[int, str]], at: int) -> int:
         """Where the next job is that ends before the reservation begins."""
@@ -179,33 +216,50 @@ class _Plan:
     def _try(self, job: Job, rank: Rank, shape: Shape, quota: QuotaKey | None) -> _Verdict:
         if quota is not None and not self._within(quota, job):
             return _Verdict.STUCK
-        allowed = self.cluster.allowed(job, self.now)
-        open_ = allowed if self._short(job) else allowed & ~self.kept
-        if not any(_covers(shape, other) and not open_ & ~nodes for other, nodes in self.failed):
-            if self._start(job, shape, open_) or self._wait(job, shape, open_):
+        allowed = self.usable
+        particular = bool(self.cluster.windows or job.avoid)
+        if particular:
+            allowed = self.cluster.allowed(job, self.now)
+        open_ = allowed
+        if self.kept and not self._short(job):
+            open_ &= ~self.kept
+        if not self._hopeless(shape, open_):
+            fresh = ALL if job.id in self.cluster.arrived else self.fresh
+            if self._start(job, shape, open_, fresh) or self._wait(job, shape, open_, fresh):
                 return _Verdict.PLACED
             if (job.user, shape) in self.own:
-                return _Verdict.MISSED
+                return self._miss()
             if self.policy.preemptive:
-                placed, own = self._interrupt(job, rank, shape, open_)
+                placed, own = self._interrupt(job, rank, shape, open_, fresh)
                 if placed:
                     return _Verdict.PLACED
                 if own:
                     self.own.add((job.user, shape))
-                    return _Verdict.MISSED
+                    return self._miss()
             self.failed.append((shape, open_))
             self._hold_back(job, rank, shape, allowed)
-        if self.cluster.windows or job.avoid:  # others of its shape may use other nodes
-            return _Verdict.MISSED
-        if self.kept_until is not None and self._fits(self.free, shape, allowed):
+        if particular:  # others of its shape may use other nodes
+            return self._miss()
+        if self.kept_until is not None and self._fits(self.free, shape, allowed, ALL):
             return _Verdict.SHORT
         return _Verdict.STUCK
 
+    def _miss(self) -> _Verdict:
+        self.missed = True
+        return _Verdict.MISSED
+
+    def _hopeless(self, shape: Shape, among: int) -> bool:
+        """One that asked for no more has found nothing there."""
+        for other, nodes in self.failed:  # noqa: SIM110  # a generator costs more than it looks at
+            if not among & ~nodes and _covers(shape, other):
+                return True
+        return False
+
     # -- a job -------------------------------------------------------------------------------------
 
-    def _start(self, job: Job, shape: Shape, among: int) -> bool:
-        """Launches it on nodes that are free now, if there are enough."""
-        fitting = self._fits(self.free, shape, among)
+    def _start(self, job: Job, shape: Shape, among: int, fresh: int) -> bool:
+        """Launches it on nodes that are free now, if there are enough, and a fresh one with them."""
+        fitting = self._fits(self.free, shape, among, fresh)
         if not fitting:
             return False
         chosen = self._choose(job, fitting, self.free)
@@ -214,48 +268,54 @@ class _Plan:
         self._take(job, chosen)
         return True
 
-    def _wait(self, job: Job, shape: Shape, among: int) -> bool:
+    def _wait(self, job: Job, shape: Shape, among: int, fresh: int) -> bool:
         """Keeps for it what is free or will be once those have left that are leaving, if that is enough."""
         if not self.cluster.leaving and not self.victims:
             return False
+        fitting = self._fits(self._later(), shape, among, fresh)
+        if not fitting:
+            return False
+        self._take(job, self._choose(job, fitting, self._later()))
+        self.waits = True
+        return True
+
+    def _later(self) -> Capacity:
+        """What is free once those have left that are leaving."""
         if self.soon is None:
             self.soon = self.free.copy()
             for other in self.cluster.leaving.values():
                 self._give(self.soon, other)
-        fitting = self._fits(self.soon, shape, among)
-        if not fitting:
-            return False
-        self._take(job, self._choose(job, fitting, self.soon))
-        return True
+        return self.soon
 
-    def _interrupt(self, job: Job, rank: Rank, shape: Shape, among: int) -> tuple[bool, bool]:
+    def _interrupt(
+        self, job: Job, rank: Rank, shape: Shape, among: int, fresh: int
+    ) -> tuple[bool, bool]:
         """Has others make room for it, and keeps that for it.
 
         Returns:
             Whether it found whom; and if not, whether that is only because the others are of its own user.
         """
         cluster = self.cluster
-        may_at = job.since + self.policy.wait_s
-        if self.now < may_at and not job.overdue:
-            cluster.look_at = min(cluster.look_at, may_at)
-            if not any(count for level, count in cluster.placed.items() if level < job.level):
+        if self.now < job.since + self.policy.wait_s and not job.overdue:
+            if not cluster.holds_below(job.level):
                 return False, False
             rank = (rank[0], LOWER_ONLY)
+        if fresh != ALL:
+            some = among & fresh & cluster.ladder.reach(bound(rank))
+            if not some and not cluster.capacity.fitting(shape[1], shape[2], among & fresh):
+                return False, False
         room = self._room(rank, shape)
-        able = room.able & among
-        if not cluster.topology.enough(job.nodes, able & ~self.used):
-            again = cluster.topology.enough(job.nodes, able) and self.actions
-            when = self.now if again else room.next_at(self.now)
-            cluster.look_at = min(cluster.look_at, when)
+        if fresh != ALL and not room.search(among & fresh, 1):
             return False, False
-        spared = job.user if self.policy.spares_own else None
-        found = self._emptied(room, rank, shape, able & ~self.used, spared)
-        if not found and spared is not None:
-            room = self._room(rank, shape, spared)
-            found = self._emptied(room, rank, shape, room.able & among & ~self.used, spared)
+        found = room.search(among & ~self.used, job.nodes)
         if not found:
-            cluster.look_at = min(cluster.look_at, room.next_at(self.now))
-            return False, True
+            if self.actions and room.search(among, job.nodes):
+                self.again = True
+            return False, False
+        if self._spares(rank):
+            found = self._room(rank, shape, job.user).search(among & ~self.used, job.nodes)
+            if not found:
+                return False, True
         chosen = cluster.topology.within(job.nodes, list(found))
         for place in chosen:
             for victim in found[place]:
@@ -263,29 +323,10 @@ class _Plan:
         self._take(job, chosen)
         return True, False
 
-    def _emptied(
-        self, room: Room, rank: Rank, shape: Shape, among: int, spared: str | None
-    ) -> dict[int, list[Job]]:
-        """The cheapest nodes for a gang with those who have to leave them; none if there are too few.
-
-        Gives up early where it meets `spared`, for whom there is a room of his own.
-        """
-        enough = self.cluster.topology.enough
-        found: dict[int, list[Job]] = {}
-        nodes = in_vain = 0
-        if enough(shape[0], among):
-            for place in room.cheapest(among):
-                when, _, victims = look(self.cluster, place, rank, shape, self.now, spared)
-                if when <= self.now:
-                    found[place] = victims
-                    nodes |= 1 << place
-                    if enough(shape[0], nodes):
-                        return found
-                else:
-                    in_vain += 1
-                    if in_vain == IN_VAIN:
-                        break
-        return {}
+    def _spares(self, rank: Rank) -> bool:
+        """Jobs of this rank could interrupt others of their own user and priority, and must not. As long as
+        levels are of users, only one that is overdue could: others are of one level with it."""
+        return self.policy.spares_own and (rank[1] < 0 or self.policy.by == "job")
 
     def _hold_back(self, job: Job, rank: Rank, shape: Shape, allowed: int) -> None:
         """What a job that found nothing keeps from those behind it."""
@@ -306,7 +347,7 @@ class _Plan:
 
     def _soonest(self, room: Room, count: int, among: int) -> tuple[float, int]:
         """When so many nodes could be there, and which."""
-        first = sorted((room.when[place], place) for place in members(among))[:count]
+        first = heapq.nsmallest(count, [(room.when(place), place) for place in members(among)])
         return first[-1][0] if first else math.inf, sum(1 << place for _, place in first)
 
     def _room(self, rank: Rank | None, shape: Shape, spared: str | None = None) -> Room:
@@ -317,15 +358,20 @@ class _Plan:
                 del rooms[next(iter(rooms))]
             room = Room(self.cluster, rank, shape, spared)
         rooms[rank, shape, spared] = room
-        room.refresh(self.now)
+        room.refresh()
         return room
 
     # -- drafts ------------------------------------------------------------------------------------
 
-    def _fits(self, capacity: Capacity, shape: Shape, among: int) -> int:
-        """The nodes that could take a member, if they are enough for a gang; else 0."""
-        found = capacity.fitting(shape[1], shape[2], among)
-        return found if self.cluster.topology.enough(shape[0], found) else 0
+    def _fits(self, capacity: Capacity, shape: Shape, among: int, fresh: int) -> int:
+        """The nodes that could take a member, if they are enough for a gang and one is fresh; else 0."""
+        nodes, gpus, memory = shape
+        if fresh != ALL and not capacity.fitting(gpus, memory, among & fresh):
+            return 0
+        found = capacity.fitting(gpus, memory, among)
+        if nodes == 1:
+            return found
+        return found if self.cluster.topology.enough(nodes, found) else 0
 
     def _choose(self, job: Job, fitting: int, capacity: Capacity) -> list[int]:
         """Of nodes that it may use: none that is suspect, if there are enough others."""
@@ -339,6 +385,8 @@ class _Plan:
         return choose(job, fitting, kept, capacity, cluster.topology)
 
     def _take(self, job: Job, chosen: list[int]) -> None:
+        if self.free is self.cluster.capacity:
+            self.free = self.free.copy()
         for place in chosen:
             self.free.take(place, job.gpus, job.memory_mib)
             if self.soon is not None:
@@ -357,11 +405,7 @@ class _Plan:
             return
         self.actions.append(Preempt(job.id, job.attempt, why))
         self.victims.add(job.id)
-        if self.soon is None:
-            self.soon = self.free.copy()
-            for other in self.cluster.leaving.values():
-                self._give(self.soon, other)
-        self._give(self.soon, job)
+        self._give(self._later(), job)
         for name in job.placement:
             self.used |= 1 << self.cluster.places[name]
 

@@ -1,13 +1,13 @@
-"""Whom a waiting job may interrupt, on which node, and from when on. Pure.
+"""Whom a waiting job may interrupt, and on which nodes that costs least. Pure.
 
 A job that runs may be asked to make room for a waiting one if its priority is lower; or if the priority is
 the same, its level is higher, its quantum is over, and (where the policy spares them) it is of another user.
 
-A `Room` remembers, for one kind of waiting job, what each node could give it, and looks again only at nodes
-that were touched since, or whose time has come: a blocked queue costs what changes.
+`Ladder` has the nodes in the order of who would leave them first, whoever asks. A `Room` looks along it for
+waiting jobs of one rank and kind, and remembers what it saw of a node until that node changes (`Changes`):
+what it says is a function of the nodes, whether it remembers or not. The end of a quantum is such a change.
 """
 
-import heapq
 import math
 from typing import TYPE_CHECKING
 
@@ -23,80 +23,58 @@ again: one large job rather than many small ones), minus their levels."""
 
 NONE: Cost = (0, 0, 0)
 
+Class = tuple[int, int]
+"""Priority and minus the level of a job that holds nodes: those of a smaller one are interrupted first."""
 
-def eligible_at(cluster: "Cluster", rank: Rank | None, job: "Job") -> float:
-    """From when on `job`, which holds nodes, would make room for a waiting job of `rank`; inf: not as it is.
+LEAVING: Class = (-2, 0)
+"""Of those who are suspending: before all others."""
 
-    Rank None: nobody is interrupted; when it ends, by its estimate.
-    """
-    if job.phase == "suspending":
-        return -math.inf
-    if rank is None:
-        return ends_at(job)
-    if job.level < -rank[0]:
-        return -math.inf
-    if job.level > -rank[0] or cluster.level(job) <= rank[1]:
-        return math.inf
-    return job.launched_at + cluster.policy.quantum_s(job)
+LOOKS = 64
+"""Of so many nodes that could be emptied, the first ones on the ladder, the cheapest are taken."""
 
 
-def ends_at(job: "Job") -> float:
-    """When a job that holds nodes ends by its estimate; inf: not known."""
-    if job.estimate_s is None:
-        return math.inf
-    begin = job.started_at if job.phase == "running" else job.launched_at + (job.restart_s or 0.0)
-    return begin + job.estimate_s
+def bound(rank: Rank) -> Class:
+    """Waiting jobs of this rank may interrupt smaller classes, and no others."""
+    return -rank[0], -rank[1]
 
 
-def look(
-    cluster: "Cluster",
-    place: int,
-    rank: Rank | None,
-    shape: Shape,
-    now: float,
-    spared: str | None = None,
-) -> tuple[float, Cost, list["Job"]]:
-    """When a node could take one member of a job of this shape, and by which victims if that is now.
+def victims_on(
+    cluster: "Cluster", place: int, limit: Class, shape: Shape, spared: str | None
+) -> list["Job"] | None:
+    """Who has to leave a node so that it takes one member of a job of this shape; None: it cannot be.
 
     Args:
+        limit: the `bound` of those who ask.
         spared: a user whose jobs of the same priority are left alone; None: nobody's.
     """
     _, gpus, memory = shape
     capacity = cluster.capacity
-    if gpus > capacity.total[place] or (memory and 0 < capacity.total_memory[place] < memory):
-        return math.inf, NONE, []
-    left, left_memory = gpus - capacity.free[place], 0
-    if memory and capacity.total_memory[place]:
-        left_memory = memory - capacity.memory[place]
-    here: list[tuple[float, int, int, float, int, Job]] = []
+    total, total_memory = capacity.total[place], capacity.total_memory[place]
+    if gpus > total or (memory and 0 < total_memory < memory):
+        return None
+    left = gpus - capacity.free[place]
+    left_memory = memory - capacity.memory[place] if memory and total_memory else 0
+    here: list[tuple[int, int, float, int, Job]] = []
     for job in cluster.on[place].values():
-        when = eligible_at(cluster, rank, job)
-        if spared is not None and job.user == spared and rank is not None and job.level == -rank[0]:
-            when = -math.inf if job.phase == "suspending" else math.inf
         if job.phase == "suspending":
-            left -= job.gpus or capacity.total[place]
+            left -= job.gpus or total
             left_memory -= job.memory_mib
-        elif when != math.inf:
-            here.append((when, job.level, -cluster.level(job), job.gpus_held, job.order, job))
+            continue
+        level = -job.standing
+        if (
+            (job.level, level) < limit
+            and (job.ripe or job.level < limit[0])
+            and (spared is None or job.user != spared or job.level != limit[0])
+        ):
+            here.append((job.level, level, job.gpus_held, job.order, job))
         elif not gpus:
-            return math.inf, NONE, []
+            return None
     if not gpus:
-        when = max((entry[0] for entry in here), default=-math.inf)
-        victims = [entry[5] for entry in here]
-        return when, _cost(cluster, victims), victims
+        return [entry[4] for entry in here]
     if left <= 0 and left_memory <= 0:
-        return -math.inf, NONE, []
-    now_ones = sorted((entry[1:] for entry in here if entry[0] <= now), key=lambda entry: entry[:4])
-    total = capacity.total[place]
-    victims = _enough([entry[4] for entry in now_ones], total, left, left_memory)
-    if victims:
-        return -math.inf, _cost(cluster, victims), victims
-    for when, *_, job in sorted(here, key=lambda entry: (entry[0], entry[4])):
-        left -= job.gpus or capacity.total[place]
-        left_memory -= job.memory_mib
-        if left <= 0 and left_memory <= 0:
-            return when, NONE, []
-    return math.inf, NONE, []
+        return []
+    here.sort(key=lambda entry: entry[:4])
+    return _enough([entry[4] for entry in here], total, left, left_memory) or None
 
 
 def _enough(jobs: list["Job"], total: int, left: int, left_memory: int) -> list["Job"]:
@@ -118,67 +96,216 @@ def _enough(jobs: list["Job"], total: int, left: int, left_memory: int) -> list[
     return chosen
 
 
-def _cost(cluster: "Cluster", victims: list["Job"]) -> Cost:
+def _cost(victims: list["Job"]) -> Cost:
     if not victims:
         return NONE
     return (
         max(job.level for job in victims),
         len(victims),
-        -sum(cluster.level(job) for job in victims),
+        -sum(job.standing for job in victims),
     )
+
+
+def ready_at(
+    cluster: "Cluster", place: int, rank: Rank | None, shape: Shape, spared: str | None = None
+) -> float:
+    """When a node could take a member of a job of this shape if nothing ends before its time; inf: not known.
+
+    Rank None: nobody is interrupted; jobs end by their estimates.
+    """
+    _, gpus, memory = shape
+    capacity = cluster.capacity
+    total, total_memory = capacity.total[place], capacity.total_memory[place]
+    if gpus > total or (memory and 0 < total_memory < memory):
+        return math.inf
+    left = gpus - capacity.free[place]
+    left_memory = memory - capacity.memory[place] if memory and total_memory else 0
+    times: list[tuple[float, int, Job]] = []
+    for job in cluster.on[place].values():
+        when = -math.inf if job.phase == "suspending" else _leaves_at(cluster, rank, job, spared)
+        if when != math.inf:
+            times.append((when, job.order, job))
+        elif not gpus:
+            return math.inf
+    if not gpus:
+        return max((when for when, _, _ in times), default=-math.inf)
+    found = -math.inf
+    for when, _, job in sorted(times, key=lambda entry: entry[:2]):
+        if left <= 0 and left_memory <= 0:
+            break
+        found = when
+        left -= job.gpus or total
+        left_memory -= job.memory_mib
+    return found if left <= 0 and left_memory <= 0 else math.inf
+
+
+def _leaves_at(cluster: "Cluster", rank: Rank | None, job: "Job", spared: str | None) -> float:
+    """From when on a job that runs would make room; inf: not as it is."""
+    if rank is None:
+        if job.estimate_s is None:
+            return math.inf
+        started = job.phase == "running"
+        begin = job.started_at if started else job.launched_at + (job.restart_s or 0.0)
+        return begin + job.estimate_s
+    limit = bound(rank)
+    if job.level < limit[0]:
+        return -math.inf
+    if (job.level, -job.standing) >= limit or job.user == spared:
+        return math.inf
+    return job.launched_at + cluster.policy.quantum_s(job)
+
+
+class Ladder:
+    """Nodes by the smallest class of a job that holds something there."""
+
+    __slots__ = ("_cluster", "_of", "_reach", "_read", "_steps")
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._read = -1
+        self._of: list[Class | None] = []
+        self._steps: dict[Class, int] = {}
+        self._reach: dict[Class, int] = {}
+
+    def refresh(self) -> None:
+        """Looks at the nodes that have changed."""
+        cluster = self._cluster
+        changes = cluster.changes
+        if self._read == changes.mark:
+            return
+        stale = changes.since(self._read)
+        self._read = changes.mark
+        self._of.extend([None] * (len(cluster.names) - len(self._of)))
+        for place in range(len(cluster.names)) if stale is None else set(stale):
+            before, found = self._of[place], None
+            for job in cluster.on[place].values():
+                of = LEAVING if job.phase == "suspending" else (job.level, -job.standing)
+                if found is None or of < found:
+                    found = of
+            if found != before:
+                self._reach.clear()
+                self._of[place] = found
+                bit = 1 << place
+                if before is not None:
+                    self._steps[before] ^= bit
+                    if not self._steps[before]:
+                        del self._steps[before]
+                if found is not None:
+                    self._steps[found] = self._steps.get(found, 0) | bit
+
+    def reach(self, limit: Class) -> int:
+        """All nodes on which somebody is of a smaller class."""
+        self.refresh()
+        found = self._reach.get(limit)
+        if found is None:
+            found = 0
+            for nodes in self.below(limit):
+                found |= nodes
+            self._reach[limit] = found
+        return found
+
+    def below(self, limit: Class) -> list[int]:
+        """Sets of nodes on which somebody is of a smaller class, smallest first. No node is in two."""
+        return [self._steps[of] for of in sorted(self._steps) if of < limit]
 
 
 class Room:
     """What each node could give to waiting jobs of one rank and shape."""
 
-    __slots__ = ("_cluster", "_due", "_rank", "_read", "_shape", "_spared", "able", "cost", "when")
+    __slots__ = (
+        "_cluster",
+        "_found",
+        "_limit",
+        "_rank",
+        "_read",
+        "_shape",
+        "_spared",
+        "_unable",
+        "_when",
+    )
 
     def __init__(
         self, cluster: "Cluster", rank: Rank | None, shape: Shape, spared: str | None
     ) -> None:
         self._cluster = cluster
         self._rank = rank
+        self._limit = (0, 0) if rank is None else bound(rank)
         self._shape = shape
         self._spared = spared
         self._read = -1
-        self._due: list[tuple[float, int]] = []
-        self.able = 0
-        """Nodes that could take a member now or once victims have left."""
-        self.when: list[float] = []
-        self.cost: list[Cost] = []
+        self._found: dict[int, tuple[Cost, list[Job]]] = {}
+        self._unable = 0
+        """Nodes that were looked at, and cannot be emptied."""
+        self._when: dict[int, float] = {}
 
-    def refresh(self, now: float) -> None:
-        """Looks at what has changed."""
+    def refresh(self) -> None:
+        """Forgets what it knew of nodes that have changed."""
+        changes = self._cluster.changes
+        if self._read == changes.mark:
+            return
+        stale = changes.since(self._read)
+        self._read = changes.mark
+        if stale is None:
+            self._unable = 0
+            self._found.clear()
+            self._when.clear()
+            return
+        for place in set(stale):
+            self._unable &= ~(1 << place)
+            self._found.pop(place, None)
+            self._when.pop(place, None)
+
+    def when(self, place: int) -> float:
+        """When a node could take a member."""
+        found = self._when.get(place)
+        if found is None:
+            found = ready_at(self._cluster, place, self._rank, self._shape, self._spared)
+            self._when[place] = found
+        return found
+
+    def search(self, among: int, count: int) -> dict[int, list["Job"]]:
+        """The cheapest nodes that could take `count` members now or once others have left them.
+
+        Returns:
+            By place, cheapest first, who has to leave it; empty: there are too few nodes.
+        """
         cluster = self._cluster
-        start = self._read - cluster.forgotten
-        count = len(cluster.names)
-        if self._read < 0 or start < 0 or len(self.when) != count:
-            self.able, self._due = 0, []
-            self.when, self.cost = [math.inf] * count, [NONE] * count
-            stale = set(range(count))
-        else:
-            stale = set(cluster.touched[start:])
-        self._read = cluster.forgotten + len(cluster.touched)
-        while self._due and self._due[0][0] <= now:
-            stale.add(heapq.heappop(self._due)[1])
-        for place in sorted(stale):
-            when, cost, _ = look(cluster, place, self._rank, self._shape, now, self._spared)
-            self.when[place], self.cost[place] = when, cost
-            if when <= now:
-                self.able |= 1 << place
-            else:
-                self.able &= ~(1 << place)
-                if when != math.inf:
-                    heapq.heappush(self._due, (when, place))
+        enough = cluster.topology.enough
+        seen: list[tuple[Cost, int]] = []
+        able, left = 0, among & ~self._unable
+        if not enough(count, left):
+            return {}
+        ladder = cluster.ladder
+        ladder.refresh()
+        free = cluster.capacity.fitting(self._shape[1], self._shape[2], left)
+        for step in (free, *ladder.below(self._limit)):
+            nodes = step & left
+            left &= ~nodes
+            for place in members(nodes):
+                if self._look(place):
+                    seen.append((self._found[place][0], place))
+                    able |= 1 << place
+                    if len(seen) >= LOOKS and enough(count, able):
+                        left = 0
+                        break
+        chosen: dict[int, list[Job]] = {}
+        if enough(count, able):
+            nodes = 0
+            for _, place in sorted(seen):
+                chosen[place] = self._found[place][1]
+                nodes |= 1 << place
+                if enough(count, nodes):
+                    break
+        return chosen
 
-    def next_at(self, now: float) -> float:
-        """When another node's quantum ends; inf: none does."""
-        while self._due and (
-            self._due[0][0] <= now or self.when[self._due[0][1]] != self._due[0][0]
-        ):
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else math.inf
-
-    def cheapest(self, nodes: int) -> list[int]:
-        """Nodes by what it costs to empty them, then by when that is possible, then by place."""
-        return sorted(members(nodes), key=lambda place: (self.cost[place], self.when[place], place))
+    def _look(self, place: int) -> bool:
+        """Whether it could be emptied; if so, `_found` has the victims."""
+        if place in self._found:
+            return True
+        cluster = self._cluster
+        victims = victims_on(cluster, place, self._limit, self._shape, self._spared)
+        if victims is None:
+            self._unable |= 1 << place
+            return False
+        self._found[place] = (_cost(victims), victims)
+        return True

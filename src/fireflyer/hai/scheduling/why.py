@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.hai.lifecycle import count
 from fireflyer.hai.scheduling.cluster import Cluster, Job
-from fireflyer.hai.scheduling.preempting import look
+from fireflyer.hai.scheduling.preempting import ready_at
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,10 +24,9 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """The moment before which it does not start, in the cluster's time; None: not known."""
 
 
-def explain(cluster: Cluster, job: Job, now: float) -> Why:
-    """Why a queued job does not run yet."""
-    order = [other.id for other in cluster.in_order()]
-    ahead = order.index(job.id)
+def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> Why:
+    """Why a queued job does not run yet; `expect`: and when it may start, which looks at each node."""
+    ahead = cluster.queue.ahead((job.order, job.id))
     allowed = cluster.allowed(job, now)
     every = (1 << len(cluster.names)) - 1
     large = cluster.capacity.sized(job.gpus, job.memory_mib, every)
@@ -45,28 +44,17 @@ def explain(cluster: Cluster, job: Job, now: float) -> Why:
         held = cluster.usage.get((job.user, job.level, job.group), (0, 0))
         text = f"the quota at this priority is used up: {count(held[0], 'node')} held"
         return Why(text=text, ahead=ahead, earliest=None)
-    return _for_room(cluster, job, now, ahead, allowed)
+    return _for_room(cluster, job, now, ahead, allowed, expect=expect)
 
 
-def _for_room(cluster: Cluster, job: Job, now: float, ahead: int, allowed: int) -> Why:
+def _for_room(
+    cluster: Cluster, job: Job, now: float, ahead: int, allowed: int, *, expect: bool
+) -> Why:
     fitting = cluster.capacity.fitting(job.gpus, job.memory_mib, allowed)
     free = fitting.bit_count()
     if cluster.topology.enough(job.nodes, fitting):
         text = f"waits for {count(ahead, 'task')} ahead of it" if ahead else "starts at once"
         return Why(text=text, ahead=ahead, earliest=now)
-    shape = (job.nodes, job.gpus, job.memory_mib)
-    rank = (-job.level, -1 if job.overdue else cluster.level(job))
-    spared = job.user if cluster.policy.spares_own else None
-    times: list[float] = []
-    for place in range(len(cluster.names)):
-        if allowed >> place & 1:
-            ends, _, _ = look(cluster, place, None, shape, now)
-            room = math.inf
-            if cluster.policy.preemptive:
-                room, _, _ = look(cluster, place, rank, shape, now, spared)
-            times.append(max(now, min(ends, room)))
-    times.sort()
-    when = times[job.nodes - 1] if len(times) >= job.nodes else math.inf
     text = f"waits for {_demand(job)}; {free} free"
     fits = cluster.capacity.fitting(job.gpus, job.memory_mib, cluster.ready | cluster.suspect)
     others = fits & ~allowed
@@ -78,7 +66,26 @@ def _for_room(cluster: Cluster, job: Job, now: float, ahead: int, allowed: int) 
         text += f", {count(len(cluster.leaving), 'task')} making room"
     if ahead:
         text += f"; {count(ahead, 'task')} ahead"
-    return Why(text=text, ahead=ahead, earliest=None if when == math.inf else when)
+    earliest = _when(cluster, job, now, allowed) if expect else None
+    return Why(text=text, ahead=ahead, earliest=earliest)
+
+
+def _when(cluster: Cluster, job: Job, now: float, allowed: int) -> float | None:
+    """When so many of these nodes could be free as it needs."""
+    shape = (job.nodes, job.gpus, job.memory_mib)
+    rank = (-job.level, -1 if job.overdue else job.standing)
+    spared = job.user if cluster.policy.spares_own else None
+    times: list[float] = []
+    for place in range(len(cluster.names)):
+        if allowed >> place & 1:
+            ends = ready_at(cluster, place, None, shape)
+            room = math.inf
+            if cluster.policy.preemptive:
+                room = ready_at(cluster, place, rank, shape, spared)
+            times.append(max(now, min(ends, room)))
+    times.sort()
+    when = times[job.nodes - 1] if len(times) >= job.nodes else math.inf
+    return None if when == math.inf else when
 
 
 def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from fireflyer import __version__, errors
-from fireflyer.hai import identity, model
+from fireflyer.hai import identity, ledger, model
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.workspaces.depot import Offer, Pruned, WorkspaceView
@@ -50,7 +50,7 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
 SHOWN: list[Any] = [
     model.TaskSpec, model.TaskView, model.Event, model.LeaseRequest, model.NodeView, model.WhyView,
     model.WindowView, model.DrainRequest, Granted, Refusal, Faults, Decision, Validator, Manifest,
-    Offer, Pruned, WorkspaceView,
+    Offer, Pruned, WorkspaceView, ledger.LedgerView,
     identity.User, identity.UserRequest, identity.Group, identity.GroupRequest, identity.TokenView,
     identity.TokenRequest, identity.NewToken, identity.Quota, identity.AuditEntry, identity.Identity,
     identity.SignInCode,

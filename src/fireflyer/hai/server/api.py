@@ -22,6 +22,7 @@ from fireflyer.hai.server.answers import Granted, documented, json, read
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.cluster_api import cluster_routes
 from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.ledger_routes import ledger_routes
 from fireflyer.hai.server.meters import CONTENT_TYPE, Meters
 from fireflyer.hai.workspaces.routes import workspace_routes
 
@@ -59,6 +60,7 @@ def build(
     _server_routes(app, controller, trail, shut_down)
     _code_route(app, sessions, trail)
     cluster_routes(app, controller, store, trail)
+    ledger_routes(app, controller, store, trail)
     workspace_routes(app, controller.workspaces, trail)
     account_routes(app, accounts, store, trail, controller.read_quotas)
     app.add_middleware(Timed, meters=controller.meters)
@@ -72,9 +74,9 @@ def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail
     async def submit(request: Request, who: Identity = needs("submit")) -> Response:
         """Takes a task in; it is on disk when this answers."""
         spec = read(await request.body(), TaskSpec, "task")
-        with trail.change(who, "submit", ""):
+        with trail.refusals(who, "submit") as line:
             accounts.check_group(who, spec.group)
-            return json(controller.submit(spec, who.user))
+            return json(await controller.submit(spec, who.user, line))
 
     @app.get("/tasks", **documented(list[TaskView]))
     async def tasks(live: bool = False, who: Identity = needs("read")) -> Response:

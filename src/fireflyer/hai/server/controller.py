@@ -8,10 +8,9 @@ recovered, and pending stops, suspends and releases are asked for again.
 
 import asyncio
 import os
-import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.errors import FireflyerError, TaskError
+from fireflyer.errors import FireflyerError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.admission import RESERVED, check
+from fireflyer.hai.admission import RESERVED
 from fireflyer.hai.database.marks import Mark, Marks
-from fireflyer.hai.database.store import Moment, Store, unknown
+from fireflyer.hai.database.store import Fresh, Moment, Row, Store, unknown
 from fireflyer.hai.engines import (
     Engine,
     EngineEvent,
@@ -51,6 +50,7 @@ from fireflyer.hai.lifecycle import (
 from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskView, WhyView
 from fireflyer.hai.scheduling.policies import DEFAULT
 from fireflyer.hai.server.dispatch import Dispatch
+from fireflyer.hai.server.intake import Intake
 from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
 from fireflyer.hai.server.meters import Gauges, Meters
 from fireflyer.hai.server.views import Views
@@ -83,6 +83,7 @@ class Controller:
         self.dispatch.set_quotas(store.quotas())
         self._look_at_nodes()
         self._tasks: dict[str, Task] = {}
+        self._intake = Intake(store, self.workspaces, self.dispatch, self._taken)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
@@ -152,7 +153,7 @@ class Controller:
         Args:
             at_once: give running ranks no grace.
         """
-        self._draining = True
+        self._draining = self._intake.closed = True
         for task in list(self._tasks.values()):
             if task.state == "suspended":
                 continue
@@ -174,31 +175,30 @@ class Controller:
         """
         return self.faults.observed(found)
 
-    def submit(self, spec: TaskSpec, user: str = "") -> TaskView:
-        """Takes a user's task in; it is on disk when this returns.
+    async def submit(
+        self, spec: TaskSpec, user: str = "", line: dict[str, Any] | None = None
+    ) -> TaskView:
+        """Takes a user's task in; it is on disk, with its line of the audit log, when this returns.
 
         Raises:
             ConfigError: a field of the spec cannot work.
             TaskError: it asks for more nodes than there are.
         """
-        check(spec)
-        self.workspaces.admit(spec, user)
-        if self._draining:
-            raise TaskError("the server is shutting down and takes no more tasks")
-        fresh = Task(
-            id="", order=0, user=user, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
-            max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
-        )  # fmt: skip
-        self.dispatch.check(spec)
-        step, when = lifecycle.admit(fresh), now()
-        name = self._store.add(spec, secrets.token_hex(32), step, when, user)
-        task = msgspec.structs.replace(step.task, id=name, order=int(name[1:]))
-        self._tasks[name] = task
-        self.meters.step(task, step.notes, when.wall)
-        self.dispatch.submit(task, spec)
+        row = await self._intake.submit(spec, user, line)
+        task = self._tasks.get(row.task)
+        if task is None or task.attempt or task.state != row.state:
+            return self.view(row.task)
+        return self._views.task(row)
+
+    def _taken(self, tasks: Sequence[tuple[Fresh, Row]]) -> None:
+        for fresh, row in tasks:
+            order = int(row.task[1:])
+            task = msgspec.structs.replace(fresh.step.task, id=row.task, order=order)
+            self._tasks[row.task] = task
+            self.meters.step(task, fresh.step.notes, fresh.when.wall)
+            self.dispatch.submit(task, fresh.spec)
         self._schedule()
         self._tell()
-        return self.view(name)
 
     def request(self, name: str, what: lifecycle.Request) -> TaskView:
         """Stops, suspends or resumes a task.
@@ -459,9 +459,12 @@ class Controller:
         if isinstance(event, GangEnded):
             verdict, notes = self.faults.ended(task, event)
         step = lifecycle.observe(task, event, verdict)
-        if step.notes:
-            step = msgspec.structs.replace(step, notes=(*notes, *step.notes))
-            self._apply(step, Moment(event.monotonic_ns, event.wall))
+        if not step.notes:
+            return
+        more, act = self.faults.lost(event)
+        step = msgspec.structs.replace(step, notes=(*notes, *step.notes, *more))
+        self._apply(step, Moment(event.monotonic_ns, event.wall))
+        act()
 
     def _call(self, name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs an engine call after the earlier ones of the same task."""
@@ -501,7 +504,7 @@ class Controller:
             case Preempt():
                 raise AssertionError("a preemption is carried out as a suspend")
             case Release():
-                await self._engine.release(action.task)
+                await self._engine.release(action.task, self._home.tasks / action.task)
                 self._store.released(action.task, action.attempt)
 
     async def _launch(self, action: Launch) -> None:

@@ -270,7 +270,8 @@ class Dispatch:
 
     def waiting_for(self, task: str) -> str:
         """Why a queued task does not run yet, in words."""
-        return why.explain(self.cluster, self.cluster.jobs[task], self.now()).text
+        job = self.cluster.jobs[task]
+        return why.explain(self.cluster, job, self.now(), expect=False).text
 
     def check(self, spec: TaskSpec) -> None:
         """Refuses what the nodes can never hold.

@@ -4,16 +4,17 @@ import asyncio
 import codecs
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from fireflyer.errors import TaskError
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
-from fireflyer.hai.inotify import DirectoryWatch
+from fireflyer.hai.inotify import DirectoryWatch, Growing
 from fireflyer.hai.lifecycle import count
 
 MAX_WAIT_S = 60.0
@@ -24,7 +25,7 @@ BYTES_PER_MESSAGE = 1 << 16
 """Of a stream."""
 
 IDLE_S = 15.0
-"""A stream says at least this often that it is alive."""
+"""A stream without news says this often that it is alive."""
 
 
 class LogPiece(msgspec.Struct, frozen=True):
@@ -36,6 +37,19 @@ class LogPiece(msgspec.Struct, frozen=True):
     """Offset to go on from."""
     end: bool
     """The attempt is over and nothing follows."""
+
+
+READINGS = 8
+"""So many are remembered of a log until it grows."""
+
+
+class _Readings:
+    """What was read of a log that is followed since it has last grown."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.found: dict[tuple[int, bool], tuple[str, int]] = {}
+        """By offset and whether no byte follows: whole characters, and how many bytes they are."""
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -60,8 +74,11 @@ class Logs:
         self._store = store
         self._writing = writing
         self._watch = DirectoryWatch()
-        self._newest: dict[Path, tuple[tuple[int, bool], str, int]] = {}
-        """What was read last of logs that are followed."""
+        self._readings: WeakKeyDictionary[Growing, _Readings] = WeakKeyDictionary()
+        self._followers = 0
+        self._ticks = 0
+        """How often IDLE_S has passed since somebody follows."""
+        self._ticking: asyncio.TimerHandle | None = None
         self._closing = False
 
     def find(self, name: str, rank: int, attempt: int | None) -> LogFile:
@@ -89,41 +106,70 @@ class Logs:
         if data or over or wait_s <= 0:
             return LogPiece(file.attempt, data, offset + len(data), over and not data)
         file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._watch.watching(file.path) as grown:
+        with self._watch.watching(file.path) as growing:
             while True:
+                seen = growing.times
                 over = not self._writing(file.task, file.attempt)
                 data = _read_at(file.path, offset, BYTES_PER_ANSWER)
                 left = deadline - time.monotonic()
                 if data or over or left <= 0 or self._closing:
                     return LogPiece(file.attempt, data, offset + len(data), over and not data)
-                await _wait(grown, left)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await growing.wait(seen)
 
     async def follow(self, file: LogFile, offset: int) -> AsyncIterator[tuple[str, int] | None]:
         """Text from `offset` on, whole characters, each with the offset behind it, until the attempt is over
         or the server ends; None after every IDLE_S without news. What is no UTF-8 becomes U+FFFD."""
         file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._watch.watching(file.path) as grown:
+        with self._watch.watching(file.path) as growing, self._following():
+            ticks = self._ticks
             while not self._closing:
+                seen = growing.times
                 over = not self._writing(file.task, file.attempt)
-                text, used = self._text_at(file.path, offset, last=over)
+                text, used = self._text_at(growing, file.path, offset, last=over)
                 if text:
                     offset += used
                     yield text, offset
                 elif over:
                     return
-                elif not await _wait(grown, IDLE_S):
+                elif ticks != self._ticks:
+                    ticks = self._ticks
                     yield None
+                else:
+                    await growing.wait(seen)
 
-    def _text_at(self, path: Path, offset: int, *, last: bool) -> tuple[str, int]:
+    def _text_at(self, growing: Growing, path: Path, offset: int, *, last: bool) -> tuple[str, int]:
         """Whole characters from `offset`, and their bytes. Most of those who follow a log are at its end, and
-        are woken together: the text is read and decoded for the first of them. A log only grows, so what was
-        read stays true; who gets less than there is looks again."""
-        wanted = (offset, last)
-        known = self._newest.get(path)
-        if known is None or known[0] != wanted or not known[1]:
+        are woken together: it is read and decoded for the first of them, and not again before it has grown.
+        What is written meanwhile will be announced, so nobody who gets less than there is misses it."""
+        readings = self._readings.get(growing)
+        if readings is None or readings.times != growing.times or len(readings.found) > READINGS:
+            readings = self._readings[growing] = _Readings(growing.times)
+        found = readings.found.get((offset, last))
+        if found is None:
             data = _read_at(path, offset, BYTES_PER_MESSAGE)
-            known = self._newest[path] = (wanted, *_whole(data, last=last))
-        return known[1], known[2]
+            found = readings.found[offset, last] = _whole(data, last=last)
+        return found
+
+    @contextmanager
+    def _following(self) -> Iterator[None]:
+        """While somebody follows, everybody is woken every IDLE_S, with one timer for all."""
+        self._followers += 1
+        if self._ticking is None:
+            self._ticking = asyncio.get_running_loop().call_later(IDLE_S, self._tick)
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if not self._followers and self._ticking is not None:
+                self._ticking.cancel()
+                self._ticking = None
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        self._watch.wake_all()
+        self._ticking = asyncio.get_running_loop().call_later(IDLE_S, self._tick)
 
     def wake(self, name: str, attempt: int) -> None:
         """Those who follow this attempt look again: it is over."""
@@ -147,15 +193,6 @@ def _whole(data: bytes, *, last: bool) -> tuple[str, int]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data, final=last and len(data) < BYTES_PER_MESSAGE)
     return text, len(data) - len(decoder.getstate()[0])
-
-
-async def _wait(grown: asyncio.Event, left: float) -> bool:
-    """False after `left` seconds without news."""
-    grown.clear()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(left):
-            await grown.wait()
-    return grown.is_set()
 
 
 def _read_at(path: Path, offset: int, most: int) -> bytes:

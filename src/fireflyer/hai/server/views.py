@@ -40,7 +40,7 @@ class Views:
         if task is not None and task.state == "queued" and not reason:
             reason = self._dispatch.waiting_for(task.id)
         lease = self._store.lease(row.task, row.attempt) if row.attempt else None
-        node_faults, avoid = self._store.faults(row.task)
+        node_faults, avoid = self._store.faults(row.task) if row.attempt else (0, ())
         return TaskView(
             id=row.task,
             spec=row.spec,

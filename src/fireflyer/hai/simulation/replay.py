@@ -183,7 +183,7 @@ class _World:
     def run(self, progress: Callable[[int], None]) -> Replay:
         began = time.perf_counter()
         runs = list(self.runs.values())
-        events, ledger, cluster = self.events, self.ledger, self.cluster
+        events, ledger, waiting = self.events, self.ledger, self.cluster.queue.ranks
         arrived, total, reported = 0, len(runs), 0
         tick = self.setup.tick_ms
         look = due = NEVER
@@ -206,8 +206,8 @@ class _World:
                 due, look = now - now % tick + tick, NEVER
             else:
                 due = NEVER
-                acted = bool(cluster.queue) and self._plan(now)
-                look = self._look(now) if cluster.queue else NEVER
+                acted = bool(waiting) and self._plan(now)
+                look = self._look(now) if waiting else NEVER
                 if not acted and look == next_arrival == NEVER and self._idle():
                     raise self._stuck(total)
             moments += 1

@@ -15,7 +15,11 @@ import venv
 from pathlib import Path
 
 from fireflyer._native.hai import set_parent_death_signal
+from fireflyer.hai import leftovers
 from fireflyer.hai.home import write_private
+
+MARK = "FIREFLYER_MAKING"
+"""Environment variable of all that makes an environment: its folder."""
 
 
 def main(arguments: list[str]) -> int:
@@ -39,6 +43,11 @@ def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
     if ready.exists():
         return 0
+    # What an earlier maker had started and did not outlive; the lock went with that maker.
+    if left := leftovers.end({MARK: str(folder)}):
+        _say(f"the kernel does not end {left}, which an earlier try has left; run the task again")
+        return 1
+    os.environ[MARK] = str(folder)
     _say(f"making the environment of {lock_file.name[:12]}")
     if folder.exists():
         shutil.rmtree(folder)

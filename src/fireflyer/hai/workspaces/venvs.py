@@ -8,6 +8,7 @@ venvs/<key>.lock       locked by whoever makes it (flock), pip included
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -154,13 +155,22 @@ class Venvs:
             name = file.name.removesuffix(".lock.txt")
             if name in keep or file.stat().st_mtime >= before:
                 continue
-            (self.folder / f"{key(name)}.ready").unlink(
-                missing_ok=True
-            )  # first: it is never half there
-            shutil.rmtree(self.folder / key(name), ignore_errors=True)
-            file.unlink()
-            gone += 1
+            gone += self._remove(key(name), file)
         return gone
+
+    def _remove(self, name: str, file: Path) -> bool:
+        """Unless it is being made."""
+        lock = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.folder / f"{name}.ready").unlink(missing_ok=True)  # first: it is never half there
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            file.unlink()
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(lock)
+        return True
 
 
 def key(name: str) -> str:

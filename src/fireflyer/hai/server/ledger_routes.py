@@ -1,0 +1,86 @@
+"""The HTTP route of the goodput ledger."""
+
+import asyncio
+import time
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Response
+
+from fireflyer.errors import ConfigError
+from fireflyer.hai import ledger
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.identity import Identity
+from fireflyer.hai.ledger import Books, Shape
+from fireflyer.hai.model import Event
+from fireflyer.hai.server.answers import documented, json
+from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.controller import Controller
+
+EVENTS_AT_A_TIME = 1000
+"""Read before others have their turn."""
+
+Moment = Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)]
+
+
+def ledger_routes(app: FastAPI, controller: Controller, store: Store, trail: Trail) -> None:
+    """Adds it to the application."""
+    needs = needing(trail)
+
+    @app.get("/ledger", **documented(ledger.LedgerView))
+    async def read_ledger(
+        task: str | None = None,
+        user: str | None = None,
+        group: str | None = None,
+        since: Moment = 0.0,
+        until: Moment | None = None,
+        cluster: bool = False,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """Where the time of one's own tasks went, by cause; of another user's, of everybody's, and of the
+        cluster for an operator. Of one task, user or group where it is named. since, until: wall clock."""
+        if cluster or user not in (None, who.user):
+            who.require("operate")
+        if task is not None:
+            controller.check_owner(task, who.only)
+        now = time.time()
+        end = now if until is None else min(until, now)
+        if until is not None and until <= since:
+            raise ConfigError("a ledger ends after it begins: until must be later than since")
+        owner = who.user if who.only is not None else user
+        wanted = {
+            row.task
+            for row in store.rows(live=False)
+            if task in (None, row.task)
+            and owner in (None, row.user)
+            and group in (None, row.spec.group)
+        }
+        if task is not None and not wanted:
+            store.row(task)
+        books = await _books(controller, store, since, end)
+        tasks = {name: one for name, one in books.tasks.items() if name in wanted}
+        view = ledger.LedgerView(
+            since=books.since / 1e6,
+            until=books.until / 1e6,
+            unit=books.unit,
+            tasks=tasks,
+            total=ledger.total(tasks.values()),
+            cluster=books.cluster if cluster else None,
+        )
+        return json(view)
+
+
+async def _books(controller: Controller, store: Store, since: float, until: float) -> Books:
+    """Of everybody: whether a wait was for nodes that others held, only the whole history tells."""
+    gpus = {node.name: node.gpus for node in controller.dispatch.nodes()}
+    events: list[Event] = []
+    while more := store.events(events[-1].seq if events else 0, None, EVENTS_AT_A_TIME):
+        events += more
+        await asyncio.sleep(0)
+    shapes = [
+        Shape(task=row.task, nodes=row.spec.nodes, ranks_per_node=row.spec.ranks_per_node)
+        for row in store.rows(live=False)
+    ]
+    return await asyncio.to_thread(
+        ledger.account, shapes, events, gpus=gpus, until=until, since=since
+    )
