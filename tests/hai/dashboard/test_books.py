@@ -41,11 +41,11 @@ class Past:
     def submit(self, user: str = "ada", nodes: int = 1) -> str:
         fresh = Task(id="", order=0, nodes=nodes, world=nodes, max_restarts=0)
         step = lifecycle.admit(fresh)
-        spec = TaskSpec(script="/x.py", cwd="/", nodes=nodes)
+        spec = TaskSpec(script="/x.py", cwd="/", nodes=nodes, ranks_per_node=2)
         when = Moment(0, self.now)
         (row,) = self.store.add([Fresh(spec=spec, secret="", step=step, when=when, user=user)])
         name = row.task
-        self.shapes.append(Shape(task=name, nodes=nodes))
+        self.shapes.append(Shape(task=name, nodes=nodes, ranks_per_node=2))
         return name
 
     def note(self, task: str, attempt: int, kind: str, after: float = 0.0, **detail: Any) -> None:
@@ -96,6 +96,10 @@ def test_it_is_the_ledger_however_it_was_read(past: Past, monkeypatch: pytest.Mo
     past.note(second, 1, "starting", 3, nodes=["n1", "n2"])
     check(past, keeper, 86_400)
     past.note(second, 1, "running", 20)
+    lost = {"rank": 1, "node": "n1", "code": None, "signal": 9, "suspended": False, "lost": True}
+    past.note(second, 1, "rank_exited", 10, **lost)
+    check(past, keeper, 86_400)
+    past.note(second, 1, "rank_joined", 10, rank=1, node="n1")
     past.run(first, 2, ["n0"], "finished")
     past.over(first)
     check(past, keeper, 86_400)

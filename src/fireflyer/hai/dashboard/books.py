@@ -112,7 +112,9 @@ class Bookkeeper:
 
     def _learn(self, tasks: set[str]) -> None:
         for task, line in self._browsing.some(sorted(tasks)).items() if tasks else ():
-            self._shapes[task] = Shape(task=task, nodes=line.brief.nodes)
+            self._shapes[task] = Shape(
+                task=task, nodes=line.brief.nodes, ranks_per_node=line.brief.ranks_per_node
+            )
             self._users[task] = line.user
 
     def _forget(self, wall: float) -> None:

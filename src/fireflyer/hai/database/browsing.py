@@ -15,7 +15,7 @@ from fireflyer.hai.database.schema import event as _event
 from fireflyer.hai.database.schema import task as _task
 from fireflyer.hai.model import TERMINAL, Event, TaskState
 
-SILENT = ("rank_started", "rank_joined", "leased", "acted")
+SILENT = ("rank_started", "leased", "acted")
 """Kinds of events that say nothing to the ledger; there is one for each rank of each attempt."""
 
 
