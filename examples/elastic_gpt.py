@@ -73,8 +73,7 @@ def main() -> None:
     torch.manual_seed(0)
     net, done = GPT(256, args.context, *args.shape), Done()
     optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, weight_decay=0.1, fused=True)
-    how: dict[str, Any] = {"keep": 3, "should_suspend": hai.suspend_requested}
-    ckpt = CheckpointManager(args.directory, args.save_every, **how)
+    ckpt = CheckpointManager(args.directory, args.save_every, keep=3)
 
     def state() -> dict[str, Any]:
         trained = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
@@ -86,13 +85,14 @@ def main() -> None:
         optimizer.load_state_dict(found["optimizer"])
         loader.load_state_dict(found["loader"])
         done.load_state_dict(found["done"])
-    model = DDP(net, optimizer=optimizer, elastic=True, redivide=loader.redivide)
+    how: dict[str, Any] = {"elastic": True, "should_suspend": hai.suspend_requested}
+    model = DDP(net, optimizer=optimizer, redivide=loader.redivide, **how)
     elastic = model.elastic
     elastic.carry(loader, done)  # after the load: a newcomer gets them from the others
     hai.elastic(elastic)
     elastic.fenced.append(ckpt.fence)
     batches = chain.from_iterable(repeat(loader))
-    while done.step < args.steps and not ckpt.suspending:
+    while done.step < args.steps and not model.suspending:
         with elastic.step() as step:  # a rank that is lost ends it; then it is done again
             batch = torch.from_numpy(np.stack(next(batches))).long()
             step.weight = len(batch)
@@ -107,7 +107,7 @@ def main() -> None:
                 ranks = dist.get_world_size()
                 print(f"step {done.step} of {args.steps}: loss {loss.item():.4f}, {ranks} ranks")
             with contextlib.suppress(CheckpointError):  # a rank is lost: the next step tells
-                if ckpt.should_save(done.step) or done.step == args.steps:
+                if done.step == args.steps or ckpt.should_save(done.step, leave=model.suspending):
                     ckpt.save(done.step, state())
     ckpt.wait()
     print(f"{done.step} steps, sample {loader.samples} of {loader.n}, parameters {digest(net)}")

@@ -201,7 +201,7 @@ nb::bytes part(const Reader& reader, std::int64_t number, std::int64_t start, st
   return nb::bytes(data.data(), data.size());
 }
 
-std::int64_t size_of(const Reader& reader, std::int64_t file) { return file_at(reader, file).size(); }
+std::int64_t size_of_file(const Reader& reader, std::int64_t file) { return file_at(reader, file).size(); }
 
 std::vector<int> versions(const Reader& reader) {
   std::vector<int> found;
@@ -390,7 +390,7 @@ void ff::ffrecord::bind(nb::module_ m) {
       .def("unchecked", &unchecked, "Files whose metadata carries no checksum.")
       .def("versions", &versions, "Version of the format of each file.")
       .def("schema", &schema, nb::arg("file"), "The columns of one file as JSON; empty without.")
-      .def("size", &size_of, nb::arg("file"), "Bytes of one file up to the end of its last commit.")
+      .def("size", &size_of_file, nb::arg("file"), "Bytes of one file up to the end of its last commit.")
       .def("part", &part, nb::arg("file"), nb::arg("start"), nb::arg("end"),
            "Bytes of one file as it was opened, whatever its name has become.")
       .def("locate", &locate, nb::arg("index"), nb::sig("def locate(self, index: int) -> tuple[str, int]"),

@@ -21,7 +21,7 @@
 namespace ff::ffrecord {
 namespace {
 
-constexpr std::int64_t kShare = std::int64_t{128} << 10;  // of a thread
+constexpr std::int64_t kCut = std::int64_t{128} << 10;  // of a thread
 constexpr std::int64_t kMarkedFor = 10;                   // seconds
 constexpr unsigned kCheckThreads = 4;
 
@@ -52,14 +52,14 @@ int read_piece(int fd, const ChunkPiece& piece, std::uint8_t* target) {
   return 0;
 }
 
-// Ranges of things, of about kShare bytes each: cuts[i] to cuts[i + 1].
+// Ranges of things, of about kCut bytes each: cuts[i] to cuts[i + 1].
 template <typename Size>
 std::vector<std::size_t> cut(std::size_t count, Size size) {
   std::vector<std::size_t> cuts = {0};
   std::int64_t filled = 0;
   for (std::size_t i = 0; i < count; ++i) {
     filled += size(i);
-    if (filled < kShare && i + 1 < count) continue;
+    if (filled < kCut && i + 1 < count) continue;
     cuts.push_back(i + 1);
     filled = 0;
   }
@@ -110,7 +110,7 @@ PiecesRead read_pieces(const std::string& directory, const std::vector<std::stri
     }
   };
   const std::vector<std::size_t> cuts = cut(order.size(), [&](std::size_t i) { return pieces[order[i]].bytes; });
-  const unsigned threads = cuts.size() > static_cast<std::size_t>(kShareBytes / kShare) ? worker_pool::kMost : 1;
+  const unsigned threads = cuts.size() > static_cast<std::size_t>(kShareBytes / kCut) ? worker_pool::kMost : 1;
   worker_pool::share(threads, cuts.size() - 1, [&](std::size_t i) { read_range(cuts[i], cuts[i + 1]); });
   result.error = error;
   return result;
@@ -121,7 +121,7 @@ std::vector<std::uint8_t> check_samples(const std::uint8_t* arena, const std::in
   std::vector<std::uint8_t> right(count);
   const auto bytes = [&](std::size_t i) { return offsets[i + 1] - offsets[i]; };
   const std::vector<std::size_t> cuts = cut(count, bytes);
-  const unsigned threads = cuts.size() > static_cast<std::size_t>(kShareBytes / kShare)
+  const unsigned threads = cuts.size() > static_cast<std::size_t>(kShareBytes / kCut)
                                ? std::min(worker_pool::cores(), kCheckThreads) : 1;
   worker_pool::share(threads, cuts.size() - 1, [&](std::size_t part) {
     for (std::size_t i = cuts[part]; i < cuts[part + 1]; ++i)

@@ -16,7 +16,7 @@
 namespace ff::ffrecord {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSystemPage = 4096;
 constexpr int kWrong = 4;
 // What statfs calls 9P, AFS, BeeGFS, Ceph, CIFS, FUSE, GPFS, Lustre, NFS, SMB and SMB2.
 constexpr std::array<std::uint32_t, 11> kElsewhere = {0x01021997, 0x5346414f, 0x19830326, 0x00c36400,
@@ -84,12 +84,12 @@ void MappedFile::set_verified(std::int64_t sample) const {
 bool MappedFile::resident(std::int64_t offset, std::int64_t bytes, const Calls& calls) const {
   constexpr std::size_t kPages = 512;
   unsigned char present[kPages];
-  std::size_t at = static_cast<std::size_t>(offset) / kPage * kPage;
+  std::size_t at = static_cast<std::size_t>(offset) / kSystemPage * kSystemPage;
   const auto end = static_cast<std::size_t>(offset + bytes);
-  for (; at < end; at += kPages * kPage) {
-    const std::size_t length = std::min(end - at, kPages * kPage);
+  for (; at < end; at += kPages * kSystemPage) {
+    const std::size_t length = std::min(end - at, kPages * kSystemPage);
     if (calls.mincore(data_ + at, length, present) != 0) return false;
-    const std::size_t pages = (length + kPage - 1) / kPage;
+    const std::size_t pages = (length + kSystemPage - 1) / kSystemPage;
     if (!std::all_of(present, present + pages, [](unsigned char page) { return (page & 1) != 0; })) return false;
   }
   return true;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kHeader = 12;     // u32 checksum of the metadata, i64 number of samples
 constexpr std::int64_t kPerSample = 12;  // u32 checksum, i64 offset
-constexpr std::int64_t kBlock = 256 << 10;  // stays in the second-level cache between read and checksum
+constexpr std::int64_t kStep = 256 << 10;  // stays in the second-level cache between read and checksum
 
 template <typename T>
 T load(const unsigned char* from) {
@@ -40,9 +40,9 @@ V1File::V1File(std::string path, int fd) : RecordFile(std::move(path), fd) {
 // `found` is the checksum of the metadata up to here, that is of the count.
 void V1File::check_index(std::uint32_t stored, std::uint32_t found) {
   const std::int64_t first = kHeader + kPerSample * count_;
-  std::vector<std::int64_t> block(static_cast<std::size_t>(kBlock) / 8);
+  std::vector<std::int64_t> block(static_cast<std::size_t>(kStep) / 8);
   for (std::int64_t at = kHeader, end = kHeader + 4 * count_; at < end;) {
-    const auto step = static_cast<std::size_t>(std::min(kBlock, end - at));
+    const auto step = static_cast<std::size_t>(std::min(kStep, end - at));
     read(block.data(), step, at);
     found = crc32(found, block.data(), step);
     at += static_cast<std::int64_t>(step);
@@ -52,7 +52,7 @@ void V1File::check_index(std::uint32_t stored, std::uint32_t found) {
   std::int64_t wrong = -1, before = 0, after = 0;
   std::int64_t start = first;
   for (std::int64_t i = 0; i < count_;) {
-    const std::int64_t many = std::min(kBlock / 8, count_ - i);
+    const std::int64_t many = std::min(kStep / 8, count_ - i);
     const auto bytes = static_cast<std::size_t>(many) * 8;
     read(block.data(), bytes, kHeader + 4 * count_ + 8 * i);
     found = crc32(found, block.data(), bytes);

@@ -9,7 +9,7 @@
 
 namespace ff::hfreduce {
 
-using Kind = Step::Kind;
+using StepKind = Step::Kind;
 
 void Scratch::Free::operator()(char* buffer) const {
   ::operator delete(buffer, std::align_val_t{kAlignment});
@@ -58,9 +58,9 @@ Exchange::Exchange(const Program& program, const std::vector<int>& ranks, Transp
       channels_.push_back({.rank = ranks[s.peer]});
     }
     Channel& channel = channels_[static_cast<std::size_t>(index)];
-    (s.kind == Kind::send ? channel.out : channel.in).push_back(k);
-    if (s.kind == Kind::send) ++sends_of(s.after, s.chunk);
-    parts_[s.chunk].collected |= s.kind == Kind::collect;
+    (s.kind == StepKind::send ? channel.out : channel.in).push_back(k);
+    if (s.kind == StepKind::send) ++sends_of(s.after, s.chunk);
+    parts_[s.chunk].collected |= s.kind == StepKind::collect;
     all_finals_ += s.last;
   }
   check_operation();
@@ -72,7 +72,7 @@ Exchange::Exchange(const Program& program, const std::vector<int>& ranks, Transp
 }
 
 void Exchange::check_operation() const {
-  const auto adds = [](const Step& s) { return s.kind == Kind::reduce || s.kind == Kind::collect; };
+  const auto adds = [](const Step& s) { return s.kind == StepKind::reduce || s.kind == StepKind::collect; };
   const bool any = std::any_of(program_.steps.begin(), program_.steps.end(), adds);
   const bool sum = data_.op == Op::sum || data_.op == Op::avg;
   if ((any && reduce_ == nullptr) || (coded_ && !sum)) {
@@ -151,7 +151,7 @@ bool Exchange::settle_sends(Channel& channel) {
     Part& part = parts_[step(k).chunk];
     if (--sends_of(step(k).after, step(k).chunk) == 0 && coded_) {
       scratch_.give(std::exchange(part.wire, nullptr));
-      forwarding_ -= made_by(step(k).after, Kind::receive);
+      forwarding_ -= made_by(step(k).after, StepKind::receive);
     }
     finish(k);
     ++channel.done_out;
@@ -218,17 +218,17 @@ bool Exchange::overwritable(const Step& s) const {
 // earliest step that has not arrived may take one more: it is what everything waits for in the end
 // (see the invariants of programs).
 bool Exchange::may_hold(std::uint32_t k) {
-  const bool forwards = step(k).kind == Kind::receive && sends_[k] > 0;
+  const bool forwards = step(k).kind == StepKind::receive && sends_[k] > 0;
   if (!forwards || forwarding_ < limits_.forwarding) return true;
-  while (step(earliest_).kind == Kind::send || transfers_[earliest_].done) ++earliest_;
+  while (step(earliest_).kind == StepKind::send || transfers_[earliest_].done) ++earliest_;
   return k == earliest_;
 }
 
-bool Exchange::made_by(std::int32_t source, Kind kind) const {
+bool Exchange::made_by(std::int32_t source, StepKind kind) const {
   return source >= 0 && step(static_cast<std::uint32_t>(source)).kind == kind;
 }
 
-bool Exchange::in_place(const Step& s) const { return s.kind == Kind::receive && !coded_; }
+bool Exchange::in_place(const Step& s) const { return s.kind == StepKind::receive && !coded_; }
 
 std::uint32_t& Exchange::sends_of(std::int32_t source, std::uint32_t chunk) {
   return source >= 0 ? sends_[static_cast<std::size_t>(source)] : parts_[chunk].sends;
@@ -262,16 +262,16 @@ void Exchange::encode(const Step& s) {
 // Uses what step k received; false if it is too early.
 bool Exchange::apply(std::uint32_t k) {
   const Step& s = step(k);
-  if (!(s.kind == Kind::receive ? overwritable(s) : ready(s))) return false;
+  if (!(s.kind == StepKind::receive ? overwritable(s) : ready(s))) return false;
   Part& part = parts_[s.chunk];
   const std::size_t count = program_.chunks[s.chunk].count;
   char* arrived = transfers_[k].data;
   void* own = data_of(s.chunk);
   const double scale = s.last ? data_.scale : 1;
-  if (s.kind == Kind::collect) {
+  if (s.kind == StepKind::collect) {
     if (s.last && part.sends > 0) return false;
     if (s.last) combine(k);
-  } else if (s.kind == Kind::receive) {
+  } else if (s.kind == StepKind::receive) {
     if (coded_) {
       simd::decode(data_.codec, data_.dtype, arrived, count, own, 1);
       if (sends_[k] > 0) part.wire = arrived, ++forwarding_;
@@ -324,7 +324,7 @@ void Exchange::finish(std::uint32_t k) {
   ++done_steps_;
   const Step& s = step(k);
   // A reduced value that is yet to be encoded is final after that.
-  const bool later = coded_ && s.kind == Kind::reduce && sends_[k] > 0;
+  const bool later = coded_ && s.kind == StepKind::reduce && sends_[k] > 0;
   if (s.last && !later) make_final(s.chunk);
 }
 

@@ -1,4 +1,5 @@
 // The copying collectives over several hosts: every piece crosses the network once to each host that needs it.
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <utility>

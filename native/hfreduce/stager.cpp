@@ -8,7 +8,6 @@
 #include "hfreduce/arena.hpp"
 
 namespace ff::hfreduce {
-namespace {
 
 struct Span {  // memory of the device and its mirror
   char* device;
@@ -16,6 +15,8 @@ struct Span {  // memory of the device and its mirror
   std::size_t bytes;
 };
 using Spans = std::vector<Span>;
+
+namespace {
 
 std::size_t bytes_of(const Pieces& pieces) {
   return std::accumulate(pieces.begin(), pieces.end(), std::size_t{0},

@@ -1,5 +1,6 @@
 #include "hfreduce/stager_fake.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace ff::hfreduce {

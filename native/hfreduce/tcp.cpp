@@ -20,10 +20,6 @@ namespace {
 constexpr std::size_t kVectors = 32;          // transfers a system call
 constexpr std::size_t kCallBytes = 1u << 20;  // then the other links have their turn
 
-Error left(int rank) {
-  return {Code::rank_failed, "rank " + std::to_string(rank) + " died or left the group", rank};
-}
-
 }  // namespace
 
 TcpTransport::TcpTransport() {

@@ -7,8 +7,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+
+#include "base/error.hpp"
 
 namespace ff::hfreduce {
+
+// What a transport throws for a peer that is gone.
+inline Error left(int rank) {
+  return {Code::rank_failed, "rank " + std::to_string(rank) + " died or left the group", rank};
+}
 
 // One message under way. Owned by the caller, who keeps it and its bytes in place until it is done or the
 // transport is gone.

@@ -23,10 +23,6 @@ constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 // Data of the events of descriptors that are no links.
 constexpr std::uint64_t kWake = 0, kEngine = 1;
 
-Error left(int rank) {
-  return {Code::rank_failed, "rank " + std::to_string(rank) + " died or left the group", rank};
-}
-
 CallParams params_of(void* argument) {
   CallParams params{};
   params.mask = CallParams::kCallback | CallParams::kArgument | CallParams::kMemoryType;

@@ -17,8 +17,8 @@
 namespace ff::storage {
 namespace {
 
-constexpr std::int64_t kStep = std::int64_t{256} << 10;
-constexpr std::int64_t kPage = 4096;
+constexpr std::int64_t kSlice = std::int64_t{256} << 10;
+constexpr std::int64_t kFirstSlice = 4096;
 constexpr unsigned kDirectThreads = 3;
 
 void check_arguments(const std::vector<std::string>& paths, const std::vector<Segment>& segments) {
@@ -64,7 +64,7 @@ bool read_cached(const Job& job, bool wait) {
   }
   for (std::int64_t at = 0; at < job.segment->bytes;) {
     // The first look is at one page: where nothing is cached the kernel fetches what was asked for, in vain.
-    const std::int64_t most = at == 0 && !wait ? kPage : kStep;
+    const std::int64_t most = at == 0 && !wait ? kFirstSlice : kSlice;
     const std::int64_t got = job.file->read(job, at, std::min(most, job.segment->bytes - at), wait);
     if (got == 0) return false;
     crc = crc32(crc, job.segment->target + at, static_cast<std::size_t>(got));

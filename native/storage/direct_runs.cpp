@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kAlign = 4096;
 constexpr std::int64_t kGap = std::int64_t{32} << 10;       // what is read in vain rather than asked for twice
 constexpr std::int64_t kRequest = std::int64_t{1} << 20;
-constexpr std::int64_t kStep = std::int64_t{256} << 10;   // in the core's cache between checksum and copy
+constexpr std::int64_t kSumStep = std::int64_t{256} << 10;   // in the core's cache between checksum and copy
 constexpr std::size_t kBlock = static_cast<std::size_t>(kMostSegment + 2 * kAlign);
 constexpr unsigned kParts = static_cast<unsigned>((kMostSegment + 2 * kAlign + kRequest - 1) / kRequest);
 
@@ -142,8 +142,8 @@ class Reader {
       const Segment& segment = *jobs_[i].segment;
       const char* const from = memory_.block(number) + (segment.offset - slot.begin);
       std::uint32_t crc = 0;
-      for (std::int64_t at = 0; at < segment.bytes; at += kStep) {
-        const auto step = static_cast<std::size_t>(std::min(kStep, segment.bytes - at));
+      for (std::int64_t at = 0; at < segment.bytes; at += kSumStep) {
+        const auto step = static_cast<std::size_t>(std::min(kSumStep, segment.bytes - at));
         crc = crc32(crc, from + at, step);
         std::memcpy(segment.target + at, from + at, step);
       }

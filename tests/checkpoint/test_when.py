@@ -185,6 +185,25 @@ def test_leaving_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert second.left is None
 
 
+def test_ranks_that_have_agreed_elsewhere_leave_without_an_exchange(
+    job: Job, tmp_path: Path
+) -> None:
+    def body(rank: int) -> None:
+        manager = CheckpointManager(tmp_path / "c", every=100)
+        manager.save(1, {"a": 1}).wait()
+        assert not manager.should_save(1)
+        for _ in range(1 + rank):  # an exchange would wait for the others
+            assert manager.should_save(2, leave=True)
+        before = manager.suspending
+        assert manager.should_save(3)
+        manager.fence(1)
+        assert (before, manager.suspending) == (True, False)
+        assert not manager.should_save(4)
+
+    job(body)
+    assert (tmp_path / "c" / "claims" / "000001.left.json").exists()
+
+
 def test_a_note_that_cannot_be_written_does_not_stop_the_save(
     tmp_path: Path, told: Told, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Data parallelism is invisible: the same parameters as one process with the whole batch."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,39 +78,37 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max())
 
 
-@pytest.mark.parametrize("to_none", [True, False])
-@pytest.mark.parametrize("micro", [1, 2])
-@pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (2, 2), (4, 2)])
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-10), (torch.float32, 2e-6)])
-def test_equals_one_process_with_the_global_batch(
-    start_gang: Callable[..., Any],
-    store_path: str,
-    world: int,
-    nodes: int,
-    dtype: torch.dtype,
-    limit: float,
-    micro: int,
-    to_none: bool,
-) -> None:
-    core = Net(seed=0).to(dtype)
-    reference = train(core, core, dtype, slice(None), to_none)
+LIMITS = {torch.float64: 1e-10, torch.float32: 2e-6}
+WAYS = [*itertools.product(LIMITS, (True, False), (1, 2))]
+"""Type, gradients set to None, backwards a step."""
 
-    def body(rank: int, world: int) -> list[Any]:
+
+@pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (2, 2), (4, 2)])
+def test_equals_one_process_with_the_global_batch(
+    start_gang: Callable[..., Any], store_path: str, world: int, nodes: int
+) -> None:
+    def body(rank: int, world: int) -> list[list[Any]]:
         init(store_path, rank, world)
-        core = Net(seed=rank).to(dtype)  # rank 0's parameters win
-        core.steps.fill_(1 << 40 if rank == 0 else 0)
-        model = DistributedDataParallel(core, bucket_bytes=4096)
-        assert core.steps.item() == 1 << 40
-        size = BATCH // world
-        result = train(model, core, dtype, slice(rank * size, (rank + 1) * size), to_none, micro)
-        assert core.never.weight.grad is None
-        return [r.numpy() for r in result]
+        share, results = slice(rank * BATCH // world, (rank + 1) * BATCH // world), []
+        for dtype, to_none, micro in WAYS:
+            core = Net(seed=rank).to(dtype)  # rank 0's parameters win
+            core.steps.fill_(1 << 40 if rank == 0 else 0)
+            model = DistributedDataParallel(core, bucket_bytes=4096)
+            assert core.steps.item() == 1 << 40
+            result = train(model, core, dtype, share, to_none, micro)
+            assert core.never.weight.grad is None
+            results.append([r.numpy() for r in result])
+        return results
 
     ranks = start_gang(body, world, nodes).results()
-    for index, expected in enumerate(reference):
-        for result in ranks:
-            assert (result[index] == ranks[0][index]).all(), "ranks differ in bits"
-            assert relative(torch.from_numpy(result[index]), expected) <= limit
+    for way, (dtype, to_none, _) in enumerate(WAYS):
+        core = Net(seed=0).to(dtype)
+        reference = train(core, core, dtype, slice(None), to_none)
+        for index, expected in enumerate(reference):
+            for result in ranks:
+                found = result[way][index]
+                assert (found == ranks[0][way][index]).all(), f"ranks differ in bits: {WAYS[way]}"
+                assert relative(torch.from_numpy(found), expected) <= LIMITS[dtype], WAYS[way]
 
 
 def test_a_parameter_used_on_one_rank_only(start_gang: Callable[..., Any], store_path: str) -> None:

@@ -1,4 +1,4 @@
-"""Set-up names a missing tool in one line with the command that installs it; the size check checks."""
+"""Set-up names a missing tool in one line with the command that installs it; the checks check."""
 
 import os
 import shutil
@@ -45,3 +45,17 @@ def test_long_files_and_functions_are_found(tmp_path: Path) -> None:
         "deep.py:1: f has 81 lines",
         "long.cpp: 601 lines (at most 600)",
     ]
+
+
+def test_names_without_their_headers_are_found(tmp_path: Path) -> None:
+    native = tmp_path / "native" / "base"
+    native.mkdir(parents=True)
+    (native / "a.hpp").write_text("#include <vector>\n")
+    (native / "b.hpp").write_text('#include "base/a.hpp"\n')
+    (native / "fine.cpp").write_text('#include "base/b.hpp"\nstd::vector<int> v;  // std::map\n')
+    (native / "wrong.cpp").write_text('#include "base/b.hpp"\nstd::vector<std::string> v;\n')
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/includes.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["native/base/wrong.cpp: #include <string>"]

@@ -22,11 +22,6 @@ constexpr std::size_t kRounds = 8;        // of Landing::kAtOnce that one advanc
 constexpr std::size_t kShared = std::size_t{128} << 10;  // bytes from which on comparing them is work to share
 constexpr std::size_t kMostParts = 1024;  // that one sendmsg takes
 
-template <class T>
-void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
-  std::memcpy(to.data() + at, &value, sizeof value);
-}
-
 ReadEntry read_entry(const Piece& piece) {
   ReadEntry entry;
   entry.inode = piece.chunk.inode;

@@ -18,11 +18,6 @@ namespace {
 
 constexpr std::size_t kSendfile = std::size_t{64} << 10;  // from this size on bytes go from the page cache to the socket
 
-template <class T>
-void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
-  std::memcpy(to.data() + at, &value, sizeof value);
-}
-
 // The bytes, if all of them are in the page cache; else the disk begins to bring them.
 bool copy_cached(int file, const store::Reading& reading, std::byte* to) {
   const iovec part{to, reading.length};

@@ -14,11 +14,6 @@ namespace {
 // Another open file, which cannot be written to; -1 where that cannot be had.
 int read_only(int fd) { return ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC); }
 
-template <class T>
-void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
-  std::memcpy(to.data() + at, &value, sizeof value);
-}
-
 }  // namespace
 
 ReadAnswer answer_of(const store::Reading& reading) {

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <span>
 #include <type_traits>
+#include <vector>
 
 #include "fs3/types.hpp"
 
@@ -155,6 +156,11 @@ T at(std::span<const std::byte> table, std::size_t n, std::size_t from = 0) {
   T value;
   std::memcpy(&value, table.data() + from + n * sizeof(T), sizeof(T));
   return value;
+}
+
+template <class T>
+void put(std::vector<std::byte>& to, std::size_t at, const T& value) {
+  std::memcpy(to.data() + at, &value, sizeof value);
 }
 
 // Of a sound frame: whether its table is made of `count` entries and the CRCs that they name, each entry is one that a

@@ -9,7 +9,7 @@
 namespace ff::fs3::store {
 namespace {
 
-Status status_of(const Error& error) { return error.code() == Code::no_space ? Status::no_space : Status::io_error; }
+Status status_of_log(const Error& error) { return error.code() == Code::no_space ? Status::no_space : Status::io_error; }
 
 }  // namespace
 
@@ -164,7 +164,7 @@ Status Core::write_batch(std::vector<Queued>& batch) {
     } catch (const Error&) {
       failed_ = true;
     }
-    return status_of(error);
+    return status_of_log(error);
   }
   try {
     disk_.sync(log_);

@@ -243,7 +243,8 @@ def _head(client: Client, method: str, path: str) -> str:
 
 class _Seen:
     def __init__(self) -> None:
-        self.counting = False
+        self.since: int | None = None
+        """When counting began, by the clock that stamps the lines."""
         self.delays: list[float] = []
         self.first = 0
 
@@ -259,10 +260,10 @@ async def _follow(client: Client, rank: int, seen: _Seen) -> None:
         if not started:
             seen.first += 1
             started = True
-        if seen.counting:
+        if seen.since is not None:
             now = time.monotonic_ns()
-            for stamp in msgspec.json.decode(line[6:], type=str).split():
-                seen.delays.append((now - int(stamp)) / 1e9)
+            stamps = map(int, msgspec.json.decode(line[6:], type=str).split())
+            seen.delays += [(now - stamp) / 1e9 for stamp in stamps if stamp >= seen.since]
 
 
 async def _watch(home: Path, number: int) -> None:
@@ -274,7 +275,7 @@ async def _watch(home: Path, number: int) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     await loop.run_in_executor(None, sys.stdin.readline)
-    seen.counting = True
+    seen.since = time.monotonic_ns()
     await loop.run_in_executor(None, sys.stdin.readline)
     for task in tasks:
         task.cancel()

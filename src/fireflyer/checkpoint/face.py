@@ -181,8 +181,12 @@ class CheckpointManager:
         if (error := last.failure()) is not None:
             _log.warning("the save of step %d has failed: %s", last.step, error)
 
-    def should_save(self, step: SupportsIndex) -> bool:
+    def should_save(self, step: SupportsIndex, *, leave: bool = False) -> bool:
         """Whether to save after this step, by `every` or to leave; the same on all ranks.
+
+        Args:
+            leave: the ranks have agreed to leave by other means than `should_suspend`, e.g. HaiScale's
+                `model.suspending`; alike on all ranks.
 
         Raises:
             TypeError: for a step that is no whole number.
@@ -190,7 +194,7 @@ class CheckpointManager:
         number = whole_number(step)
         with self._alone:
             pulse.beat()
-            return self._when.ask(number)
+            return self._when.ask(number, leave)
 
     @property
     def suspending(self) -> bool:

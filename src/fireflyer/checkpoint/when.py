@@ -84,11 +84,17 @@ class When:
         self.suspending = False
         """Whether the ranks have agreed to leave."""
 
-    def ask(self, step: int) -> bool:
-        """Whether to save after `step`; collective at the steps that the last exchange has named."""
+    def ask(self, step: int, leave: bool) -> bool:
+        """Whether to save after `step`; collective at the steps that the last exchange has named.
+
+        Args:
+            leave: all ranks know by themselves that they leave.
+        """
         if self._cost is not None:
             saving = self._last is not None and not self._last.done
             self._cost.note(step, self._clock.monotonic(), saving)
+        if leave and not self.suspending:
+            self._suspend(f"step {step}: the ranks leave")
         due = self._steps is not None and step > 0 and step % self._steps == 0
         if self._interval is None or self.suspending or step < self._ask_at:
             return due or self.suspending
@@ -126,14 +132,17 @@ class When:
                 f"rank {answers.index(_FAILED)} could not tell whether to leave; its own error says why"
             )
         if _YES in answers:
-            self.suspending = True
-            if rank == 0:
-                _log.info("step %d: rank %d was asked to leave", step, answers.index(_YES))
-                self._leave()
+            self._suspend(f"step {step}: rank {answers.index(_YES)} was asked to leave")
         due, ask_at = bool(rows[0][1]), rows[0][2]
         if due and rank != 0:
             interval.saved(self._clock.monotonic())  # it may be rank 0 one day
         return due, ask_at
+
+    def _suspend(self, why: str) -> None:
+        self.suspending = True
+        if rank_and_world()[0] == 0:
+            _log.info("%s", why)
+            self._leave()
 
     def _decide(self, step: int, interval: Interval) -> tuple[bool, int]:
         now = self._clock.monotonic()

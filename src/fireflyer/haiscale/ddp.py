@@ -23,6 +23,7 @@ from fireflyer.haiscale import pending
 from fireflyer.haiscale.agreement import BufferCopy, check_alike, copy_from_first, described
 from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.facts import Facts, bytes_to_send, wire_bytes
+from fireflyer.haiscale.leaving import Leaving
 from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times, let_go
 from fireflyer.haiscale.refusals import check_count, check_module, given
 from fireflyer.haiscale.states import share
@@ -62,6 +63,8 @@ class DistributedDataParallel(nn.Module):
         elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
             then steps as without it.
         redivide, doors: see `elastic.Elastic`.
+        should_suspend: whether this rank was asked to leave, e.g. `hai.suspend_requested`; asked with each
+            synchronised backward, until one rank says yes. See `suspending`.
 
     Attributes:
         module: the wrapped module.
@@ -90,6 +93,7 @@ class DistributedDataParallel(nn.Module):
         elastic: bool = False,
         redivide: Callable[[int, int], object] | None = None,
         doors: str | os.PathLike[str] | None = None,
+        should_suspend: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(process_group, Optimizer):
@@ -110,6 +114,7 @@ class DistributedDataParallel(nn.Module):
             check_holds(optimizer, module)
         check_count("bucket_bytes", bucket_bytes, 1)
         Wire(wire or "fp32")  # is there such a codec?
+        self._leaving = Leaving(should_suspend)
         let_go(module.parameters())
         self.module = module
         self._group = group
@@ -121,6 +126,7 @@ class DistributedDataParallel(nn.Module):
             "static_graph": static_graph,
             "levels": None if levels is None else "given",
             "elastic": elastic,
+            "should_suspend": None if should_suspend is None else "given",
         }
         meets = not (elastic and group.joined)  # else the members are in the middle of training
         if meets:
@@ -157,11 +163,20 @@ class DistributedDataParallel(nn.Module):
             raise ConfigError("this model was wrapped without elastic=True")
         return self._elastic
 
+    @property
+    def suspending(self) -> bool:
+        """Whether a rank was asked to leave: save and leave. Alike on all ranks between two backwards.
+        Crossing, what was said with one of them counts from the next one on. False where elastic ranks are
+        about to form anew, and without `should_suspend`."""
+        return self._leaving.suspending and (self._elastic is None or self._elastic.whole)
+
     def _wrap(self) -> None:
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._trained = [p for _, p in named]
         weighing = self._elastic.weighing if self._elastic is not None else None
-        self.reducer = Reducer(named, self._group, self._options, self._times, weighing)
+        self.reducer = Reducer(
+            named, self._group, self._options, self._times, self._leaving, weighing
+        )
         if self._crosses:
             assert self._optimizer is not None
             optimizer = self._optimizer
@@ -293,6 +308,7 @@ class Replica:
 
     def reformed(self) -> None:
         self._drop_gradients()
+        self._model._leaving.forget()
         self._model.reducer.abandon()
         known = self._model._trained
         self._model._wrap()

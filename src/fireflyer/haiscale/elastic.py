@@ -150,6 +150,11 @@ class Elastic:
         """Of the membership; grows with each forming."""
         return self._group.epoch
 
+    @property
+    def whole(self) -> bool:
+        """Whether no rank is known to be lost: else the next step forms anew."""
+        return not self._is_loss(self._group.errored())
+
     def carry(self, *things: Stateful) -> None:
         """What is taken back with a step that did not happen, and given to newcomers: loaders, schedulers,
         scalers, ... The same ones in the same order on all ranks, before the first step.

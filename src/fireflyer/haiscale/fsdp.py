@@ -27,6 +27,7 @@ from fireflyer.haiscale.elastic import Elastic
 from fireflyer.haiscale.elastic_shards import Shards
 from fireflyer.haiscale.facts import Facts
 from fireflyer.haiscale.gathering import Gatherer
+from fireflyer.haiscale.leaving import Leaving
 from fireflyer.haiscale.mesh import (
     alone,
     checked,
@@ -128,6 +129,7 @@ class FullyShardedDataParallel(nn.Module):
         elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
             then steps as without it. The mesh must be of all ranks of the default group (`process_group`).
         redivide, doors: see `elastic.Elastic`.
+        should_suspend: as DistributedDataParallel has it; see `suspending`.
 
     Attributes:
         module: the sharded module.
@@ -164,6 +166,7 @@ class FullyShardedDataParallel(nn.Module):
         elastic: bool = False,
         redivide: Callable[[int, int], object] | None = None,
         doors: str | os.PathLike[str] | None = None,
+        should_suspend: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__()
         whole_group = _elastic_group(process_group, optimizer) if elastic else None
@@ -197,6 +200,7 @@ class FullyShardedDataParallel(nn.Module):
             "reshard_after_forward": reshard_after_forward,
             "cpu_offload": settings.cpu_offload,
             "elastic": elastic,
+            "should_suspend": None if should_suspend is None else "given",
             **alike,
         }
         self._part: Part | None = None
@@ -213,6 +217,7 @@ class FullyShardedDataParallel(nn.Module):
         self._units = _find_units(module, parts)
         self._channels = Channels(self._layout, wire)
         self._sharding = Sharding(self._units, self._channels, self.times, check_gradients, backlog)
+        self._sharding.leaving = Leaving(should_suspend)
         self._connect()
         if joins:
             self._gatherer.closed = "this rank joins: reshard() comes first"
@@ -283,6 +288,11 @@ class FullyShardedDataParallel(nn.Module):
         if self._elastic is None:
             raise ConfigError("this model was wrapped without elastic=True")
         return self._elastic
+
+    @property
+    def suspending(self) -> bool:
+        """Whether a rank was asked to leave, as `DistributedDataParallel.suspending`."""
+        return self._sharding.leaving.suspending and (self._elastic is None or self._elastic.whole)
 
     def _connect(self) -> None:
         for unit in self._units:

@@ -25,6 +25,7 @@ from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError
 from fireflyer.haiscale import pending
 from fireflyer.haiscale.buckets import Bucket, plan
+from fireflyer.haiscale.leaving import Leaving, Tail
 from fireflyer.haiscale.resting import at_rest
 from fireflyer.haiscale.stepping import Settings, SplitOptimizer
 from fireflyer.haiscale.weighing import Weighing
@@ -134,7 +135,8 @@ class Reducer:
     Args:
         named: the parameters that require gradients, by name, in the model's order.
         times: it adds to them.
-        weighing: of ranks with unequal parts of a batch; its tail rides on the mask.
+        leaving: told when all ranks have read the same; its byte rides on the mask.
+        weighing: of ranks with unequal parts of a batch; rides there, too.
 
     Attributes:
         replaced: the parameters have another reducer.
@@ -146,6 +148,7 @@ class Reducer:
         group: ProcessGroup,
         options: Options,
         times: Times,
+        leaving: Leaving,
         weighing: Weighing | None = None,
     ) -> None:
         self.names = [name for name, _ in named]
@@ -158,9 +161,9 @@ class Reducer:
         self.in_backward = False
         self._observed: list[int] | None = []  # until the buckets have been laid out anew
         self._used = bytearray(len(named))  # what this backward reached here
-        self._weighing = weighing
-        tail = weighing.tail_bytes if weighing is not None else 0
-        self._mask = hfreduce.empty(len(named) + tail, dtype=torch.uint8)
+        self._leaving, self._weighing = leaving, weighing
+        self._tail = Tail(leaving, weighing)
+        self._mask = hfreduce.empty(len(named) + self._tail.size, dtype=torch.uint8)
         self._mask_work: dist.Work | None = None
         self._reached: list[int] = []  # what it reached anywhere
         self._static: bytes | None = None  # what every backward reaches here
@@ -244,6 +247,7 @@ class Reducer:
 
     def _begin_backward(self) -> None:
         self.settle()
+        self._leaving.learn()
         if self._weighing is not None:
             self._weighing.open()
         self._used[:] = bytes(len(self._used))
@@ -346,6 +350,8 @@ class Reducer:
         for bucket in self.buckets:
             if bucket.number not in self._flights:
                 self.arrive(bucket)
+        if self._split is None:
+            self._leaving.learn()
 
     def _tell_what_was_reached(self) -> None:
         if self._static is not None:
@@ -356,10 +362,10 @@ class Reducer:
                 raise CollectiveError(
                     f"static_graph=True, but this backward did not reach the same parameters: {changed}"
                 )
-            if self._weighing is None:
+            if not self._tail.size:
                 return
-        tail = self._weighing.write() if self._weighing is not None else b""
-        self._mask.copy_(torch.frombuffer(self._used + tail, dtype=torch.uint8))
+        told = self._used + self._tail.write()
+        self._mask.copy_(torch.frombuffer(told, dtype=torch.uint8))
         self._mask_work = self._reduce(self._mask, ReduceOp.MAX, None, FIRST)
         if self.options.static_graph:
             self._static = bytes(self._used)
@@ -384,8 +390,7 @@ class Reducer:
             self._mask_work = None
             told = self._mask.numpy().tobytes()
             self._reached = list(told[: len(self._used)])
-            if self._weighing is not None:
-                self._weighing.read(told[len(self._used) :])
+            self._tail.read(told[len(self._used) :])
         works, bucket.works = bucket.works, []
         for work in works:
             assert work is not None

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from fireflyer import hfreduce
 from fireflyer.errors import CollectiveError, ConfigError, WireError
 from fireflyer.haiscale import pending, pending_shard
+from fireflyer.haiscale.leaving import Leaving, Tail
 from fireflyer.haiscale.mesh import DataLayout
 from fireflyer.haiscale.reducer import FIRST, Times, UnderWay
 from fireflyer.haiscale.resting import at_rest
@@ -44,11 +45,9 @@ _log = get_logger("haiscale")
 class Mask:
     """Which parameters the backward of any rank reached, under way."""
 
-    def __init__(
-        self, used: bytearray, channels: Channels, priority: int, weighing: Weighing | None
-    ) -> None:
-        told = used + (weighing.write() if weighing is not None else b"")
-        self._parameters, self._weighing = len(used), weighing
+    def __init__(self, used: bytearray, channels: Channels, priority: int, tail: Tail) -> None:
+        told = used + tail.write()
+        self._parameters, self._tail = len(used), tail
         self._mask = hfreduce.empty(len(told), dtype=torch.uint8)
         self._mask.copy_(torch.frombuffer(told, dtype=torch.uint8))
         self._work: dist.Work | None = channels.most(self._mask, priority)
@@ -61,8 +60,7 @@ class Mask:
             self._work = None
             told = self._mask.numpy().tobytes()
             self._reached = list(told[: self._parameters])
-            if self._weighing is not None:
-                self._weighing.read(told[self._parameters :])
+            self._tail.read(told[self._parameters :])
         return self._reached
 
 
@@ -162,6 +160,8 @@ class Sharding:
         backlog: int,
     ) -> None:
         self.times = times
+        self.leaving = Leaving(None)
+        """Told when all ranks have read the same masks, on which its byte rides."""
         self._check_gradients, self._limit = check_gradients, backlog
         self._split: SplitOptimizer | None = None
         self._settings: Settings = []
@@ -176,6 +176,7 @@ class Sharding:
     def take(self, units: Sequence[Unit], channels: Channels) -> None:
         """These are the units from now on; nothing of others is under way."""
         self.units = list(units)
+        self.leaving.forget()
         self.under_way = UnderWay(self.times)
         self.in_backward = False
         self._channels = channels
@@ -236,6 +237,7 @@ class Sharding:
 
     def _begin_backward(self) -> None:
         self.settle()
+        self.leaving.learn()
         self._issued = 0
         self._backlog.clear()
         if self.weighing is not None:
@@ -351,7 +353,8 @@ class Sharding:
         if self._failed is not None:
             raise self._failed
         crossing = self._split is not None
-        mask = Mask(self._used, self._channels, FIRST if crossing else 0, self.weighing)
+        tail = Tail(self.leaving, self.weighing)
+        mask = Mask(self._used, self._channels, FIRST if crossing else 0, tail)
         self._used[:] = bytes(len(self._used))
         self.in_backward = False
         self.times.steps += 1
@@ -366,6 +369,8 @@ class Sharding:
                 pending.defer(parameters, flight)
             else:
                 self.arrive(unit)
+        if not crossing:
+            self.leaving.learn()
 
     # Arrival
 

@@ -1,7 +1,7 @@
 """The mean over the samples of a global batch, where ranks have unequal parts; and a word to all ranks.
 
-Both ride on the reduction that ends each backward anyway: behind its own bytes it carries a *tail*, which is
-reduced with MAX like them. Byte 0 says that newcomers wait at the member; then each rank has 8 bytes for its
+Both ride on the reduction that ends each backward anyway, in its *tail* (`leaving.Tail`), which is
+reduced with MAX. Byte 0 says that newcomers wait at the member; then each rank has 8 bytes for its
 weight, which the others leave zero.
 
 A gradient is multiplied by w/v before it is averaged over the ranks, w being this rank's weight and v the

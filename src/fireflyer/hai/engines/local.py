@@ -150,7 +150,7 @@ class LocalEngine:
                 return
             run.state.opened(node)
             if link is None or link.gone.is_set():
-                self._supervisor_died(run, node)
+                self._node_died(run, node)
                 return
             link.attempt = gang.attempt
             launch = Launch(part=self._part(gang, index, port))
@@ -337,7 +337,7 @@ class LocalEngine:
             del self._links[task, node]
             for run in [r for (name, _), r in self._runs.items() if name == task]:
                 if node in run.state.open:
-                    self._supervisor_died(run, node)
+                    self._node_died(run, node)
 
         link = Link(stream, directory, node, lambda n, r: self._on_record(task, n, r), on_gone)
         self._links[task, node] = link
@@ -367,7 +367,7 @@ class LocalEngine:
     def _record(self, run: _Run, node: str, record: Record) -> None:
         run.state.record(record, node)
 
-    def _supervisor_died(self, run: _Run, node: str) -> None:
+    def _node_died(self, run: _Run, node: str) -> None:
         self._sweep(run, node)
         self._settle(run, node, f"the supervisor of {node} died")
 

@@ -531,7 +531,7 @@ class Cluster:
     # -- what falls due ----------------------------------------------------------------------------
 
     def _ripen(self, job: Job, now: float) -> bool:
-        """Its quantum is over, or there is a timer for that. Returns which."""
+        """Whether its quantum is over; if not, there is a timer for that."""
         due = job.launched_at + self.policy.quantum_s(job)
         job.ripe = due <= now
         if not job.ripe:
@@ -543,8 +543,8 @@ class Cluster:
         if job is None:
             return
         if kind == "ripe":
-            waits = job.placement and job.launched_at == stamp and not job.ripe
-            if waits and self._ripen(job, now):
+            known = not job.placement or job.launched_at != stamp or job.ripe
+            if not known and self._ripen(job, now):
                 self._touch(job.placement)
         elif job.phase == "queued" and job.since == stamp:
             if kind == "waited":

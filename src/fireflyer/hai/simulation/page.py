@@ -80,13 +80,26 @@ def cell(value: float, unit: str) -> str:
 
 def _table(done: Sequence[Done]) -> str:
     heads = "".join(f"<th>{escape(result.policy)}</th>" for result, _ in done)
+    words = f"<p>Small figures: as a multiple of {escape(done[0][0].policy)}'s.</p>"
+    about = words if len(done) > 1 else ""
     rows = "".join(
         f"<tr><td>{escape(name)}</td>"
-        + "".join(f"<td>{cell(getattr(result, field), unit)}</td>" for result, _ in done)
+        + "".join(
+            f"<td>{cell(getattr(result, field), unit)}{_against(done[0][0], result, field)}</td>"
+            for result, _ in done
+        )
         + "</tr>"
         for field, name, unit in ROWS
     )
-    return f"<table><tr><th></th>{heads}</tr>{rows}</table>"
+    return f"{about}<table><tr><th></th>{heads}</tr>{rows}</table>"
+
+
+def _against(first: Result, result: Result, field: str) -> str:
+    """A figure as a multiple of the first policy's; nothing for the first itself and where that is 0."""
+    base, value = getattr(first, field), getattr(result, field)
+    if result is first or not base or base == value:
+        return ""
+    return f"<small>{plots.number_text(round(value / base, 3))}&times;</small>"
 
 
 def _users(done: Sequence[Done]) -> str:

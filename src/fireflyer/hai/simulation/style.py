@@ -37,7 +37,9 @@ svg .in { fill: var(--on); font-weight: 600 }
 .line { fill: none; stroke-width: 2 }
 table { border-collapse: collapse; width: 100%; font-size: .95rem }
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
-th:first-child, td:first-child { text-align: left; white-space: normal }
+th:first-child, td:first-child { text-align: left; white-space: normal; position: sticky; left: -12px;
+  background: var(--card) }
+td small { display: block; color: var(--soft) }
 .key { display: flex; flex-wrap: wrap; gap: 4px 14px; margin: 4px 0 8px; font-size: .9rem }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; border-radius: 2px }
 """
