@@ -418,7 +418,7 @@ class Cluster:
         self._file(job)
 
     def _resolve(self, job: Job) -> int:
-        """AUTO: the highest level at which a quota of the user has room left; normal without limit has room.
+        """AUTO: the highest level at which the user has a quota with room left; unlimited normal has room.
 
         Below an unlimited normal, who made room by being lower would lower who came in its place, for ever.
         """
