@@ -58,6 +58,7 @@ if [[ ${1:-} = --*-packages ]]; then
   command -v ip >/dev/null && command -v tc >/dev/null || stage "Debian packages" apt_install iproute2
   [[ $(ldconfig -p) = *libucp.so.0* ]] || stage "UCX" try_apt_install libucx0
   compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || stage "PostgreSQL" try_install_postgresql
+  [ -x /usr/bin/chromedriver ] || stage "Chromium" try_apt_install chromium chromium-driver fonts-dejavu-core
   [ -x /usr/sbin/slurmctld ] || stage "Slurm" try_apt_install slurmctld slurmd slurm-client munge
   exit 0
 fi

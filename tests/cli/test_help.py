@@ -12,7 +12,7 @@ import fireflyer
 
 VERBS = [
     "up", "down", "run", "ps", "show", "logs", "events", "stop", "suspend", "resume", "why", "top",
-    "nodes", "drain", "undrain", "faults", "ledger", "sim", "audit",
+    "nodes", "drain", "undrain", "dashboard", "faults", "ledger", "sim", "audit",
 ]  # fmt: skip
 HANDED_OVER = ["demo", "bench", "lab"]
 GROUPS = [

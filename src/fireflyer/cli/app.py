@@ -336,6 +336,23 @@ cluster_verbs(app)
 
 
 @app.command()
+def dashboard(
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Open it in the browser instead of printing the link.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Print a link that signs a browser in to the dashboard, once, within a minute.
+
+    Who has the link is signed in as you. With --open it is in no process list: a file that only you can
+    read leads the browser there.
+    """
+    from fireflyer.cli import dashboarding
+
+    dashboarding.show(home, open_browser=open_browser)
+
+
+@app.command()
 def faults(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Observations to show.")] = 20,
     rules: Annotated[

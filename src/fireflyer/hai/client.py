@@ -28,6 +28,7 @@ from fireflyer.hai.admission import check_text
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.home import Home, ServerFile, locate
+from fireflyer.hai.identity import SignInCode
 from fireflyer.hai.model import (
     TERMINAL,
     DrainRequest,
@@ -298,6 +299,17 @@ class Client:
         """The nodes and what they hold."""
         data, _ = self._ask("GET", "/nodes")
         return msgspec.json.decode(data, type=list[NodeView])
+
+    def dashboard_link(self) -> str:
+        """The dashboard's address with a code that signs one browser in as this client's user, once, within a
+        minute. Who has the link is signed in: it is a secret until then."""
+        data, _ = self._ask("POST", "/sign-in-codes")
+        code = msgspec.json.decode(data, type=SignInCode).code
+        if self._remote is not None and self._remote.url:
+            address = self._remote.url
+        else:
+            address = f"http://127.0.0.1:{self.server().port}"
+        return f"{address}/dashboard/sign-in#code={code}"
 
     def server(self) -> ServerFile:
         """Process id and port of the server."""

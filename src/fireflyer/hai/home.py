@@ -10,6 +10,7 @@
     ├── policy                  the scheduling policy, likewise
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a server in the background
+    ├── dashboard.html          leads a browser to the dashboard, made by `fireflyer dashboard --open`
     └── tasks/<id>/             output/ and <attempt>/<rank>.log
 
 The locks are open-file-description locks: the kernel drops them with the process, and asking whether

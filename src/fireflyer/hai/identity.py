@@ -95,6 +95,14 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
     view: TokenView
 
 
+class SignInCode(msgspec.Struct, frozen=True, kw_only=True):
+    """Signs one browser in to the dashboard as the user who asked for it."""
+
+    code: str
+    seconds: float
+    """For so long it is taken, once."""
+
+
 class UserRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A user to make."""
 

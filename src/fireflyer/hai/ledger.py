@@ -9,6 +9,7 @@ Learning Research Clusters", HPCA 2025. docs/hai-ledger.md has the causes in wor
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -119,8 +120,8 @@ class _Attempt:
         self.changes.append((now, tuple(Gap(node, count[node]) for node in sorted(count))))
 
 
-class _Reader:
-    """Turns the events of one task into segments without gaps."""
+class Reader:
+    """Turns the events of one task, one by one in order, into segments without gaps."""
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
@@ -147,6 +148,7 @@ class _Reader:
         self._put(until, cause, attempt.nodes, gaps)
 
     def read(self, event: Event) -> None:
+        """The next event."""
         if self.over:
             return
         if self._at is None:
@@ -215,8 +217,17 @@ class _Reader:
         self._attempt, self._after_fault = None, fault
         self._waits = "queue"
 
+    def until(self, moment: float) -> list[Segment]:
+        """The segments up to now or to a later moment (wall clock); it can be read on."""
+        if self.over:
+            return self.segments
+        reader = copy(self)
+        reader.segments = list(self.segments)
+        reader.finish(_us(moment))
+        return reader.segments
+
     def finish(self, until: int) -> None:
-        """The time has come to `until`, and the task goes on."""
+        """The time has come to `until`, and the task goes on. Nothing can be read any more."""
         if self.over or self._at is None:
             return
         attempt = self._attempt
@@ -238,7 +249,7 @@ def segments(events: Iterable[Event], until: float) -> list[Segment]:
         events: all of the task, in order.
         until: wall clock, seconds since 1970.
     """
-    reader = _Reader()
+    reader = Reader()
     for event in events:
         reader.read(event)
     reader.finish(_us(until))
@@ -295,6 +306,18 @@ def account(
         if event.task in histories:
             histories[event.task].append(event)
     found = {task: segments(history, until) for task, history in histories.items()}
+    return books(shapes, found, gpus=gpus, until=until, since=since)
+
+
+def books(
+    shapes: Sequence[Shape],
+    found: Mapping[str, list[Segment]],
+    *,
+    gpus: Mapping[str, int],
+    until: float,
+    since: float = 0.0,
+) -> Books:
+    """As `account`, of the segments of each task instead of its events."""
     load = _Load(found.values())
     scale = weights(gpus)
     begins = [of_task[0].begin for of_task in found.values() if of_task]

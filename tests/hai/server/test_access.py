@@ -13,6 +13,7 @@ from tests.hai.server.conftest import Server
 from fireflyer.errors import ConfigError, NoSuchTask, PermissionDenied, Unauthenticated
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.client import Client
+from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.database.trail import Trail
@@ -83,6 +84,7 @@ PUBLIC: dict[str, Scope] = {
     "POST /quotas": "admin",
     "GET /audit": "admin",
     "GET /whoami": "read",
+    "POST /sign-in-codes": "read",
 }
 
 
@@ -138,7 +140,8 @@ def routes(tmp_path: Path) -> Iterator[dict[str, Scope]]:
     home.create()
     store = Store(home.database)
     controller = Controller(home, store, NoEngine())
-    app = api.build(controller, store, Accounts(store.database), lambda _keep: None)
+    accounts = Accounts(store.database)
+    app = api.build(controller, store, accounts, Sessions(accounts), lambda _keep: None)
     found = {}
     for method, path, calls in route_scopes(app):
         (scope,) = [call.scope for call in calls if isinstance(call, Needs)]

@@ -118,7 +118,7 @@ def test_listening_that_is_refused(
 
 def test_listening_that_is_not() -> None:
     assert parse_public("10.0.0.5:80", "", "", behind_proxy=True) == Public(
-        host="10.0.0.5", port=80
+        host="10.0.0.5", port=80, behind_proxy=True
     )
     assert parse_public("[::1]:80", "", "", behind_proxy=False) == Public(host="::1", port=80)
 

@@ -53,6 +53,7 @@ SHOWN: list[Any] = [
     Offer, Pruned, WorkspaceView, ledger.LedgerView,
     identity.User, identity.UserRequest, identity.Group, identity.GroupRequest, identity.TokenView,
     identity.TokenRequest, identity.NewToken, identity.Quota, identity.AuditEntry, identity.Identity,
+    identity.SignInCode,
 ]  # fmt: skip
 """Types of bodies and answers."""
 
@@ -73,9 +74,13 @@ def read(body: bytes, kind: type[T], what: str) -> T:
         raise errors.ConfigError(f"the {what} cannot be read: {error}") from None
 
 
+def status_of(error: Exception) -> int:
+    """Of HTTP."""
+    return next(code for kind, code in _STATUS if isinstance(error, kind))
+
+
 def refuse(error: Exception) -> Response:
-    status = next(code for kind, code in _STATUS if isinstance(error, kind))
-    return _refusal(type(error).__name__, str(error), status)
+    return _refusal(type(error).__name__, str(error), status_of(error))
 
 
 def add_refusals(app: FastAPI) -> None:

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fireflyer.hai.dashboard.sessions import CODE_S, Sessions
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.database.trail import Trail
-from fireflyer.hai.identity import HOME_TOKEN, Identity
+from fireflyer.hai.identity import HOME_TOKEN, Identity, SignInCode
 from fireflyer.hai.model import Event, LeaseRequest, TaskSpec, TaskView
 from fireflyer.hai.server import answers, streams
 from fireflyer.hai.server.access import Accounts
@@ -38,14 +39,16 @@ LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
 
 
 def build(
-    controller: Controller, store: Store, accounts: Accounts, shut_down: Callable[[bool], None]
-) -> FastAPI:
+    controller: Controller, store: Store, accounts: Accounts, sessions: Sessions,
+    shut_down: Callable[[bool], None],
+) -> FastAPI:  # fmt: skip
     """The application, without its `Gate`.
 
     Args:
         controller: what the routes call.
         store: of the same server.
         accounts: of the same server.
+        sessions: of the same server's dashboard.
         shut_down: begins the end of the server; its argument says whether tasks are kept running.
     """
     trail = Trail(store.database)
@@ -55,11 +58,12 @@ def build(
     _task_routes(app, controller, accounts, trail)
     _stream_routes(app, controller, accounts, trail)
     _server_routes(app, controller, trail, shut_down)
+    _code_route(app, sessions, trail)
     cluster_routes(app, controller, store, trail)
     ledger_routes(app, controller, store, trail)
     workspace_routes(app, controller.workspaces, trail)
     account_routes(app, accounts, store, trail, controller.read_quotas)
-    app.add_middleware(_Timed, meters=controller.meters)
+    app.add_middleware(Timed, meters=controller.meters)
     return app
 
 
@@ -193,7 +197,16 @@ def _server_routes(
         return json({})
 
 
-class _Timed:
+def _code_route(app: FastAPI, sessions: Sessions, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.post("/sign-in-codes", **documented(SignInCode))
+    async def sign_in_code(who: Identity = needs("read")) -> Response:
+        """A code that signs one browser in to the dashboard, once, as the token's user."""
+        return json(SignInCode(code=sessions.code(who), seconds=CODE_S))
+
+
+class Timed:
     """Measures each answer by its route; a stream is none that ends."""
 
     def __init__(self, app: ASGIApp, meters: Meters) -> None:

@@ -87,6 +87,7 @@ class Controller:
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
         self._news = asyncio.Event()
+        self._told = 0
         self.logs = Logs(home, store, self._writing)
         self.meters = Meters()
         self.meters.gauges = self._gauges
@@ -294,6 +295,11 @@ class Controller:
         await self._wait(look, wait_s)
         return found
 
+    async def news(self, known: int, wait_s: float) -> int:
+        """How often something has changed; waits up to `wait_s` for more than `known`."""
+        await self._wait(lambda: self._told > known or self._closing, wait_s)
+        return self._told
+
     async def log(
         self, name: str, rank: int, offset: int, attempt: int | None, wait_s: float
     ) -> LogPiece:
@@ -423,6 +429,7 @@ class Controller:
 
     def _tell(self) -> None:
         """Wakes whoever waits for news."""
+        self._told += 1
         self._news.set()
         self._news = asyncio.Event()
 

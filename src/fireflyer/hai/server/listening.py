@@ -26,6 +26,13 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
     """PEM file, with the chain; empty: a proxy in front has TLS."""
     key: str = ""
     """PEM file."""
+    behind_proxy: bool = False
+    """A proxy in front has TLS."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether users come by TLS."""
+        return bool(self.certificate) or self.behind_proxy
 
 
 class Web(uvicorn.Server):
@@ -60,7 +67,9 @@ def parse_public(text: str, certificate: str, key: str, *, behind_proxy: bool) -
     for name, path in (("--tls-cert", certificate), ("--tls-key", key)):
         if path and not Path(path).is_file():
             raise ConfigError(f"{name} {path}: no such file")
-    return Public(host=str(address), port=port, certificate=certificate, key=key)
+    return Public(
+        host=str(address), port=port, certificate=certificate, key=key, behind_proxy=behind_proxy
+    )
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class Meters:
         self.request_s = Histogram(
             "request_seconds", "Answers that end", ["route", "status"], buckets=_REQUESTS, **put
         )
-        self.followers = {"log": 0, "events": 0}
+        self.followers = {"log": 0, "events": 0, "changes": 0}
         """Open streams by kind."""
         self._queued_at: dict[str, float] = {}
         self._suspended_at: dict[str, float] = {}

@@ -24,6 +24,9 @@ import msgspec
 
 from fireflyer import log
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError
+from fireflyer.hai.dashboard import routes
+from fireflyer.hai.dashboard.door import Door
+from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.connection import Database, PostgreSQL, parse_url
 from fireflyer.hai.database.leader import LEASE_S, LEAVE_S, Leader
 from fireflyer.hai.database.store import Store
@@ -247,10 +250,7 @@ async def _serve(
     controller = Controller(home, parts.store, make_engine(options), policy)
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
-    app = api.build(controller, parts.store, parts.accounts, end.ask)
-    webs = [Web(web_config(Gate(app, parts.accounts, token)))]
-    if options.public is not None:
-        webs.append(Web(web_config(Gate(app, parts.accounts, None), options.public)))
+    webs = _webs(options.public, controller, parts, token, end.ask)
 
     def started() -> None:
         write_private(home.token, token.encode())
@@ -284,6 +284,24 @@ async def _serve(
         for task in (running, ending, waking):
             task.cancel()
         await asyncio.wait({running, ending, waking})
+
+
+def _webs(
+    public: Public | None, controller: Controller, parts: _Parts, token: str,
+    shut_down: Callable[[bool], None],
+) -> list[Web]:  # fmt: skip
+    """What answers on loopback, and where the public is served."""
+    accounts = parts.accounts
+    sessions = Sessions(accounts)
+    app = api.build(controller, parts.store, accounts, sessions, shut_down)
+    pages = routes.build(controller, parts.store, accounts, sessions)
+    door = Door(Gate(app, accounts, token), pages, sessions, home=True, secure=False)
+    webs = [Web(web_config(door))]
+    if public is not None:
+        gate = Gate(app, accounts, None)
+        door = Door(gate, pages, sessions, home=False, secure=public.secure)
+        webs.append(Web(web_config(door, public)))
+    return webs
 
 
 def _watch_database(parts: _Parts) -> "asyncio.Future[None]":

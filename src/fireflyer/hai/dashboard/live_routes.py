@@ -1,0 +1,94 @@
+"""What goes on while a page is open: that something has changed, and the output of ranks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from fireflyer.hai.dashboard.door import ROOT
+from fireflyer.hai.dashboard.sessions import Sessions
+from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.identity import Identity
+from fireflyer.hai.server import streams
+from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.controller import Controller
+from fireflyer.hai.server.logs import BYTES_PER_ANSWER, IDLE_S, LogFile
+
+PAUSE_S = 1.0
+"""Between two messages that something has changed."""
+
+Number = Annotated[int, Query(ge=0, lt=1 << 62)]
+LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
+
+
+def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail: Trail) -> None:
+    """Adds them to the application."""
+    needs = needing(trail)
+
+    def allowed(request: Request) -> Callable[[], bool]:
+        secret: str = request.state.secret
+        return lambda: sessions.holds(secret)
+
+    @app.get(f"{ROOT}/changes/stream")
+    async def changes(request: Request, who: Identity = needs("read")) -> Response:
+        """Says that something has changed, at most once in PAUSE_S; not what, which the page asks for."""
+        del who
+        return streams.answer(_changes(controller, allowed(request)))
+
+    @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/stream")
+    async def log(
+        request: Request,
+        task: str,
+        rank: int,
+        offset: Number = 0,
+        attempt: Number | None = None,
+        last_id: LastId = None,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """A rank's output, as the API streams it."""
+        controller.check_owner(task, who.only)
+        attempt, offset = streams.log_place(last_id, attempt, offset)
+        file = controller.logs.find(task, rank, attempt)
+        return streams.answer(streams.log_messages(controller, file, offset, allowed(request)))
+
+    @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/text")
+    async def whole(
+        task: str, rank: int, attempt: Number | None = None, who: Identity = needs("read")
+    ) -> Response:
+        """All of a log that there is now, as it is, to be saved as a file."""
+        controller.check_owner(task, who.only)
+        file = controller.logs.find(task, rank, attempt)
+        name = f"{file.task}-{file.attempt}-{rank}.log"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return StreamingResponse(
+            _all_of(controller, file), headers=headers, media_type="text/plain"
+        )
+
+
+async def _changes(controller: Controller, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+    controller.meters.followers["changes"] += 1
+    try:
+        known = await controller.news(0, 0.0)
+        yield b": open\n\n"
+        while not controller.closing:
+            count = await controller.news(known, IDLE_S)
+            if not allowed() or controller.closing:
+                return
+            yield b"event: change\ndata: \n\n" if count > known else b": nothing new\n\n"
+            known = count
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        controller.meters.followers["changes"] -= 1
+
+
+async def _all_of(controller: Controller, file: LogFile) -> AsyncIterator[bytes]:
+    offset = 0
+    while True:
+        piece = await controller.logs.read(file, offset, 0.0)
+        if piece.data:
+            yield piece.data
+        if len(piece.data) < BYTES_PER_ANSWER:
+            return
+        offset = piece.next

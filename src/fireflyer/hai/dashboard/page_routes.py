@@ -1,0 +1,173 @@
+"""The pages that are only looked at."""
+
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+
+from fireflyer.errors import TaskError
+from fireflyer.hai.dashboard import clustermap, pages
+from fireflyer.hai.dashboard.door import ROOT
+from fireflyer.hai.dashboard.looks import (
+    NODES_PER_PAGE,
+    PER_PAGE,
+    QUEUED_PER_PAGE,
+    WINDOWS,
+    Looks,
+)
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.identity import Identity
+from fireflyer.hai.ledger import CAUSES, IDLE
+from fireflyer.hai.model import TERMINAL, TaskState
+from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.server.auth import needing
+
+Number = Annotated[int, Query(ge=0, lt=1 << 31)]
+Text = Annotated[str, Query(max_length=200)]
+Window = Literal["1h", "24h", "7d"]
+
+HOLDING: tuple[TaskState, ...] = ("starting", "running", "suspending")
+
+STATES: dict[str, tuple[str, ...]] = {
+    "all": (),
+    "queued": ("queued",),
+    "running": HOLDING,
+    "suspended": ("suspended",),
+    "over": tuple(sorted(TERMINAL)),
+    "failed": ("failed",),
+}
+
+
+def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, trail: Trail) -> None:
+    """Adds them to the application."""
+    _cluster_pages(app, looks, trail)
+    _task_pages(app, looks, trail)
+    _node_pages(app, looks, trail)
+    needs = needing(trail)
+
+    @app.get(f"{ROOT}/ledger")
+    async def ledger(
+        request: Request, window: Window = "24h", who: Identity = needs("read")
+    ) -> Response:
+        """Where the time went, by cause: of own tasks; of the cluster and every user for an operator."""
+        found = await looks.ledger(window)
+        return await pages.page(
+            request, "ledger", ledger=found, window=window, windows=list(WINDOWS),
+            causes=(*CAUSES, IDLE),
+        )  # fmt: skip
+
+    @app.get(f"{ROOT}/users")
+    async def users(request: Request, who: Identity = needs("admin")) -> Response:
+        """Users, their groups and tokens, and quotas."""
+        return await pages.page(
+            request, "users", users=accounts.users(), tokens=accounts.tokens(None), quotas=store.quotas()
+        )  # fmt: skip
+
+
+def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.get(ROOT)
+    async def overview(request: Request, who: Identity = needs("read")) -> Response:
+        """What is now, at one glance."""
+        waiting, queued = await looks.queue(who, 0, 5)
+        ledger = await looks.ledger("24h")
+        running = looks.tasks(who, HOLDING, "", None, 10)
+        return await pages.page(
+            request, "overview", occupancy=looks.occupancy(looks.nodes(who)), counts=looks.counts(who),
+            waiting=waiting, queued=queued, ledger=ledger, running=running,
+            faults=looks.faults(who, 8), causes=(*CAUSES, IDLE),
+        )  # fmt: skip
+
+    @app.get(f"{ROOT}/map")
+    async def cluster_map(
+        request: Request, leaf: Text | None = None, who: Identity = needs("read")
+    ) -> Response:
+        """Zones, leaves, nodes."""
+        nodes = looks.nodes(who)
+        zones = clustermap.zones(nodes, looks.own(who), leaf)
+        return await pages.page(
+            request, "map", zones=zones, leaf=leaf, occupancy=looks.occupancy(nodes),
+            columns=clustermap.COLUMNS, cell=clustermap.CELL, letters=clustermap.LETTERS,
+        )  # fmt: skip
+
+    @app.get(f"{ROOT}/queue")
+    async def queue(request: Request, page: Number = 0, who: Identity = needs("read")) -> Response:
+        """Who waits, for what, and how long."""
+        first = page * QUEUED_PER_PAGE
+        waiting, count = await looks.queue(who, first, QUEUED_PER_PAGE)
+        last = (count - 1) // QUEUED_PER_PAGE if count else 0
+        return await pages.page(
+            request, "queue", waiting=waiting, count=count, page=page, last=last
+        )
+
+
+def _task_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.get(f"{ROOT}/tasks")
+    async def tasks(
+        request: Request,
+        state: Literal["all", "queued", "running", "suspended", "over", "failed"] = "all",
+        user: Text = "",
+        before: Number | None = None,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """Tasks, newest first."""
+        found = looks.tasks(who, STATES[state], user, before, PER_PAGE + 1)
+        more = found[PER_PAGE - 1].task[1:] if len(found) > PER_PAGE else None
+        return await pages.page(
+            request, "tasks", tasks=found[:PER_PAGE], state=state, states=list(STATES), user=user,
+            before=before, more=more,
+        )  # fmt: skip
+
+    @app.get(f"{ROOT}/tasks/{{task}}")
+    async def show(
+        request: Request,
+        task: str,
+        rank: Number = 0,
+        attempt: Annotated[int | None, Query(ge=1, lt=1 << 31)] = None,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """One task: state, time, log, history."""
+        looks.check_owner(task, who)
+        found = await looks.task(task, rank, attempt)
+        return await pages.page(
+            request, "task", task=found, rank=rank, attempt=attempt, causes=CAUSES
+        )
+
+
+def _node_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.get(f"{ROOT}/nodes")
+    async def nodes(
+        request: Request,
+        state: Literal["all", "free", "partly", "full", "suspect", "drained", "down"] = "all",
+        page: Number = 0,
+        who: Identity = needs("read"),
+    ) -> Response:
+        """Nodes, and what is wrong with them."""
+        found = looks.nodes(who)
+        occupancy = looks.occupancy(found)
+        chosen = [node for node in found if state in ("all", clustermap.state_of(node))]
+        first = page * NODES_PER_PAGE
+        last = (len(chosen) - 1) // NODES_PER_PAGE if chosen else 0
+        shown = [
+            (node, clustermap.state_of(node)) for node in chosen[first : first + NODES_PER_PAGE]
+        ]
+        return await pages.page(
+            request, "nodes", nodes=shown, count=len(chosen), state=state, page=page, last=last,
+            occupancy=occupancy,
+        )  # fmt: skip
+
+    @app.get(f"{ROOT}/nodes/{{node}}")
+    async def one(request: Request, node: str, who: Identity = needs("read")) -> Response:
+        """One node: what it holds, its mark, what was observed there."""
+        found = next((each for each in looks.nodes(who) if each.name == node), None)
+        if found is None:
+            raise TaskError(f"no node {node[:63]!a} here")
+        return await pages.page(
+            request, "node", node=found, state=clustermap.state_of(found),
+            lines=looks.named(found.tasks), faults=looks.faults(who, 30, node),
+        )  # fmt: skip

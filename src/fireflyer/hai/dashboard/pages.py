@@ -1,0 +1,99 @@
+"""From a template and values to an answer. Every value is escaped where a template puts it."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from starlette.responses import HTMLResponse, Response
+
+from fireflyer.hai.dashboard import words
+from fireflyer.hai.identity import Identity
+from fireflyer.hai.simulation.style import STYLE
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FILES = resources.files("fireflyer.hai.dashboard")
+
+TURN_S = 0.005
+
+NAVIGATION = (
+    ("overview", "Overview", "/dashboard"),
+    ("map", "Map", "/dashboard/map"),
+    ("queue", "Queue", "/dashboard/queue"),
+    ("tasks", "Tasks", "/dashboard/tasks"),
+    ("nodes", "Nodes", "/dashboard/nodes"),
+    ("ledger", "Ledger", "/dashboard/ledger"),
+)
+
+
+@cache
+def templates() -> "Environment":
+    """Jinja2 is imported with the first page, not with the server."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    def load(name: str) -> str:
+        return (_FILES / "templates" / name).read_text(encoding="utf-8")
+
+    made = Environment(
+        loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+    )  # fmt: skip
+    for call in (
+        words.short, words.span, words.ago, words.stamp, words.clock, words.percent, words.hours,
+        words.title,
+    ):  # fmt: skip
+        made.filters[call.__name__] = call
+    return made
+
+
+@cache
+def static(name: str) -> bytes:
+    """A file that all pages share."""
+    data = (_FILES / "static" / name).read_bytes()
+    return STYLE.encode() + data if name.endswith(".css") else data
+
+
+@cache
+def version(name: str) -> str:
+    """Changes with the file, so that browsers may keep it."""
+    return hashlib.sha256(static(name)).hexdigest()[:12]
+
+
+async def render(name: str, values: Mapping[str, Any]) -> str:
+    """A template's text. A large page is made in turns with whatever else the loop has to do."""
+    pieces = []
+    begun = time.perf_counter()
+    for piece in templates().get_template(name).generate(values):
+        pieces.append(piece)
+        if time.perf_counter() - begun > TURN_S:
+            await asyncio.sleep(0)
+            begun = time.perf_counter()
+    return "".join(pieces)
+
+
+async def page(request: Request, name: str, status: int = 200, **values: Any) -> Response:
+    """A page for the session of the request.
+
+    Args:
+        request: whose.
+        name: of the template, without ".html"; also which entry of the navigation is marked.
+        status: of HTTP.
+        values: for the template.
+    """
+    who: Identity | None = getattr(request.state, "who", None)
+    known = {
+        "who": who,
+        "csrf": getattr(request.state, "csrf", ""),
+        "navigation": NAVIGATION if who is not None else (),
+        "current": name,
+        "now": time.time(),
+        "style": version("dashboard.css"),
+        "script": version("dashboard.js"),
+    }
+    return HTMLResponse(await render(f"{name}.html", known | values), status)

@@ -1,0 +1,142 @@
+"""The application behind the door: signing in and out, what all pages share, and how a refusal looks."""
+
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
+
+from fireflyer import errors
+from fireflyer.errors import PermissionDenied, Unauthenticated
+from fireflyer.hai.dashboard import pages
+from fireflyer.hai.dashboard.acting_routes import acting_routes
+from fireflyer.hai.dashboard.door import ROOT, SIGN_IN, Door, next_page
+from fireflyer.hai.dashboard.forms import checked_form, read_form, same_origin
+from fireflyer.hai.dashboard.live_routes import live_routes
+from fireflyer.hai.dashboard.looks import Looks
+from fireflyer.hai.dashboard.page_routes import page_routes
+from fireflyer.hai.dashboard.sessions import Sessions
+from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.trail import Trail
+from fireflyer.hai.identity import Identity
+from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.server.answers import status_of
+from fireflyer.hai.server.api import Timed
+from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.controller import Controller
+
+FOREVER = "public, max-age=31536000, immutable"
+"""Of the style sheet and the script: their addresses have a version."""
+
+
+def build(controller: Controller, store: Store, accounts: Accounts, sessions: Sessions) -> FastAPI:
+    """The pages, without their `Door`.
+
+    Args:
+        controller: what the pages show and change.
+        store: of the same server.
+        accounts: of the same server.
+        sessions: of the same server.
+    """
+    trail = Trail(store.database)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_exception_handler(errors.FireflyerError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    looks = Looks(controller, store)
+    _sign_in_routes(app, accounts, sessions, trail)
+    _static_routes(app)
+    page_routes(app, looks, accounts, store, trail)
+    acting_routes(app, controller, trail)
+    live_routes(app, controller, sessions, trail)
+    app.add_middleware(Timed, meters=controller.meters)
+    return app
+
+
+def _sign_in_routes(app: FastAPI, accounts: Accounts, sessions: Sessions, trail: Trail) -> None:
+    needs = needing(trail)
+
+    @app.get(SIGN_IN)
+    async def sign_in_page(
+        request: Request, next: Annotated[str, Query(max_length=500)] = ""
+    ) -> Response:
+        """Asks for a token or a code."""
+        return await pages.page(request, "sign_in", next=next_page(next), message="")
+
+    @app.post(SIGN_IN)
+    async def sign_in(request: Request) -> Response:
+        """Begins a session."""
+        if not same_origin(request):
+            raise PermissionDenied("this form does not come from a page of this server")
+        form = await read_form(request)
+        target = next_page(form.get("next", ""))
+        door: Door = request.state.door
+        try:
+            who = _identify(form.get("token", "").strip(), request, accounts, sessions)
+            if not door.lets_in(who.token):
+                raise Unauthenticated("this code is for the server's own machine")
+        except Unauthenticated as error:
+            return await pages.page(request, "sign_in", 401, next=target, message=str(error))
+        with trail.change(who, "sign_in", ""):
+            secret = sessions.begin(who)
+        answer = RedirectResponse(target, 303)
+        door.set_cookie(answer, request.scope, secret)
+        return answer
+
+    @app.post(f"{ROOT}/sign-out")
+    async def sign_out(request: Request, who: Identity = needs("read")) -> Response:
+        """Ends the session."""
+        del who
+        await checked_form(request)
+        sessions.end(request.state.secret)
+        answer = RedirectResponse(SIGN_IN, 303)
+        request.state.door.set_cookie(answer, request.scope, "")
+        return answer
+
+
+def _identify(text: str, request: Request, accounts: Accounts, sessions: Sessions) -> Identity:
+    address = request.client.host if request.client is not None else ""
+    if text.startswith("hai_"):
+        return accounts.identify(text, address)
+    who = sessions.redeem(text)
+    if who is None:
+        raise Unauthenticated(
+            "that is no token, and no code that is still good: a code is taken once, within a minute"
+        )
+    return who
+
+
+def _static_routes(app: FastAPI) -> None:
+    async def script() -> Response:
+        data = pages.static("dashboard.js")
+        return Response(data, media_type="text/javascript", headers={"Cache-Control": FOREVER})
+
+    async def style() -> Response:
+        data = pages.static("dashboard.css")
+        return Response(data, media_type="text/css", headers={"Cache-Control": FOREVER})
+
+    app.get(f"{ROOT}/static/dashboard.js")(script)
+    app.get(f"{ROOT}/static/dashboard.css")(style)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return await _error_page(request, str(error), status_of(error))
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    return await _error_page(request, f"{first['loc'][-1]}: {first['msg']}", 400)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return await _error_page(request, f"no such page: {error.detail}", error.status_code)
+
+
+async def _error_page(request: Request, text: str, status: int) -> Response:
+    return await pages.page(request, "error", status, text=text, code=status)

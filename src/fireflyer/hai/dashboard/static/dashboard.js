@@ -1,0 +1,261 @@
+// What a page does beyond being read: times of the reader's zone, sections that stay true, logs that go on. Pages
+// work without it. Text of tasks and logs becomes text nodes, never markup.
+"use strict";
+
+const REFRESH_MS = 2000; // at least, between two looks at what has changed
+const RATE = 50; // characters of pages a millisecond, at most
+const OLDEST_MS = 30000; // a page is never older
+const LINES = 5000; // of a log, that are kept in the page
+const CHARACTERS = 2000000;
+const LINE = 65536; // characters of a line that has not ended
+
+// -- times ------------------------------------------------------------------------------------------------
+
+function localize(part) {
+  const today = new Date().toDateString();
+  for (const time of part.querySelectorAll("time")) tell(time, today);
+  if (part.matches("time")) tell(part, today);
+}
+
+function tell(time, today) {
+  const when = new Date(time.dateTime);
+  if (Number.isNaN(when.getTime())) return;
+  time.title = time.dateTime;
+  time.textContent = when.toDateString() === today
+    ? when.toLocaleTimeString([], { hour12: false })
+    : when.toLocaleString([], { hour12: false });
+}
+
+// -- signing in by a link -----------------------------------------------------------------------------------
+
+// The code is behind '#': it reaches the server in the form alone, and no log of addresses.
+function signIn() {
+  const form = document.querySelector("form[data-sign-in]");
+  const found = /^#code=([A-Za-z0-9_-]+)$/.exec(location.hash);
+  if (!form || !found) return;
+  history.replaceState(null, "", location.pathname + location.search);
+  form.elements.token.value = found[1];
+  form.submit();
+}
+
+// -- sections that stay true --------------------------------------------------------------------------------
+
+const source = new Map(); // id -> its markup as the server sent it
+let looking = false;
+let looked = Date.now();
+let due = 0;
+let pause = REFRESH_MS;
+
+function remember() {
+  for (const part of document.querySelectorAll("[data-live]")) source.set(part.id, part.outerHTML);
+}
+
+async function look() {
+  due = 0;
+  if (looking || document.hidden) return;
+  looking = true;
+  looked = Date.now();
+  try {
+    const answer = await fetch(location.href, { redirect: "manual", headers: { Accept: "text/html" } });
+    if (answer.type === "opaqueredirect") location.reload();
+    if (answer.ok) {
+      const text = await answer.text();
+      pause = Math.max(REFRESH_MS, text.length / RATE);
+      renew(new DOMParser().parseFromString(text, "text/html"));
+    }
+  } catch {
+    // the server is away: the next look may find it
+  } finally {
+    looking = false;
+  }
+}
+
+function soon() {
+  if (!due) due = setTimeout(look, Math.max(0, looked + pause - Date.now()));
+}
+
+function renew(fresh) {
+  for (const old of document.querySelectorAll("[data-live]")) {
+    const part = fresh.getElementById(old.id);
+    if (!part) continue;
+    const markup = part.outerHTML;
+    const focus = old.contains(document.activeElement) ? document.activeElement : null;
+    if (source.get(old.id) === markup || (focus && focus.matches("input, select, textarea"))) continue;
+    source.set(old.id, markup);
+    for (const shown of old.querySelectorAll("details")) {
+      const same = part.querySelector(`#${CSS.escape(shown.id)}`);
+      if (same) same.open = shown.open;
+    }
+    const next = document.importNode(part, true);
+    localize(next);
+    old.replaceWith(next);
+    if (focus) refocus(next, focus);
+  }
+  newAttempt(fresh);
+}
+
+function refocus(part, focus) {
+  const target = focus.getAttribute("href");
+  const same = focus.id
+    ? document.getElementById(focus.id)
+    : target && part.querySelector(`a[href="${CSS.escape(target)}"]`);
+  if (same) same.focus({ preventScroll: true });
+}
+
+function follow(address) {
+  let changes = null;
+  const open = () => {
+    changes = new EventSource(address);
+    changes.addEventListener("change", soon);
+    changes.onerror = () => { if (changes && changes.readyState === EventSource.CLOSED) soon(); };
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (changes) changes.close();
+    changes = null;
+    if (!document.hidden) { open(); soon(); }
+  });
+  addEventListener("pagehide", () => { if (changes) changes.close(); });
+  setInterval(() => { if (Date.now() - looked >= OLDEST_MS) soon(); }, 1000);
+  if (!document.hidden) open();
+}
+
+// -- logs -----------------------------------------------------------------------------------------------------
+
+const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\|[ -/]*[0-OQ-WYZ\\`-~])/g;
+const UNFINISHED = /\x1b[^\x1b]{0,4000}$/;
+const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
+
+function last(line) {
+  if (!line.includes("\r")) return line;
+  const parts = line.split("\r").filter((part) => part);
+  return parts.length ? parts[parts.length - 1] : "";
+}
+
+// The text of a log as text nodes: blocks of whole lines, then the line that has not ended.
+class Pane {
+  constructor(pre) {
+    const text = pre.textContent;
+    const cut = text.lastIndexOf("\n") + 1;
+    this.pre = pre;
+    this.blocks = [];
+    this.lines = 0;
+    this.characters = 0;
+    this.line = text.slice(cut);
+    this.rest = "";
+    this.tail = document.createTextNode(this.line);
+    pre.replaceChildren(this.tail);
+    if (cut) this.put(text.slice(0, cut));
+  }
+
+  put(text) {
+    const node = document.createTextNode(text);
+    const lines = text.split("\n").length - 1;
+    this.pre.insertBefore(node, this.tail);
+    this.blocks.push({ node, lines, length: text.length });
+    this.lines += lines;
+    this.characters += text.length;
+    while (this.blocks.length > 1 && (this.lines > LINES || this.characters > CHARACTERS)) {
+      const old = this.blocks.shift();
+      old.node.remove();
+      this.lines -= old.lines;
+      this.characters -= old.length;
+    }
+  }
+
+  add(text) {
+    text = (this.rest + text).replace(ESCAPES, "");
+    const open = UNFINISHED.exec(text);
+    this.rest = open ? open[0] : "";
+    if (open) text = text.slice(0, open.index);
+    const lines = (this.line + text.replace(/\r\n/g, "\n").replace(CONTROLS, "")).split("\n");
+    this.line = lines.pop();
+    if (lines.length) this.put(`${lines.map(last).join("\n")}\n`);
+    const shown = last(this.line);
+    if (this.line.includes("\r")) this.line = this.line.endsWith("\r") ? `${shown}\r` : shown;
+    if (this.line.length > LINE) {
+      this.put(`${shown}\n`);
+      this.line = "";
+    }
+    this.tail.data = last(this.line);
+  }
+}
+
+let logStream = null;
+
+function watchLog() {
+  const pre = document.getElementById("log");
+  if (!pre) return;
+  const pane = new Pane(pre);
+  const note = document.getElementById("log-note");
+  const pause = document.getElementById("pause");
+  const following = document.getElementById("follow");
+  let place = `${pre.dataset.attempt}:${pre.dataset.offset}`;
+  let stream = null;
+  let over = false;
+
+  const scroll = () => { if (following.checked) pre.scrollTop = pre.scrollHeight; };
+  const close = () => { if (stream) stream.close(); stream = null; };
+  const open = () => {
+    close();
+    if (over || document.hidden || pause.getAttribute("aria-pressed") === "true") return;
+    const [attempt, offset] = place.split(":");
+    stream = new EventSource(`${pre.dataset.stream}?attempt=${attempt}&offset=${offset}`);
+    note.textContent = "Live.";
+    stream.addEventListener("log", (message) => {
+      place = message.lastEventId;
+      pane.add(JSON.parse(message.data));
+      scroll();
+    });
+    stream.addEventListener("end", () => {
+      over = true;
+      close();
+      note.textContent = "The attempt is over.";
+    });
+    stream.onerror = () => {
+      const closed = stream && stream.readyState === EventSource.CLOSED;
+      note.textContent = closed ? "The stream has ended." : "Connecting…";
+      if (closed) soon();
+    };
+    stream.onopen = () => { note.textContent = "Live."; };
+  };
+
+  pause.hidden = following.parentElement.hidden = false;
+  pause.addEventListener("click", () => {
+    const paused = pause.getAttribute("aria-pressed") !== "true";
+    pause.setAttribute("aria-pressed", String(paused));
+    pause.textContent = paused ? "Go on" : "Pause";
+    if (paused) { close(); note.textContent = "Paused."; } else open();
+  });
+  following.addEventListener("change", scroll);
+  pre.addEventListener("wheel", () => { unfollow(); }, { passive: true });
+  pre.addEventListener("touchmove", () => { unfollow(); }, { passive: true });
+  const unfollow = () => {
+    following.checked = pre.scrollHeight - pre.scrollTop - pre.clientHeight < 40;
+  };
+  const visible = () => { if (document.hidden) close(); else open(); };
+  document.addEventListener("visibilitychange", visible);
+  addEventListener("pagehide", close);
+  logStream = { stop: () => { close(); document.removeEventListener("visibilitychange", visible); } };
+  scroll();
+  open();
+}
+
+// The next attempt of the task has begun: its log takes the place of the last one's, unless one was asked for.
+function newAttempt(fresh) {
+  const old = document.getElementById("log-section");
+  const next = fresh.getElementById("log-section");
+  if (!old || !next || "pinned" in old.dataset || old.dataset.attempt === next.dataset.attempt) return;
+  if (logStream) logStream.stop();
+  logStream = null;
+  const part = document.importNode(next, true);
+  old.replaceWith(part);
+  watchLog();
+}
+
+// -- beginning ------------------------------------------------------------------------------------------------
+
+remember();
+localize(document.body);
+signIn();
+if (document.body.dataset.changes) follow(document.body.dataset.changes);
+watchLog();

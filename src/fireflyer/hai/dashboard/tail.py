@@ -1,0 +1,64 @@
+"""The end of a rank's log, as a page shows it before anything is streamed."""
+
+import os
+
+import msgspec
+
+from fireflyer.hai.dashboard.words import log_text
+from fireflyer.hai.server.logs import LogFile
+
+BYTES = 32_768
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """The last lines of a log."""
+
+    rank: int
+    attempt: int
+    text: str
+    next: int
+    """Byte offset behind the text."""
+    size: int
+    cut: bool
+    """There is more before it."""
+
+
+def read(file: LogFile, rank: int) -> Tail:
+    """The last lines of at most BYTES; whole characters, and whole lines where one begins there."""
+    data, size = b"", 0
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        pass
+    else:
+        try:
+            size = os.fstat(descriptor).st_size
+            data = os.pread(descriptor, BYTES, max(0, size - BYTES))
+        finally:
+            os.close(descriptor)
+    begin = max(0, size - BYTES)
+    end = begin + len(data)
+    if begin:
+        line = data.find(b"\n")
+        data = data[line + 1 :] if line >= 0 else data.lstrip(_INSIDE)
+    whole = _whole(data)
+    return Tail(
+        rank=rank, attempt=file.attempt, text=log_text(whole.decode("utf-8", "replace")),
+        next=end - (len(data) - len(whole)), size=size, cut=begin > 0,
+    )  # fmt: skip
+
+
+_INSIDE = bytes(range(0x80, 0xC0))
+"""Bytes in the middle of a character."""
+
+
+def _whole(data: bytes) -> bytes:
+    """Without the beginning of a character that is not all there yet."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-back] if length > back else data
+        if byte < 0x80:
+            break
+    return data

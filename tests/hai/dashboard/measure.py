@@ -1,0 +1,144 @@
+"""What the pages cost with 2,000 nodes and 5,000 tasks: `python -m tests.hai.dashboard.measure`.
+
+The median CPU time of the server's thread for a page, and the longest time in which nobody else had a turn.
+"""
+
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from tests.hai.server.test_access import NoEngine
+
+from fireflyer.hai import lifecycle
+from fireflyer.hai.dashboard import routes
+from fireflyer.hai.dashboard.sessions import Sessions
+from fireflyer.hai.database.store import Fresh, Moment, Store
+from fireflyer.hai.engines import Node
+from fireflyer.hai.home import Home
+from fireflyer.hai.identity import Identity, Scope
+from fireflyer.hai.lifecycle import Launch, Task
+from fireflyer.hai.model import TaskSpec
+from fireflyer.hai.server.access import Accounts
+from fireflyer.hai.server.controller import Controller
+
+NODES, TASKS, ROUNDS = 2000, 5000, 5
+
+PAGES = ("", "/map", "/queue", "/tasks", "/nodes", "/ledger")
+
+
+class Nodes(NoEngine):
+    def nodes(self) -> list[Any]:
+        return [Node(name=f"n{i}", gpus=8, leaf=f"leaf{i // 32}") for i in range(NODES)]
+
+
+def fill(controller: Controller, store: Store) -> int:
+    """Tasks in the queue, as many started as there is room for; how many those are."""
+    chance = random.Random(1)
+    wanted = []
+    for number in range(TASKS):
+        nodes, user = chance.choice([1, 1, 1, 2, 2, 4, 8]), f"user{number % 40}"
+        spec = TaskSpec(script="/train.py", cwd="/", nodes=nodes, gpus=8, name=f"job-{number}")
+        task = Task(id="", order=0, user=user, nodes=nodes, world=nodes, max_restarts=0)
+        when = Moment(0, time.time() - 3600)
+        fresh = Fresh(spec=spec, secret="", step=lifecycle.admit(task), when=when, user=user)
+        wanted.append(fresh)
+    tasks: dict[str, Task] = {}
+    for number, (row, fresh) in enumerate(zip(store.add(wanted), wanted, strict=True)):
+        tasks[row.task] = msgspec.structs.replace(fresh.step.task, id=row.task, order=number)
+        controller.dispatch.submit(tasks[row.task], row.spec)
+    started = 0
+    for action in controller.dispatch.plan():
+        assert isinstance(action, Launch)
+        store.write(lifecycle.decide(tasks[action.task], action), Moment(0, time.time() - 600))
+        controller.dispatch.apply(action)
+        started += 1
+    controller.dispatch.plan()
+    return started
+
+
+async def ask(app: FastAPI, path: str, scope: Scope) -> int:
+    """One page, without its session; how many bytes it has."""
+    who = Identity(user="user1", token="home", scope=scope)
+    size = 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        nonlocal size
+        assert message.get("status", 200) == 200
+        size += len(message.get("body", b""))
+
+    await app(
+        {
+            "type": "http", "method": "GET", "path": f"/dashboard{path}", "query_string": b"",
+            "headers": [], "http_version": "1.1", "scheme": "http", "root_path": "",
+            "state": {"who": who, "csrf": "x", "secret": "x"},
+        },
+        receive, send,
+    )  # fmt: skip
+    return size
+
+
+async def measured(page: Callable[[], Awaitable[int]]) -> tuple[float, float, int]:
+    """Milliseconds of CPU of a page, of the longest turn of another of its kind, and its bytes."""
+    begun = time.thread_time()
+    size = await page()
+    spent = time.thread_time() - begun
+    longest, over = 0.0, False
+
+    async def others() -> None:
+        nonlocal longest
+        last = time.thread_time()
+        while not over:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+
+    ticking = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    await page()
+    over = True
+    await ticking
+    return spent * 1e3, longest * 1e3, size
+
+
+async def measure(app: FastAPI) -> None:
+    scopes: tuple[Scope, ...] = ("operate", "submit")
+    for path in PAGES:
+        for scope in scopes:
+            page = partial(ask, app, path, scope)
+            first = await measured(page)
+            rounds = [await measured(page) for _ in range(ROUNDS)]
+            spent, longest, size = (statistics.median(each[i] for each in rounds) for i in range(3))
+            sys.stdout.write(
+                f"{path or '/':8} {scope:8} {spent:6.1f} ms, longest turn {longest:5.1f} ms, "
+                f"{size:.0f} bytes; the first one {first[0]:.0f} ms\n"
+            )
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder))
+        home.create()
+        store = Store(home.database)
+        controller = Controller(home, store, Nodes(), "timeshare")
+        started = fill(controller, store)
+        sys.stdout.write(f"{NODES} nodes; {started} tasks run, {TASKS - started} wait\n")
+        accounts = Accounts(store.database)
+        app = routes.build(controller, store, accounts, Sessions(accounts))
+        asyncio.run(measure(app))
+        store.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Pictures of the pages, for people to look at: `python -m tests.hai.dashboard.shoot FOLDER`.
+
+A cluster of pretended nodes and gangs, for whose server the first seconds last hours.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.hai.dashboard.browser import DESKTOP, PHONE, Browser
+from tests.hai.server.fake_server import FakeEngine
+from tests.hai.server.test_access import Somebody
+
+from fireflyer.hai.client import Client
+from fireflyer.hai.engines import Node
+from fireflyer.hai.faults.observations import Validator
+from fireflyer.hai.home import ServerFile, locate
+from fireflyer.hai.model import TaskSpec, TaskView
+from fireflyer.hai.server.process import Options, serve
+
+LEAVES, NODES_OF_LEAF = 6, 16
+STRETCH = 3000.0
+STRETCHED_S = 13.0
+"""So long each second lasts STRETCH, so that what `populate` does takes a day."""
+
+PAGES = {
+    "overview": "", "map": "/map", "queue": "/queue", "tasks": "/tasks", "task": "/tasks/t1",
+    "waiting": "/tasks/t12", "nodes": "/nodes", "node": "/nodes/n5", "ledger": "/ledger", "users": "/users",
+}  # fmt: skip
+
+DOCUMENTS = (
+    ("hai-dashboard-task.png", "/tasks/t1", (1000, 820), False),
+    ("hai-dashboard-phone.png", "", (390, 820), True),
+)
+"""Pictures that docs/hai-dashboard.md shows."""
+
+
+class Engine(FakeEngine):
+    """Nodes of 8 GPUs on leaves; one is down."""
+
+    def __init__(self, files: Path) -> None:
+        super().__init__(0, files)
+        for number in range(LEAVES * NODES_OF_LEAF):
+            leaf = f"leaf{number // NODES_OF_LEAF + 1}"
+            node = Node(name=f"n{number}", gpus=8, memory_mib=512_000, leaf=leaf)
+            if number == 77:
+                node = Node(name="n77", state="down", reason="not answering", gpus=8, leaf=leaf)
+            self._nodes.append(node)
+
+
+class Cluster:
+    """A server in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.folder = folder
+        self.client = Client(self.home)
+        self.pid = 0
+
+    def start(self, *, stretched: bool) -> None:
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            if stretched:
+                stretch()
+            options = Options(home=locate(self.home), policy="timeshare")
+
+            def ready(_server: ServerFile) -> None:
+                os.write(writer, b"!")
+
+            serve(options, ready, lambda options: Engine(options.home.path / "engine"))
+            os._exit(0)
+        assert os.read(reader, 1)
+
+    def end(self) -> None:
+        self.client.shutdown(keep=True)
+        os.waitpid(self.pid, 0)
+
+
+def populate(cluster: Cluster) -> None:
+    """What happened today."""
+    client, folder = cluster.client, cluster.folder
+    script = folder / "train.py"
+    script.write_text("")
+    people = {name: Somebody(cluster, folder, name, "submit").client for name in (  # type: ignore[arg-type]
+        "ada", "bob", "chen", "dana", "emil",
+    )}  # fmt: skip
+
+    def submit(user: str, name: str, nodes: int, *what: str, **more: Any) -> TaskView:
+        spec = TaskSpec(
+            script=str(script),
+            cwd=str(folder),
+            args=what or ("hold",),
+            name=name,
+            nodes=nodes,
+            **more,
+        )
+        return people[user].submit(spec)
+
+    pretrain = submit("ada", "gpt-13b-pretrain", 24, "say", "", expected_s=80_000, gpus=8)
+    client.wait(pretrain.id, {"running"}, 30)
+    submit("bob", "vit-large", 8, gpus=8)
+    submit("chen", "diffusion-sweep-3", 4, gpus=4)
+    submit("chen", "diffusion-sweep-4", 4, gpus=4)
+    pause(2)
+    submit("dana", "asr-finetune", 2, "fail", "2", gpus=8, max_restarts=3)
+    submit("emil", "tokenizer", 1, "finish", gpus=1)
+    pause(3)
+    client.suspend("t1")
+    client.wait("t1", {"suspended"}, 30)
+    pause(1.5)
+    client.resume("t1")
+    client.wait("t1", {"running"}, 30)
+    submit("bob", "moe-8x7b", 32, gpus=8, priority="high")
+    pause(3)
+    client.observed(Validator(node="n5", check="gemm", passed=False, result="GPU 3: 11 % slower"))
+    client.observed(Validator(node="n9", check="memory bandwidth", passed=True, result="2.9 TB/s"))
+    client.drain("n40", "new power supply", time.time() + 7200)
+    submit("dana", "asr-eval", 1, "fail", "9", gpus=2, max_restarts=1)
+    submit("ada", "gpt-13b-eval", 2, gpus=8)
+    for user, nodes in (("emil", 48), ("chen", 64), ("dana", 16), ("bob", 40)):
+        submit(user, f"ablation-{nodes}", nodes, gpus=8, priority="low")
+    pause(2)
+    for rank in range(2):
+        log(client, rank)
+
+
+def pause(seconds: float) -> None:
+    """Time in which things last."""
+    time.sleep(seconds)
+
+
+def log(client: Client, rank: int) -> None:
+    """As a training script writes."""
+    loss = 7.2
+    lines = ["\x1b[32mresumed from step 1200\x1b[0m\n"]
+    for step in range(1200, 1260):
+        loss -= loss * 0.011
+        lines.append(
+            f"step {step:5d}  loss {loss:.4f}  lr 2.9e-04  tokens/s 1.42e6  grad norm {loss / 9:.3f}\n"
+        )
+    Path(client.task("t1").ranks[rank].log).write_text("".join(lines))
+
+
+def stretch() -> None:
+    """From here on this process has a clock that runs fast, until it has caught up with the world's."""
+    read = time.time
+    begun = read()
+
+    def stretched() -> float:
+        return read() - max(STRETCHED_S - (read() - begun), 0.0) * (STRETCH - 1)
+
+    time.time = stretched
+
+
+def shoot(cluster: Cluster, folder: Path) -> None:
+    browser = Browser(cluster.folder)
+    try:
+        browser.open(cluster.client.dashboard_link())
+        browser.until_text("h1", "Overview")
+        root = browser.driver.current_url
+        for size, kind in ((DESKTOP, "desktop"), (PHONE, "phone")):
+            for dark in (False, True):
+                browser.look(size, dark=dark)
+                for name, page in PAGES.items():
+                    browser.open(root + page)
+                    height = browser.run("return document.documentElement.scrollHeight")
+                    browser.look((size[0], min(int(height), 3000)), dark=dark)
+                    browser.picture(folder / f"{name}-{kind}{'-dark' if dark else ''}.png")
+                    browser.look(size, dark=dark)
+        for name, page, size, dark in DOCUMENTS:
+            browser.look(size, dark=dark)
+            browser.open(root + page)
+            if page:
+                browser.until_text("#log-note", "Live.")
+            browser.picture(folder / name)
+    finally:
+        browser.close()
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        cluster = Cluster(Path(temporary))
+        try:
+            cluster.start(stretched=True)
+            populate(cluster)
+            cluster.end()
+            cluster.start(stretched=False)
+            shoot(cluster, folder)
+            cluster.end()
+        except BaseException:
+            os.kill(cluster.pid, signal.SIGKILL)
+            raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

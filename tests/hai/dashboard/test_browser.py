@@ -1,0 +1,264 @@
+"""A person at a browser: signs in, follows a log, suspends, on a phone and at a desk."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.hai.dashboard.browser import DESKTOP, PHONE, Browser, missing
+from tests.hai.dashboard.test_pages import HOSTILE, RIGHT_TO_LEFT
+from tests.hai.server.conftest import Server
+from tests.hai.server.test_access import Somebody
+
+from fireflyer.hai.administration import Administration
+from fireflyer.hai.model import TaskSpec
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+MakeSpec = Callable[..., TaskSpec]
+
+PAGES = (
+    "", "/map", "/queue", "/tasks", "/tasks?state=running", "/tasks/t1", "/tasks/t2/stop", "/tasks/t2",
+    "/tasks/t3", "/tasks/t99", "/nodes", "/nodes/n0", "/nodes/n1", "/ledger", "/users",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    found = Browser(tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Browser:
+    """Signed in nowhere."""
+    chromium.open("about:blank")
+    chromium.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    chromium.look(DESKTOP)
+    chromium.complaints()
+    return chromium
+
+
+@pytest.fixture
+def root(server: Server) -> str:
+    """Where the pages are."""
+    server.start()
+    return f"http://127.0.0.1:{server.client.server().port}/dashboard"
+
+
+def enter(browser: Browser, server: Server) -> None:
+    """By a link, as the home's own user."""
+    browser.open(server.client.dashboard_link())
+    browser.until_text("h1", "Overview")
+
+
+def grow(path: str, text: str) -> None:
+    with Path(path).open("ab", buffering=0) as file:
+        file.write(text.encode())
+
+
+def test_a_link_signs_in_and_is_gone(browser: Browser, server: Server, root: str) -> None:
+    link = server.client.dashboard_link()
+    browser.open(link)
+    browser.until_text("h1", "Overview")
+    assert browser.driver.current_url == root
+    assert browser.run("return document.cookie") == ""
+    assert browser.complaints() == []
+    browser.find(".out button").click()
+    browser.until_text("label", "Token")
+    browser.open(f"{root}/map")
+    browser.until_text("label", "Token")
+    assert browser.driver.current_url == f"{root}/sign-in?next=/dashboard/map"
+    browser.open(link)
+    browser.until_text("[role=alert]", "a code is taken once")
+
+
+def test_a_token_signs_in_and_leads_on(
+    browser: Browser, server: Server, root: str, tmp_path: Path
+) -> None:
+    token = Somebody(server, tmp_path, "ada", "submit").made.token
+    browser.open(f"{root}/tasks?state=over")
+    browser.find("#token").send_keys(token)
+    browser.find("[data-sign-in] button").click()
+    browser.until_text("h1", "Tasks")
+    assert browser.driver.current_url == f"{root}/tasks?state=over"
+    assert browser.complaints() == []
+
+
+def test_a_log_grows_pauses_and_goes_on_with_the_next_attempt(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    client = server.client
+    client.submit(spec("say", "first line\n"))
+    view = client.wait("t1", {"running"}, 30)
+    enter(browser, server)
+    browser.open(f"{root}/tasks/t1")
+    browser.until_text("#log-note", "Live.")
+    assert browser.text("#log") == "first line\n"
+    grow(view.ranks[0].log, f"{HOSTILE}\x1b[31mred\x1b[0m\n")
+    browser.until_text("#log", f"first line\n{HOSTILE}red\n")
+    grow(view.ranks[0].log, "10%\r")
+    browser.until_text("#log", "red\n10%")
+    grow(view.ranks[0].log, "20%\rdone\n\x1b[3")
+    browser.until_text("#log", "red\ndone\n")
+    grow(view.ranks[0].log, "1mblue")
+    browser.until_text("#log", "done\nblue")
+    browser.find("#pause").click()
+    browser.until_text("#log-note", "Paused.")
+    grow(view.ranks[0].log, " and more")
+    client.drain("n1", "so that the page looks again", None)
+    assert "and more" not in browser.text("#log")
+    browser.find("#pause").click()
+    browser.until_text("#log", "done\nblue and more")
+    assert browser.run("return document.querySelector('#log').children.length") == 0
+    client.suspend("t1")
+    browser.until_text("#log-note", "The attempt is over.")
+    client.resume("t1")
+    browser.until_text("#log-section .note", "attempt 2")
+    browser.until_text("#log-note", "Live.")
+    assert browser.text("#log") == "first line\n"
+    assert browser.complaints() == []
+
+
+def test_a_page_keeps_only_the_end_of_a_long_log(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    server.client.submit(spec("say", "begin\n"))
+    view = server.client.wait("t1", {"running"}, 30)
+    enter(browser, server)
+    browser.open(f"{root}/tasks/t1")
+    browser.until_text("#log-note", "Live.")
+    grow(view.ranks[0].log, "".join(f"{HOSTILE} line {number}\n" for number in range(20_000)))
+    browser.until_text("#log", "line 19999\n")
+    text = browser.text("#log")
+    assert 4000 <= text.count("\n") <= 5000
+    assert "begin" not in text
+    nodes = "return document.querySelector('#log').childNodes.length"
+    assert browser.run(nodes) < 100
+    rest = "const e = document.querySelector('#log'); return e.scrollHeight - e.scrollTop - e.clientHeight"
+    assert browser.run(rest) < 40  # it follows
+    assert browser.complaints() == []
+
+
+def test_suspend_and_stop_by_buttons(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    server.client.submit(spec("hold"))
+    server.client.wait("t1", {"running"}, 30)
+    enter(browser, server)
+    browser.open(f"{root}/tasks/t1")
+    browser.find("#suspend").click()
+    browser.until_text("#state .badge", "suspended")
+    browser.until(lambda: browser.run("return !!document.querySelector('.m-suspend')"), "a mark")
+    assert browser.run("return document.querySelectorAll('#timeline .lane.main rect').length") >= 2
+    browser.find("#resume").click()
+    browser.until_text("#state .badge", "running")
+    browser.find("#stop").click()
+    browser.until_text("h1", "Stop t1?")
+    browser.find(".danger").click()
+    browser.until_text("#state .badge", "stopped")
+    assert server.client.task("t1").state == "stopped"
+    assert browser.complaints() == []
+
+
+def test_a_page_follows_what_others_do(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    enter(browser, server)
+    browser.open(f"{root}/tasks")
+    browser.run("document.querySelector('.tabs a').focus(); window.same = true")
+    server.client.submit(spec("hold", name="somebody elses"))
+    browser.until_text("#tasks", "somebody elses")
+    assert browser.run("return window.same && document.activeElement.textContent") == "all"
+    browser.open(f"{root}/nodes/n0")
+    server.client.drain("n0", "fan 2", None)
+    browser.until_text("#node", "fan 2")
+    assert browser.complaints() == []
+
+
+def test_a_task_that_starts_gets_its_log_and_its_ranks(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    server.client.submit(spec("hold", nodes=2))
+    server.client.wait("t1", {"running"}, 30)
+    server.client.submit(spec("say", "at last"))
+    enter(browser, server)
+    browser.open(f"{root}/tasks/t2")
+    browser.until_text("#why", "waits for 1 node; 0 free")
+    assert "It has not started yet." in browser.text("#log-section")
+    server.client.stop("t1")
+    browser.until_text("#state .badge", "running")
+    browser.until_text("#log", "at last")
+    browser.until_text("#log-note", "Live.")
+    browser.until_text("#ranks", "runs")
+    assert browser.run("return document.querySelector('#why').hidden")
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+def test_nothing_is_wider_than_the_window(
+    browser: Browser, server: Server, root: str, spec: MakeSpec, size: tuple[int, int], dark: bool
+) -> None:
+    client = server.client
+    long = HOSTILE + RIGHT_TO_LEFT + "x" * 300
+    client.submit(spec("fail", "9", max_restarts=2))
+    client.wait("t1", {"failed"}, 30)
+    client.submit(spec("say", "w" * 3000 + "\n", name=long, nodes=2, labels={"l" * 60: "v" * 200}))
+    client.wait("t2", {"running"}, 30)
+    client.submit(spec("hold", "a" * 500, name="y" * 5000))
+    client.drain("n1", "z" * 190, None)
+    enter(browser, server)
+    browser.look(size, dark=dark)
+    for page in PAGES:
+        browser.open(root + page)
+        assert (browser.overhang(), browser.wide()) == (0, []), page
+        missing = [text for text in browser.complaints() if "404" not in text]
+        assert missing == [], page
+
+
+def test_two_users_see_their_own(
+    browser: Browser, server: Server, root: str, spec: MakeSpec, tmp_path: Path
+) -> None:
+    ada, bob = (Somebody(server, tmp_path, name, "submit") for name in ("ada", "bob"))
+    ada.client.submit(spec("say", "secret", name="adas work", nodes=2))
+    ada.client.wait("t1", {"running"}, 30)
+    bob.client.submit(spec("hold", name="bobs work"))
+    for person, own, other in ((ada, "adas work", "bobs work"), (bob, "bobs work", "adas work")):
+        browser.open(f"{root}/sign-in")
+        browser.find("#token").send_keys(person.made.token)
+        browser.find("[data-sign-in] button").click()
+        browser.until_text("h1", "Overview")
+        for page in ("", "/tasks", "/queue", "/map", "/nodes", "/nodes/n0"):
+            browser.open(root + page)
+            assert other not in browser.run("return document.documentElement.outerHTML")
+        browser.open(f"{root}/tasks")
+        assert own in browser.text("#tasks")
+    browser.open(f"{root}/tasks/t1")
+    browser.until_text("h1", "Not here")
+    Administration(server.client).disable_user("bob")
+    browser.open(f"{root}/tasks")
+    browser.until_text("label", "Token")
+
+
+def test_pages_work_without_scripts(
+    server: Server, root: str, spec: MakeSpec, tmp_path: Path
+) -> None:
+    browser = Browser(tmp_path, scripts=False)
+    try:
+        server.client.submit(spec("say", "what it says"))
+        server.client.wait("t1", {"running"}, 30)
+        browser.open(root)
+        browser.find("#token").send_keys(server.client.dashboard_link().partition("#code=")[2])
+        browser.find("[data-sign-in] button").click()
+        assert "Overview" in browser.find("h1").text
+        for target in ("/dashboard/map", "/dashboard/nodes/n0", "/dashboard/tasks/t1"):
+            browser.find(f"a[href='{target}']").click()
+            assert browser.driver.current_url.endswith(target)
+        assert browser.find("#log").text == "what it says"
+        browser.find("#suspend").click()
+        server.client.wait("t1", {"suspended"}, 30)
+        browser.find("footer a").click()
+        assert browser.find("#state .badge").text == "suspended"
+    finally:
+        browser.close()
