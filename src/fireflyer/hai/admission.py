@@ -12,6 +12,15 @@ RESERVED = frozenset(
 )
 """Environment names that the platform sets for every rank."""
 
+MAX_NAME = 200
+MAX_REASON = 500
+MAX_LABELS_BYTES = 16 << 10
+MAX_STRING_BYTES = (128 << 10) - 1
+"""Of an argument, and of an environment variable as NAME=VALUE: Linux starts no process with a longer one."""
+MAX_TEXT_BYTES = 1 << 20
+"""Of arguments and environment together: by default a process starts with 2 MiB at most, also of what it
+inherits."""
+
 
 def check(spec: TaskSpec) -> None:
     """Refuses a spec that cannot work.
@@ -20,6 +29,7 @@ def check(spec: TaskSpec) -> None:
         ConfigError: names the field.
     """
     check_text(spec)
+    _check_lengths(spec)
     if not spec.workspace:
         _check_paths(spec)
     limits: dict[str, tuple[float, float, float]] = {
@@ -43,6 +53,28 @@ def check(spec: TaskSpec) -> None:
             raise ConfigError(f"environment variable {name} is set by the platform; leave it out")
     if any("\0" in argument for argument in spec.args):
         raise ConfigError("an argument of the script contains a NUL byte")
+
+
+def _check_lengths(spec: TaskSpec) -> None:
+    labels = sum(len(f"{name}={value}".encode()) for name, value in spec.labels.items())
+    if labels > MAX_LABELS_BYTES:
+        raise ConfigError(f"labels (--label) of {labels} bytes: at most {MAX_LABELS_BYTES}")
+    texts = [(f"argument {n} of the script", text) for n, text in enumerate(spec.args, 1)]
+    texts += [
+        (f"environment variable {name!a:.60} (--env)", f"{name}={value}")
+        for name, value in spec.env.items()
+    ]
+    total = 0
+    for what, text in texts:
+        size = len(text.encode())
+        if size > MAX_STRING_BYTES:
+            raise ConfigError(f"{what} has {size} bytes; Linux takes {MAX_STRING_BYTES} at most")
+        total += size + 1
+    if total > MAX_TEXT_BYTES:
+        raise ConfigError(
+            f"arguments and environment have {total} bytes, more than {MAX_TEXT_BYTES}: "
+            "give the script a file to read"
+        )
 
 
 def _check_paths(spec: TaskSpec) -> None:
@@ -80,5 +112,16 @@ def check_text(spec: TaskSpec) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise ConfigError(f"{what} is not valid UTF-8: {text!a}") from None
-    if any(unicodedata.category(character) == "Cc" for character in spec.name):
-        raise ConfigError(f"the task's name (--name) has control characters: {spec.name!a}")
+    check_line("the task's name (--name)", spec.name, MAX_NAME)
+
+
+def check_line(what: str, text: str, longest: int) -> None:
+    """Refuses what does not fit into a line of a table.
+
+    Raises:
+        ConfigError: names `what`.
+    """
+    if len(text) > longest:
+        raise ConfigError(f"{what} has {len(text)} characters, more than {longest}")
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        raise ConfigError(f"{what} has control characters: {text!a}")

@@ -13,6 +13,9 @@ TaskState = Literal[
     "queued", "starting", "running", "suspending", "suspended", "finished", "failed", "stopped"
 ]
 
+Wall = Annotated[float, msgspec.Meta(ge=0, le=253_370_764_800)]
+"""Wall clock, seconds since 1970, until the year 9999."""
+
 TERMINAL: frozenset[TaskState] = frozenset({"finished", "failed", "stopped"})
 """States that a task never leaves."""
 
@@ -167,9 +170,8 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     id: str = ""
     nodes: tuple[str, ...]
-    begin: float
-    end: float
-    """Wall clock, seconds since 1970."""
+    begin: Wall
+    end: Wall
     reason: str = ""
     user: str = ""
     group: str = ""
@@ -179,8 +181,8 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Takes a node out of use."""
 
     reason: str
-    until: float | None = None
-    """Wall clock; None: until `undrain`."""
+    until: Wall | None = None
+    """None: until `undrain`."""
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,6 +176,18 @@ def test_an_argument_that_no_process_can_have(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_a_launch_that_no_frame_holds_fails_and_leaves_the_node(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        await engine.launch(s.gang("pass", args=("x" * (17 << 20),)))
+        events, end = await s.ended(engine)
+        assert end.outcome == "failed"
+        assert end.reason.startswith("cannot start: a frame of ")
+        assert events == []
+
+    stage.play(scene)
+
+
 def test_a_folder_that_cannot_be_made_fails_the_launch(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()

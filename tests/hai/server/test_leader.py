@@ -216,6 +216,28 @@ def test_a_leader_whose_connection_freezes_ends_and_the_other_one_leads(
         proxy.close()
 
 
+def test_a_standby_waits_while_a_leader_that_was_stopped_stays_in_the_home(
+    pair: tuple[Server, Server], postgresql: PostgreSQL, spec: MakeSpec, tmp_path: Path
+) -> None:
+    first, second = pair
+    said = options(postgresql, tmp_path / "waiting", LEASE_S)
+    first.start(**said)
+    first.client.submit(spec("hold"))
+    first.client.wait("t1", {"running"}, 30)
+    with second.starting(**said) as ready:
+        until_exists(tmp_path / "waiting")
+        os.kill(first.pid, signal.SIGSTOP)
+        while row(postgresql)[0] < 2:  # the standby has the lease, and not the home
+            os.sched_yield()
+        (tmp_path / "waiting").unlink()
+        until_exists(tmp_path / "waiting")
+        os.kill(first.pid, signal.SIGCONT)
+        assert first.wait() == 1
+        assert ready.read(), second.output()
+    assert second.client.task("t1").attempt == 1
+    assert second.launches() == ["t1.1"]
+
+
 def test_a_leader_that_was_stopped_for_too_long_acts_no_more(
     pair: tuple[Server, Server], postgresql: PostgreSQL, spec: MakeSpec, tmp_path: Path
 ) -> None:

@@ -243,6 +243,11 @@ def test_a_home_that_is_a_file(tmp_path: Path) -> None:
         ({"name": "\udcff"}, "name .--name. is not valid UTF-8"),
         ({"name": "a\nb"}, r"control characters: 'a.nb'"),
         ({"name": "\x1b[31m"}, "control characters"),
+        ({"name": "x" * 201}, "has 201 characters, more than 200"),
+        ({"labels": {"a": "x" * (16 << 10)}}, "labels .--label. of 16386 bytes"),
+        ({"args": ("x" * (128 << 10),)}, "argument 1 of the script has 131072 bytes"),
+        ({"env": {"A": "é" * (64 << 10)}}, "environment variable 'A' .--env. has 131074 bytes"),
+        ({"env": {f"A{n}": "x" * 10_000 for n in range(110)}}, "arguments and environment have"),
         ({"env": {"\udcff": ""}}, "environment variable's name .--env. is not valid UTF-8"),
         ({"env": {"A": "\udcff"}}, "environment variable 'A' .--env. is not valid UTF-8"),
     ],
@@ -297,6 +302,8 @@ def test_refusals_reach_the_client_as_they_are(server: Any, spec: MakeSpec) -> N
     for body in (b"", b"{}", b"[]", b'{"script": 1}', b'{"script":"/x","cwd":"/","extra":1}'):
         with pytest.raises(ConfigError, match="the task cannot be read"):
             client._ask("POST", "/tasks", body=body)
+    with pytest.raises(ConfigError, match="the request has more than 4 MiB"):
+        client._ask("POST", "/tasks", body=b" " * ((4 << 20) + 1))
     assert len(client.tasks()) == 1
 
 

@@ -58,6 +58,10 @@ class GangState:
         if node not in self.parts and node not in self._lost:
             self.open.add(node)
 
+    def unasked(self, node: str) -> None:
+        """The node will not be asked to start its part after all."""
+        self.open.discard(node)
+
     def reopened(self, node: str) -> None:
         """Newcomers have been sent to the node."""
         self.parts.pop(node, None)

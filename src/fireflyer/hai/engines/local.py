@@ -154,10 +154,14 @@ class LocalEngine:
                 return
             link.attempt = gang.attempt
             launch = Launch(part=self._part(gang, index, port))
-            if port:
-                link.send(launch)
-                continue
-            launched = await link.ask(launch, gang.attempt, Launched)
+            try:
+                if port:
+                    link.send(launch)
+                    continue
+                launched = await link.ask(launch, gang.attempt, Launched)
+            except ValueError:  # too long for a frame: nothing was sent
+                run.state.unasked(node)
+                raise
             if launched is None:
                 raise ConnectionResetError(f"the supervisor on {node} ended; see its log")
             port = launched.port

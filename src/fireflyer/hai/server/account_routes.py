@@ -52,7 +52,7 @@ def account_routes(
     @app.post("/quotas", **documented(Quota, Quota))
     async def set_quota(request: Request, who: Identity = needs("admin")) -> Response:
         """Sets the limits of a user, group and priority; neither gpus nor nodes: removes them."""
-        quota = read(await request.body(), Quota, "quota")
+        quota = await read(request, Quota, "quota")
         about = " ".join(f"{name} {value}" for name, value in _parts(quota))
         with trail.change(who, "quota.set", about):
             accounts.set_quota(quota)
@@ -86,7 +86,7 @@ def _user_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
 
     @app.post("/users", **documented(User, UserRequest))
     async def add_user(request: Request, who: Identity = needs("admin")) -> Response:
-        asked = read(await request.body(), UserRequest, "user")
+        asked = await read(request, UserRequest, "user")
         with trail.change(who, "user.add", f"user {asked.name}"):
             return json(accounts.add_user(asked.name))
 
@@ -108,7 +108,7 @@ def _user_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
 
     @app.post("/groups", **documented(Group, GroupRequest))
     async def add_group(request: Request, who: Identity = needs("admin")) -> Response:
-        asked = read(await request.body(), GroupRequest, "group")
+        asked = await read(request, GroupRequest, "group")
         with trail.change(who, "group.add", f"group {asked.name}"):
             return json(accounts.add_group(asked.name))
 
@@ -134,7 +134,7 @@ def _token_routes(app: FastAPI, accounts: Accounts, trail: Trail) -> None:
     @app.post("/tokens", **documented(NewToken, TokenRequest))
     async def create_token(request: Request, who: Identity = needs("read")) -> Response:
         """Makes a token; its text is told here and never again."""
-        asked = read(await request.body(), TokenRequest, "token")
+        asked = await read(request, TokenRequest, "token")
         with trail.change(who, "token.create", f"user {asked.user} scope {asked.scope}"):
             return json(accounts.create_token(asked, who))
 

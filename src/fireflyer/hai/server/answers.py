@@ -1,7 +1,7 @@
 """What an answer looks like: JSON of msgspec structs, a refusal as `{"error": class, "message": text}`, and
 both in the OpenAPI document."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -18,6 +18,9 @@ from fireflyer.hai.workspaces.depot import Offer, Pruned, WorkspaceView
 from fireflyer.hai.workspaces.manifest import Manifest
 
 T = TypeVar("T")
+
+MAX_BODY_BYTES = 4 << 20
+"""Of a request, but for workspaces and lock files."""
 
 _STATUS: list[tuple[type[Exception], int]] = [
     (errors.Unauthenticated, 401),
@@ -62,16 +65,39 @@ def json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def read(body: bytes, kind: type[T], what: str) -> T:
+async def read(request: Request, kind: type[T], what: str) -> T:
     """A request's body.
 
     Raises:
-        ConfigError: it is no JSON of that kind.
+        ConfigError: it is no JSON of that kind, or longer than MAX_BODY_BYTES.
     """
+    data = await body(request, MAX_BODY_BYTES)
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.ConfigError(f"the {what} cannot be read: {error}") from None
+
+
+async def body(request: Request, limit: int) -> bytes:
+    """All of a request's body.
+
+    Raises:
+        ConfigError: it has more than `limit` bytes, of which no more are kept.
+    """
+    data = bytearray()
+    pieces = request.stream()
+    async for piece in pieces:
+        data += piece
+        if len(data) > limit:
+            await drain(pieces)
+            raise errors.ConfigError(f"the request has more than {limit >> 20} MiB")
+    return bytes(data)
+
+
+async def drain(pieces: AsyncIterator[bytes]) -> None:
+    """Reads what is left and drops it: a client sends all of it before it looks at the answer."""
+    async for _ in pieces:
+        pass
 
 
 def status_of(error: Exception) -> int:

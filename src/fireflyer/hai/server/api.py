@@ -73,7 +73,7 @@ def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail
     @app.post("/tasks", **documented(TaskView, TaskSpec))
     async def submit(request: Request, who: Identity = needs("submit")) -> Response:
         """Takes a task in; it is on disk when this answers."""
-        spec = read(await request.body(), TaskSpec, "task")
+        spec = await read(request, TaskSpec, "task")
         with trail.refusals(who, "submit") as line:
             accounts.check_group(who, spec.group)
             return json(await controller.submit(spec, who.user, line))
@@ -105,7 +105,7 @@ def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail
     @app.post("/tasks/{task}/lease", **documented(Granted, LeaseRequest))
     async def lease(task: str, request: Request, who: Identity = needs("submit")) -> Response:
         """Whether a part of an attempt whose ranks were parted may go on."""
-        asked = read(await request.body(), LeaseRequest, "lease")
+        asked = await read(request, LeaseRequest, "lease")
         controller.check_owner(task, who.only)
         return json(Granted(granted=controller.lease(task, asked)))
 

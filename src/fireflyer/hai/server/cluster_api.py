@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from fastapi import FastAPI, Query, Request, Response
 
+from fireflyer.hai.admission import MAX_REASON, check_line
 from fireflyer.hai.database.marks import Mark
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.database.trail import Trail
@@ -39,7 +40,7 @@ def cluster_routes(app: FastAPI, controller: Controller, store: Store, trail: Tr
     @app.post("/observations", **documented(Decision, Validator))
     async def observed(request: Request, who: Identity = needs("operate")) -> Response:
         """Takes in the result of a check of a node, and does what the rules say."""
-        found = read(await request.body(), Validator, "observation")
+        found = await read(request, Validator, "observation")
         with trail.change(who, "observe", f"node {found.node}"):
             return json(controller.observed(found))
 
@@ -59,7 +60,8 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Trai
     @app.post("/nodes/{node}/drain", **documented(dict, DrainRequest))
     async def drain(node: str, request: Request, who: Identity = needs("operate")) -> Response:
         """Starts nothing new on a node; it is on disk when this answers."""
-        asked = read(await request.body(), DrainRequest, "request")
+        asked = await read(request, DrainRequest, "request")
+        check_line("the reason", asked.reason, MAX_REASON)
         with trail.change(who, "drain", f"node {node[:63]}"):
             controller.drain(node, Mark(health="drained", reason=asked.reason, until=asked.until))
         return json({})
@@ -91,7 +93,8 @@ def _window_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
     @app.post("/windows", **documented(WindowView, WindowView))
     async def add_window(request: Request, who: Identity = needs("operate")) -> Response:
         """Adds one; it is on disk when this answers."""
-        asked = read(await request.body(), WindowView, "window")
+        asked = await read(request, WindowView, "window")
+        check_line("the reason", asked.reason, MAX_REASON)
         with trail.change(who, "window.add", ""):
             window = dispatch.add_window(asked)
         controller.replan()

@@ -114,13 +114,11 @@ def serve(
                 contextlib.closing(Database(where, lease_s=options.lease_s))
             )
             write_private(home.database_file, msgspec.json.encode(where) + b"\n")
-            leader = Leader(database, options.lease_s)
-            _await_lead(leader, options)
+            leader, lock = _lead(database, options)
             held.callback(leader.release)
-            held.callback(os.close, _take_home(home, options.lease_s + LEAVE_S))
         else:
-            leader = None
-            held.callback(os.close, _take_home(home, 0))
+            leader, lock = None, _take_home(home, 0)
+        held.callback(os.close, lock)
         listeners = [held.enter_context(listen("127.0.0.1", options.port))]
         if options.public is not None:
             public = options.public
@@ -152,7 +150,7 @@ class _Parts(msgspec.Struct, frozen=True):
 
 
 def _take_home(home: Home, patience_s: float) -> int:
-    """The lock of the home; with PostgreSQL a server that has lost its lease is about to leave it."""
+    """The lock of the home. Raises ConfigError where another one has it, so long after."""
     deadline = time.monotonic() + patience_s
     while (lock := home.take()) is None:
         if time.monotonic() >= deadline:
@@ -161,6 +159,27 @@ def _take_home(home: Home, patience_s: float) -> int:
             )
         time.sleep(0.1)
     return lock
+
+
+def _lead(database: Database, options: Options) -> tuple[Leader, int]:
+    """Returns the lease and the lock of the home once this server has both. Who has lost the lease is about
+    to leave the home; a process that is stopped stays in it, and meanwhile others may lead.
+
+    Raises:
+        ConfigError: another one leads or serves the home, and nobody wants to wait.
+    """
+    home = options.home
+    while True:
+        leader = Leader(database, options.lease_s)
+        _await_lead(leader, options)
+        try:
+            return leader, _take_home(home, options.lease_s + LEAVE_S)
+        except BaseException as error:
+            leader.release()
+            if not isinstance(error, ConfigError) or options.stand_by is None:
+                raise
+        options.stand_by(f"pid {home.holder()}, which does not leave {home.path},")
+        time.sleep(options.lease_s)
 
 
 def _await_lead(leader: Leader, options: Options) -> None:

@@ -1,7 +1,6 @@
 """The routes of workspaces and environments, which `shipping.py` calls. A workspace is of who ships it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
@@ -10,7 +9,7 @@ from fastapi.responses import FileResponse
 from fireflyer.errors import Corrupted, FireflyerError, WorkspaceError
 from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
-from fireflyer.hai.server.answers import documented, json
+from fireflyer.hai.server.answers import body, documented, drain, json
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.workspaces import manifest
 from fireflyer.hai.workspaces.depot import Offer, Pruned, WorkspaceView, hours_ago
@@ -66,7 +65,7 @@ def _upload_routes(app: FastAPI, workspaces: Workspaces, trail: Trail) -> None:
     @app.post("/workspaces", **documented(Offer, Manifest))
     async def offer(request: Request, who: Identity = needs("submit")) -> Response:
         """Takes a workspace in if all its blobs are here; else says which are missing."""
-        data = await _body(request, manifest.MAX_MANIFEST_BYTES)
+        data = await body(request, manifest.MAX_MANIFEST_BYTES)
         found = await asyncio.to_thread(lambda: depot.offer(manifest.decode(data), who.user))
         if not found.missing:
             with trail.change(who, "workspace.ship", f"workspace {found.id[:12]}"):
@@ -77,13 +76,13 @@ def _upload_routes(app: FastAPI, workspaces: Workspaces, trail: Trail) -> None:
     async def upload(request: Request, who: Identity = needs("submit")) -> Response:
         """Takes blobs in, in the form of `stream.py`; they are on disk when this answers."""
         receiver = depot.receive(who.user)
-        body = request.stream()
+        pieces = request.stream()
         try:
-            async for piece in body:
+            async for piece in pieces:
                 await asyncio.to_thread(receiver.feed, piece)
             await asyncio.to_thread(receiver.finish)
         except FireflyerError:
-            await _drain(body)
+            await drain(pieces)
             raise
         finally:
             receiver.close()
@@ -92,25 +91,7 @@ def _upload_routes(app: FastAPI, workspaces: Workspaces, trail: Trail) -> None:
     @app.post("/venvs", **documented(dict))
     async def lock(request: Request, who: Identity = needs("submit")) -> Response:
         """Takes a lock file in; tasks name it by its id."""
-        data = await _body(request, MAX_LOCK_BYTES)
+        data = await body(request, MAX_LOCK_BYTES)
         id = await asyncio.to_thread(workspaces.venvs.take, data)
         with trail.change(who, "venv.ship", f"venv {id[:12]}"):
             return json({"id": id})
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """All of it, as long as it is not longer than it may be."""
-    data = bytearray()
-    body = request.stream()
-    async for piece in body:
-        data += piece
-        if len(data) > limit:
-            await _drain(body)
-            raise WorkspaceError(f"the request has more than {limit >> 20} MiB")
-    return bytes(data)
-
-
-async def _drain(body: AsyncIterator[bytes]) -> None:
-    """The client sends all of it before it looks at the answer."""
-    async for _ in body:
-        pass
