@@ -37,6 +37,8 @@ FIRST = "import time; print(time.monotonic_ns(), flush=True)\n"
 WORK = f"""\
 import time
 from fireflyer import hai
+hai.suspend_requested()
+print("working", flush=True)
 while not hai.suspend_requested():
     time.sleep(0.01)
 told = time.monotonic_ns()
@@ -204,7 +206,7 @@ def _work(client: Client, script: Path, spec: Spec, tell: Callable[[str], None])
 
 
 def _running(client: Client, task: str, attempt: int) -> None:
-    """Waits until this attempt runs."""
+    """Waits until this attempt runs and its ranks are at work."""
     deadline = time.monotonic() + LIMIT_S
     view, seq = client.task_at(task)
     while not (view.state == "running" and view.attempt == attempt):
@@ -213,6 +215,10 @@ def _running(client: Client, task: str, attempt: int) -> None:
         news = client.events(task=task, after=seq, wait_s=1.0)
         seq = news[-1].seq if news else seq
         view = client.task(task)
+    while not all("working" in Path(rank.log).read_text() for rank in view.ranks):
+        if time.monotonic() > deadline:
+            raise FireflyerError(f"the ranks of {task} do not begin; see {view.directory}")
+        time.sleep(0.01)
 
 
 def _next(client: Client, task: str, seq: int, kind: str) -> Event:
@@ -245,7 +251,7 @@ def _suspend(client: Client, task: str) -> float:
     begun = time.monotonic_ns()
     client.suspend(task)
     ended = _next(client, task, seq, "gang_ended")
-    saves = [int(Path(rank.log).read_text()) for rank in view.ranks]
+    saves = [int(Path(rank.log).read_text().split()[-1]) for rank in view.ranks]
     client.wait(task, {"suspended"}, LIMIT_S)
     return (ended.monotonic_ns - begun - max(saves)) / 1e6
 

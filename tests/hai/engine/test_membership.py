@@ -232,6 +232,20 @@ def test_before_the_doors_are_open_a_lost_node_ends_the_gang() -> None:
     assert world.state.newcomers() == {}
 
 
+def test_a_node_that_is_lost_before_its_ranks_began_ends_the_gang_though_doors_are_open() -> None:
+    state = GangState(GANG)
+    for node in GANG.nodes:
+        state.opened(node)
+    state.sealed(Now(1, 0.0))
+    for seq, rank in ((1, 0), (2, 1)):
+        about: dict[str, Any] = {"task": "t1", "attempt": 1, "node": "n0", "wall": 0.0}
+        event = RankStarted(rank=rank, pid=1, monotonic_ns=seq, **about)
+        state.record(Record(attempt=1, seq=seq, event=event), "n0")
+    state.lost("n1", "n1 died", Now(9, 0.0), doors=True)
+    assert state.aborting
+    assert state.newcomers() == {}
+
+
 def test_newcomers_without_members_are_given_up() -> None:
     world = World()
     world.settle()

@@ -51,6 +51,19 @@ def test_a_journal_with_a_line_that_is_no_record(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_what_an_earlier_server_kept_warm_is_given_back_by_the_next(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        first = s.engine()
+        await first.launch(s.gang("pass"))
+        await s.ended(first)
+        await s.close(first)
+        assert s.processes()
+        await s.engine().release(s.task, s.folder / s.task)
+        assert s.processes() == {}
+
+    stage.play(scene)
+
+
 def test_two_engines_may_watch_one_gang(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         first, second = s.engine(), s.engine()

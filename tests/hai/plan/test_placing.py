@@ -107,6 +107,14 @@ def test_auto_takes_the_highest_priority_with_quota_left() -> None:
     assert bench.cluster.jobs["t2"].level == 30
 
 
+def test_auto_is_not_below_normal_where_that_has_no_limit() -> None:
+    bench = Bench("timeshare", 1)
+    bench.cluster.set_quota("ada", 8, "*", Quota(nodes=1))
+    bench.submit({"user": "ada", "priority": 8})
+    assert preempted(bench.submit({"user": "ada", "priority": -1})) == ["t1"]
+    assert launched(bench.leave("t1")) == [("t2", ("n0",))], "not t1 again, for ever"
+
+
 def test_a_window_empties_its_nodes_and_keeps_them_empty() -> None:
     bench = Bench("fifo", 2)
     bench.submit({"nodes": 2}, {"estimate_s": 5000.0}, {"estimate_s": 900.0})

@@ -8,7 +8,7 @@ import pytest
 
 from fireflyer.hai.simulation.generate import generate
 from fireflyer.hai.simulation.measures import curves, measure
-from fireflyer.hai.simulation.page import ROWS, Done, page
+from fireflyer.hai.simulation.page import ROWS, Done, cell, page
 from fireflyer.hai.simulation.plots import Axis, number_text
 from fireflyer.hai.simulation.replay import Setup, replay
 from fireflyer.hai.simulation.trace import with_users
@@ -22,8 +22,13 @@ def done_by(policy: str) -> Done:
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
-    return page([done_by("fifo"), done_by("timeshare")])
+def both() -> list[Done]:
+    return [done_by("fifo"), done_by("timeshare")]
+
+
+@pytest.fixture(scope="module")
+def text(both: list[Done]) -> str:
+    return page(both)
 
 
 def test_it_is_one_file_without_scripts(text: str) -> None:
@@ -54,6 +59,18 @@ def test_names_are_text(text: str) -> None:
 def test_the_table_has_every_row(text: str) -> None:
     for _, name, _ in ROWS:
         assert f"<td>{name}</td>" in text
+
+
+def test_figures_can_be_read_and_compared(both: list[Done], text: str) -> None:
+    assert [cell(value, "h") for value in (0.0, 2e-4, 0.25, 1.0, 36.94)] == [
+        "0 h", "0.72 s", "15 min", "1 h", "36.9 h",
+    ]  # fmt: skip
+    assert (cell(1234, ""), cell(0.5853, "%")) == ("1,234", "58.53%")
+    row = re.search(r"<tr><td>JCT, mean</td>.*?</tr>", text)
+    assert row is not None
+    first, second = (result.jct_mean_h for result, _ in both)
+    assert row[0].count("<small>") == 1
+    assert f"<small>{number_text(round(second / first, 3))}&times;</small>" in row[0]
 
 
 def test_one_policy_and_no_wait_make_a_page_too() -> None:

@@ -418,10 +418,14 @@ class Cluster:
         self._file(job)
 
     def _resolve(self, job: Job) -> int:
-        """AUTO: the highest level at which the user has a quota with room left."""
+        """AUTO: the highest level at which the user has a quota with room left; unlimited normal has room.
+
+        Below an unlimited normal, who made room by being lower would lower who came in its place, for ever.
+        """
         before = job.level
         for job.level in sorted(PRIORITIES.values(), reverse=True):
-            if self.limit(job.user, job.level, job.group) and self.room_in_quota(job):
+            limited = self.limit(job.user, job.level, job.group) is not None
+            if (limited or job.level == NORMAL) and self.room_in_quota(job):
                 found, job.level = job.level, before
                 return found
         job.level = before

@@ -58,6 +58,8 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
     cluster.again = False
     if not cluster.queue and not cluster.windows:
         return []
+    if cluster.windows:  # which nodes a job may use changes with time alone
+        cluster.fresh = ALL
     if not cluster.fresh and not cluster.arrived:
         return []
     return _Plan(cluster, now).make()

@@ -71,9 +71,12 @@ def page(done: Sequence[Done]) -> str:
 
 
 def cell(value: float, unit: str) -> str:
-    """A figure of ROWS as text."""
+    """A figure of ROWS as text. What is shorter than an hour is in minutes or seconds."""
     if unit == "%":
         return f"{value:.2%}"
+    if unit == "h" and 0 < value < 1:
+        minutes = value * 60
+        return cell(minutes, "min") if minutes >= 1 else cell(round(minutes * 60, 3), "s")
     text = f"{value:,}" if isinstance(value, int) else plots.number_text(value)
     return f"{text} {unit}".rstrip()
 
@@ -95,11 +98,13 @@ def _table(done: Sequence[Done]) -> str:
 
 
 def _against(first: Result, result: Result, field: str) -> str:
-    """A figure as a multiple of the first policy's; nothing for the first itself and where that is 0."""
+    """A figure as a multiple of the first policy's; nothing for the first itself, and where one is 0."""
     base, value = getattr(first, field), getattr(result, field)
-    if result is first or not base or base == value:
+    if result is first or not base or not value:
         return ""
-    return f"<small>{plots.number_text(round(value / base, 3))}&times;</small>"
+    ratio = value / base
+    text = "&lt; 0.001" if ratio < 0.001 else plots.number_text(round(ratio, 3))
+    return f"<small>{text}&times;</small>"
 
 
 def _users(done: Sequence[Done]) -> str:
