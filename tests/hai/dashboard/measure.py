@@ -56,12 +56,13 @@ def fill(controller: Controller, store: Store) -> int:
         tasks[row.task] = msgspec.structs.replace(fresh.step.task, id=row.task, order=number)
         controller.dispatch.submit(tasks[row.task], row.spec)
     started = 0
-    for action in controller.dispatch.plan():
-        assert isinstance(action, Launch)
-        store.write(lifecycle.decide(tasks[action.task], action), Moment(0, time.time() - 600))
-        controller.dispatch.apply(action)
-        started += 1
-    controller.dispatch.plan()
+    while actions := controller.dispatch.plan():
+        for action in actions:
+            assert isinstance(action, Launch)
+            step = lifecycle.decide(tasks[action.task], action)
+            store.write(step, Moment(0, time.time() - 600))
+            controller.dispatch.apply(action)
+            started += 1
     return started
 
 

@@ -25,8 +25,8 @@ State = Literal["free", "partly", "full", "suspect", "drained", "down"]
 LETTERS: dict[str, str] = {"suspect": "?", "drained": "D", "down": "×"}
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One node."""
+class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One node. Thousands of them: the garbage collector need not look into what holds texts and numbers."""
 
     name: str
     x: int
