@@ -115,6 +115,13 @@ def up(
             "[default: timeshare]",
         ),
     ] = None,
+    log_limit: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Of a rank's log in one attempt; beyond it the middle is given up, e.g. 512MiB.",
+        ),
+    ] = "4GiB",
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave tasks running when Ctrl-C or SIGTERM ends it.")
     ] = False,
@@ -155,7 +162,7 @@ def up(
         certificate=tls_cert, key=tls_key, behind_proxy=behind_proxy,
     )  # fmt: skip
     chosen = serving.choose(home, engine, partition)
-    serving.serve(home, chosen, where, nodes, port, keep, policy)
+    serving.serve(home, chosen, where, nodes, port, keep, policy, log_limit)
 
 
 @app.command()

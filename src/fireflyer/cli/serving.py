@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 
 from fireflyer import log
+from fireflyer.cli.looking import size_mib
 from fireflyer.errors import ConfigError
 from fireflyer.hai.database.connection import PostgreSQL, parse_url
 from fireflyer.hai.home import EngineFile, ServerFile, locate
 from fireflyer.hai.server.listening import Public, parse_public
+from fireflyer.hai.server.logroom import HEAD_BYTES
 from fireflyer.hai.server.process import DEFAULT_NODES, Options
 from fireflyer.hai.server.process import serve as serve_home
 
@@ -84,12 +86,16 @@ def serve(
     port: int,
     keep: bool,
     policy: str | None,
+    log_limit: str,
 ) -> None:
     """Serves in the foreground; says so on stderr once requests are answered.
 
     Raises:
-        ConfigError: the engine cannot be used, or has nodes of its own; or there is no such policy.
+        ConfigError: the engine cannot be used, or has nodes of its own; or there is no such policy or size.
     """
+    log_bytes = size_mib(log_limit) << 20
+    if log_bytes < 2 * HEAD_BYTES:
+        raise ConfigError(f"--log-limit must be {2 * HEAD_BYTES >> 20}MiB at least")
     if engine.engine == "slurm":
         if nodes is not None:
             raise ConfigError("--nodes is for --engine local: Slurm has its own")
@@ -114,7 +120,7 @@ def serve(
 
         options = Options(
             home=found, engine=engine, nodes=nodes or DEFAULT_NODES, port=port, keep=keep,
-            policy=policy, database=database, public=public, stand_by=stand_by,
+            log_limit=log_bytes, policy=policy, database=database, public=public, stand_by=stand_by,
         )  # fmt: skip
         serve_home(options, ready)
 

@@ -50,7 +50,7 @@ def test_names_reasons_and_logs_are_text(
     log = f"</pre>{HOSTILE}\x1b[31mred\x1b[0m \x1b]0;title\x07\x07bell\n{RIGHT_TO_LEFT}\n10%\r20%\rdone\r\n"
     client.submit(spec("say", log, name=HOSTILE, labels={HOSTILE[:60]: RIGHT_TO_LEFT}))
     client.wait("t1", {"running"}, 30)
-    client.submit(spec("hold", HOSTILE, name=HOSTILE + RIGHT_TO_LEFT + "x" * 10_000, nodes=2))
+    client.submit(spec("hold", HOSTILE, name=HOSTILE + RIGHT_TO_LEFT + "x" * 120, nodes=2))
     client.drain("n1", HOSTILE, None)
     for path in PAGES:
         answer = owner.get(path)

@@ -29,13 +29,13 @@ def serve(
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The offsets at which files were read."""
     found: list[int] = []
-    read = logs._read_at
+    read = logs._read
 
-    def counting(path: Path, offset: int, most: int) -> bytes:
+    def counting(path: Path, offset: int, most: int) -> tuple[bytes, int]:
         found.append(offset)
         return read(path, offset, most)
 
-    monkeypatch.setattr(logs, "_read_at", counting)
+    monkeypatch.setattr(logs, "_read", counting)
     return found
 
 

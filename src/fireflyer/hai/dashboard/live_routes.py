@@ -14,7 +14,7 @@ from fireflyer.hai.identity import Identity
 from fireflyer.hai.server import streams
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
-from fireflyer.hai.server.logs import BYTES_PER_ANSWER, IDLE_S, LogFile
+from fireflyer.hai.server.logs import IDLE_S, LogFile
 
 PAUSE_S = 1.0
 """Between two messages that something has changed."""
@@ -85,10 +85,10 @@ async def _changes(controller: Controller, allowed: Callable[[], bool]) -> Async
 
 async def _all_of(controller: Controller, file: LogFile) -> AsyncIterator[bytes]:
     offset = 0
-    while True:
+    size = file.path.stat().st_size if file.path.exists() else 0
+    while offset < size:
         piece = await controller.logs.read(file, offset, 0.0)
-        if piece.data:
-            yield piece.data
-        if len(piece.data) < BYTES_PER_ANSWER:
+        if not piece.data:
             return
+        yield piece.data
         offset = piece.next

@@ -97,6 +97,7 @@ class Controller:
         self.faults = Attendant(*tables, self._directory, self._call, self._tell, self.drain)
         self._look_again: asyncio.TimerHandle | None = None
         self._views = Views(home, store, self._tasks, self.dispatch, self.faults.desk)
+        self.writing = self._views.writing
 
     # -- life --------------------------------------------------------------------------------------
 

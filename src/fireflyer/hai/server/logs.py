@@ -2,7 +2,6 @@
 
 import asyncio
 import codecs
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
 from fireflyer.hai.inotify import DirectoryWatch, Growing
 from fireflyer.hai.lifecycle import count
+from fireflyer.hai.server.logroom import gap, read_at
 
 MAX_WAIT_S = 60.0
 """The longest that one request may wait for news."""
@@ -102,18 +102,18 @@ class Logs:
         """Bytes from `offset`; waits up to `wait_s` for the first while the attempt runs."""
         deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
         over = not self._writing(file.task, file.attempt)
-        data = _read_at(file.path, offset, BYTES_PER_ANSWER)
+        data, behind = _read(file.path, offset, BYTES_PER_ANSWER)
         if data or over or wait_s <= 0:
-            return LogPiece(file.attempt, data, offset + len(data), over and not data)
+            return LogPiece(file.attempt, data, behind, over and not data)
         file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._watch.watching(file.path) as growing:
             while True:
                 seen = growing.times
                 over = not self._writing(file.task, file.attempt)
-                data = _read_at(file.path, offset, BYTES_PER_ANSWER)
+                data, behind = _read(file.path, offset, BYTES_PER_ANSWER)
                 left = deadline - time.monotonic()
                 if data or over or left <= 0 or self._closing:
-                    return LogPiece(file.attempt, data, offset + len(data), over and not data)
+                    return LogPiece(file.attempt, data, behind, over and not data)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await growing.wait(seen)
@@ -148,8 +148,10 @@ class Logs:
             readings = self._readings[growing] = _Readings(growing.times)
         found = readings.found.get((offset, last))
         if found is None:
-            data = _read_at(path, offset, BYTES_PER_MESSAGE)
-            found = readings.found[offset, last] = _whole(data, last=last)
+            data, behind = _read(path, offset, BYTES_PER_MESSAGE)
+            text, used = _whole(data, last=last)
+            left = len(data) - used
+            found = readings.found[offset, last] = (text, behind - left - offset)
         return found
 
     @contextmanager
@@ -195,13 +197,7 @@ def _whole(data: bytes, *, last: bool) -> tuple[str, int]:
     return text, len(data) - len(decoder.getstate()[0])
 
 
-def _read_at(path: Path, offset: int, most: int) -> bytes:
-    """None where the file is missing or shorter."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return b""
-    try:
-        return os.pread(file, most, offset)
-    finally:
-        os.close(file)
+def _read(path: Path, offset: int, most: int) -> tuple[bytes, int]:
+    """Bytes from `offset` on and the offset behind them; a hole is a line that says so."""
+    begin, data = read_at(path, offset, most)
+    return (gap(begin - offset) if begin > offset else b"") + data, begin + len(data)

@@ -38,6 +38,7 @@ from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import Gate
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.listening import Public, Web, listen, web_config
+from fireflyer.hai.server.logroom import LIMIT_BYTES, LogRoom
 from fireflyer.program import allow_descriptors
 
 DEFAULT_NODES = 2
@@ -60,6 +61,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """0: any free port."""
     policy: str | None = None
     """Scheduling policy; None: what the home remembers, else the default."""
+    log_limit: int = LIMIT_BYTES
+    """Bytes that are kept of the log of a rank in one attempt."""
     keep: bool = False
     """Leave tasks running when a signal ends the server."""
     database: PostgreSQL | None = None
@@ -123,6 +126,8 @@ def serve(
         if options.public is not None:
             public = options.public
             listeners.append(held.enter_context(listen(public.host, public.port)))
+        if given := LogRoom(home.tasks, options.log_limit).make():
+            _log.warning("the disk was full: %d MiB of the logs of tasks given up", given >> 20)
         if not isinstance(where, PostgreSQL):
             database = held.enter_context(contextlib.closing(Database(where)))
         store = Store(database)
@@ -266,6 +271,7 @@ async def _serve(
 ) -> None:
     home = options.home
     policy = options.policy or DEFAULT
+    room = LogRoom(home.tasks, options.log_limit)
     controller = Controller(home, parts.store, make_engine(options), policy)
     end = _End(controller, options.keep)
     token = secrets.token_urlsafe(32)
@@ -287,10 +293,11 @@ async def _serve(
     running = asyncio.create_task(controller.run(started))
     ending = asyncio.create_task(end.wait())
     waking = asyncio.create_task(_wake_log_readers(controller, options))
+    trimming = asyncio.create_task(room.keep(controller.writing))
     try:
-        watched = {running, ending, lost, *answering}
+        watched = {running, ending, lost, trimming, *answering}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        for task in (lost, running, *answering):
+        for task in (lost, running, trimming, *answering):
             if task.done():
                 task.result()
     finally:
@@ -300,9 +307,9 @@ async def _serve(
             web.should_exit = True
         await asyncio.gather(*answering)
         lost.cancel()
-        for task in (running, ending, waking):
+        for task in (running, ending, waking, trimming):
             task.cancel()
-        await asyncio.wait({running, ending, waking})
+        await asyncio.wait({running, ending, waking, trimming})
 
 
 def _webs(

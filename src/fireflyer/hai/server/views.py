@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fireflyer.hai.database.store import Row, Store
@@ -32,6 +33,11 @@ class Views:
         self._tasks = tasks
         self._dispatch = dispatch
         self._desk = desk
+
+    def writing(self) -> list[Path]:
+        """The folders of attempts whose ranks may write logs."""
+        live = [task for task in self._tasks.values() if task.placement]
+        return [self._home.tasks / task.id / str(task.attempt) for task in live]
 
     def task(self, row: Row) -> TaskView:
         """One task as of now."""
