@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Shell
+from tests.waiting import until
 
 from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.server.auth import owner
@@ -151,8 +152,7 @@ def test_what_an_elastic_attempt_goes_on_without_is_observed_and_counted(shell: 
     options = ("--elastic", "--detach", "--start", "exec", "-n", "2", "--ranks", "2")
     shell.run("run", *options, shell.script(ELASTIC))
     view = shell.client.wait("t1", {"running"}, 60)
-    while not (Path(view.directory) / "1" / "doors").exists():
-        time.sleep(0.01)
+    until((Path(view.directory) / "1" / "doors").exists)
     pid = view.ranks[3].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.fs3.test_operate import until
+from tests.waiting import until
 
 from fireflyer.cli.app import run_line
 from fireflyer.errors import DeadlineExceeded, NoSpace

@@ -6,13 +6,12 @@ import os
 import random
 import socket
 import struct
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.fs3 import frames
 from tests.fs3.test_service import CHAIN, INODE, Cluster
+from tests.waiting import until
 
 LOCAL = 1
 PLACE = struct.Struct("<QHB5x")
@@ -43,12 +42,6 @@ def ask(
         if files:
             data = os.pread(files[0], size, position)
     return data, list(files), flags
-
-
-def until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not there():
-        assert time.monotonic() < deadline
 
 
 def put(line: socket.socket, cluster: Cluster, index: int, data: bytes, seq: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.fs3.test_nodes import Nodes
-from tests.fs3.test_operate import until
+from tests.waiting import until
 
 from fireflyer.fs3.manager.chains import Chain, Member, Public
 from fireflyer.fs3.storage.lost import Files, no_folder, other_store

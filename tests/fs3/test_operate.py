@@ -5,16 +5,16 @@ import logging
 import os
 import re
 import socket
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import until
 
 from fireflyer import log
 from fireflyer.cli.app import run_line
@@ -32,14 +32,6 @@ from fireflyer.rpc.proof import Secret
 
 LIMIT_S = 60.0
 SECRET = "the secret of an operator's tests"
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits for something that must come."""
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def get(url: str, token: str = "") -> tuple[int, str]:

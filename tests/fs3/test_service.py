@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fs3 import frames
+from tests.waiting import until
 
 from fireflyer._native.fs3 import io
 
@@ -229,10 +230,7 @@ def whole(cluster: Cluster, number: int, data: bytes) -> bool:
 
 
 def until_whole(cluster: Cluster, number: int, data: bytes) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not whole(cluster, number, data):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: whole(cluster, number, data))
 
 
 def damaged(cluster: Cluster, number: int) -> tuple[int, int]:

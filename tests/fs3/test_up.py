@@ -17,6 +17,7 @@ from typing import IO
 
 import msgspec
 import pytest
+from tests.waiting import until
 
 from fireflyer.cli.app import run_line
 from fireflyer.errors import ConfigError, FileError, ProtocolMismatch, Unavailable
@@ -90,10 +91,7 @@ def fs(where: Path, *words: str | Path, code: int = 0) -> None:
 
 def wait_until_whole(where: Path) -> None:
     """Until each chain has all its replicas."""
-    deadline = time.monotonic() + LIMIT_S
-    while any(chain.state != "whole" for chain in survey.health(find(str(where))).chains):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: all(c.state == "whole" for c in survey.health(find(str(where))).chains))
 
 
 def make_tree(folder: Path) -> dict[str, bytes]:

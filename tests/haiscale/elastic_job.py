@@ -5,13 +5,13 @@ import datetime
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.waiting import until
 from torch import nn
 from torch.nn import functional
 
@@ -172,13 +172,6 @@ def join(doors: Path) -> Any:
     os.environ["FIREFLYER_JOIN"] = str(doors)
     dist.init_process_group("hfreduce", timeout=datetime.timedelta(seconds=60))
     return dist.group.WORLD
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def die() -> None:

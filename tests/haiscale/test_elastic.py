@@ -20,8 +20,8 @@ from tests.haiscale.elastic_job import (
     following,
     init,
     join,
-    until,
 )
+from tests.waiting import until
 
 from fireflyer.errors import (
     CollectiveError,

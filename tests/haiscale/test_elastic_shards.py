@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.haiscale.elastic_job import STEPS, Job, check, die_at, init, join, until
+from tests.haiscale.elastic_job import STEPS, Job, check, die_at, init, join
+from tests.waiting import until
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy

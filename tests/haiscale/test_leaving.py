@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.haiscale.elastic_job import Job, die, init, until
+from tests.haiscale.elastic_job import Job, die, init
 from tests.haiscale.test_elastic_shards import Sharded
+from tests.waiting import until
 from torch import nn
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 from tests.fs3.manager.store import Store
+from tests.waiting import until
 
 from fireflyer.errors import ConfigError, DeadlineExceeded, NoSpace, NotPrimary, Stale
 from fireflyer.fs3.manager.admission import REFUSED_KEPT, Refused
@@ -125,14 +126,6 @@ class Node:
                 if member.target == target and member.state in (Public.SYNCING, Public.RECOVERING):
                     return chain.version if chain else 0
         return 0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits for something that must come."""
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def serves(link: ManagerLink, count: int) -> bool:

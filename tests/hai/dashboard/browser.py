@@ -1,10 +1,11 @@
 """A real Chromium, headless, driven by Selenium."""
 
 import importlib.util
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests import waiting
 
 CHROMIUM = Path("/usr/bin/chromium")
 DRIVER = Path("/usr/bin/chromedriver")
@@ -87,10 +88,7 @@ class Browser:
 
     def until(self, true: Callable[[], bool], what: str) -> None:
         """Waits until something is true."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not true():
-            assert time.monotonic() < deadline, f"{what}: {self.driver.current_url}\n{self.text()}"
-            time.sleep(0.05)
+        waiting.until(true, lambda: f"{what}: {self.driver.current_url}\n{self.text()}")
 
     def until_text(self, selector: str, words: str) -> None:
         self.until(lambda: words in self.text(selector), f"{words!r} in {selector}")

@@ -16,8 +16,9 @@ import sqlalchemy as sa
 from tests.hai.server.conftest import Forks, Server
 from tests.hai.server.postgres import Postgres
 from tests.hai.server.proxy import Proxy
+from tests.waiting import until
 
-from fireflyer.errors import PeerLost, Stale
+from fireflyer.errors import PeerLost, Stale, Unavailable
 from fireflyer.hai.database import schema
 from fireflyer.hai.database.connection import Database, PostgreSQL
 from fireflyer.hai.database.leader import Leader
@@ -111,6 +112,41 @@ def test_taking_over_waits_for_the_commit_of_the_old_leader(postgresql: PostgreS
         new.release()
 
 
+def test_taking_over_from_one_that_was_stopped_between_statements_of_a_pipeline(
+    postgresql: PostgreSQL,
+) -> None:
+    with (
+        contextlib.closing(Database(postgresql, lease_s=1)) as first,
+        at_rest(postgresql) as second,
+    ):
+        old, new = Leader(first, 60), Leader(second, 60)
+        assert old.take() is None
+
+        def replaced() -> None:
+            with psycopg.connect(postgresql.url) as other:
+                other.execute("UPDATE leader SET expires = 0")
+            until(lambda: new.take() is None)
+
+        with pytest.raises(Unavailable, match="no connection"):
+            write_in_pipeline(first, replaced)
+        assert new.term == 2
+        with second.reading() as connection:
+            assert connection.execute(sa.select(schema.user_group)).all() == []
+        old._ending.set()
+        new.release()
+
+
+def write_in_pipeline(database: Database, stopped: Callable[[], None]) -> None:
+    """Calls `stopped` between two statements of a write whose end (Sync) has not been sent."""
+    with database.writing() as writing:
+        writing.execute(schema.user_group.insert().values(name="never", created=0))
+        driver: Any = writing.connection.driver_connection
+        with driver.pipeline():
+            assert driver.execute("SELECT 1").fetchone() == (1,)
+            stopped()
+            driver.execute("SELECT 2").fetchone()
+
+
 def waits_for_lock(where: PostgreSQL) -> None:
     """Returns once a session of this database waits for a lock."""
     with psycopg.connect(where.url, autocommit=True) as connection:
@@ -155,7 +191,7 @@ def test_the_second_server_stands_by_and_takes_over_from_a_killed_one(
     acknowledged = [first.client.submit(spec("hold")).id for _ in range(4)]
     first.client.wait("t2", {"running"}, 30)
     with second.starting(**said) as ready:
-        until_exists(tmp_path / "waiting")
+        until((tmp_path / "waiting").exists)
         assert first.client.nodes()
         first.kill()
         with pytest.raises(PeerLost):
@@ -170,12 +206,6 @@ def test_the_second_server_stands_by_and_takes_over_from_a_killed_one(
     second.client.wait("t3", {"running"}, 30)
 
 
-def until_exists(path: Path) -> None:
-    """Returns once the file is there; the test's time limit ends it."""
-    while not path.exists():
-        os.sched_yield()
-
-
 def test_an_orderly_end_hands_over_at_once(
     pair: tuple[Server, Server], postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
@@ -183,7 +213,7 @@ def test_an_orderly_end_hands_over_at_once(
     said = options(postgresql, tmp_path / "waiting")
     first.start(**said)
     with second.starting(**said) as ready:
-        until_exists(tmp_path / "waiting")
+        until((tmp_path / "waiting").exists)
         first.client.shutdown()
         assert ready.read(), second.output()  # long before the lease of 60 s would have run out
     assert row(postgresql)[0] == 2
@@ -205,7 +235,7 @@ def test_a_leader_whose_connection_freezes_ends_and_the_other_one_leads(
         first.client.wait("t1", {"running"}, 30)
         (tmp_path / "home" / "database.json").unlink()  # it names the way through the proxy
         with second.starting(**options(postgresql, tmp_path / "waiting", LEASE_S)) as ready:
-            until_exists(tmp_path / "waiting")
+            until((tmp_path / "waiting").exists)
             proxy.freeze()
             assert first.wait() == 1
             assert "does not lead any more" in first.output()
@@ -225,12 +255,11 @@ def test_a_standby_waits_while_a_leader_that_was_stopped_stays_in_the_home(
     first.client.submit(spec("hold"))
     first.client.wait("t1", {"running"}, 30)
     with second.starting(**said) as ready:
-        until_exists(tmp_path / "waiting")
+        until((tmp_path / "waiting").exists)
         os.kill(first.pid, signal.SIGSTOP)
-        while row(postgresql)[0] < 2:  # the standby has the lease, and not the home
-            os.sched_yield()
+        until(lambda: row(postgresql)[0] == 2)  # the standby has the lease, and not the home
         (tmp_path / "waiting").unlink()
-        until_exists(tmp_path / "waiting")
+        until((tmp_path / "waiting").exists)
         os.kill(first.pid, signal.SIGCONT)
         assert first.wait() == 1
         assert ready.read(), second.output()

@@ -15,7 +15,8 @@ import pytest
 from tests.hai.server.conftest import Forks, Server
 from tests.hai.server.postgres import Postgres
 from tests.hai.server.test_crashes import SOAK, Storm, check_history, settle
-from tests.hai.server.test_leader import LEASE_S, options, row, until_exists
+from tests.hai.server.test_leader import LEASE_S, options, row
+from tests.waiting import until
 
 from fireflyer.hai.database.connection import Database, PostgreSQL
 from fireflyer.hai.model import TaskSpec
@@ -57,7 +58,7 @@ class Pair:
     def _start_next(self) -> None:
         said = self._options()
         self._ready = self.next.starting(**said)
-        until_exists(Path(said["stand_by"]))
+        until(Path(said["stand_by"]).exists)
 
     def _swap(self) -> None:
         """The next one leads; a new one waits."""
@@ -75,8 +76,7 @@ class Pair:
         """As a machine that was suspended: it wakes up in the term of another one."""
         term = row(self._where)[0]
         os.kill(self.leader.pid, signal.SIGSTOP)
-        while row(self._where)[0] == term:
-            os.sched_yield()
+        until(lambda: row(self._where)[0] != term)
         os.kill(self.leader.pid, signal.SIGCONT)
         assert self.leader.wait() == 1
         self._swap()

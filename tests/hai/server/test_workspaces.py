@@ -1,6 +1,5 @@
 """Workspaces through a real server: what was shipped outlives it, and odd requests are refused by type."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -8,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import until
 
 from fireflyer.errors import ConfigError, FireflyerError, WorkspaceError
 from fireflyer.hai import leftovers
@@ -136,10 +136,7 @@ def test_two_tasks_make_an_environment_once_though_the_server_is_killed_meanwhil
     lock = msgspec.json.decode(server.client.call("POST", "/venvs", body=b"# nothing\n"))
     tasks = [server.client.submit(spec("finish", venv=lock["id"])).id for _ in range(2)]
     place = server.home / "venvs" / key(lock["id"])
-    deadline = time.monotonic() + 60
-    while not (place / "bin" / "python").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until((place / "bin" / "python").exists)
     server.kill()
     assert not place.with_name(f"{place.name}.ready").exists()
     server.start(nodes=2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cli.test_workspace import wheel
+from tests.waiting import until
 
 from fireflyer.hai import leftovers
 from fireflyer.hai.workspaces.making import MARK
@@ -82,13 +83,14 @@ def end(server: subprocess.Popen[Any]) -> int:
     return server.wait(DEADLINE_S)
 
 
-def until(path: Path, server: subprocess.Popen[Any]) -> None:
-    """Returns as soon as the path is there."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert server.poll() is None, "it ended before"
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def await_file(path: Path, server: subprocess.Popen[Any]) -> None:
+    """Returns as soon as the file is there."""
+
+    def there() -> bool:
+        assert path.exists() or server.poll() is None, "it ended before"
+        return path.exists()
+
+    until(there)
 
 
 def test_servers_that_want_the_same_environment_make_it_once(making: Making) -> None:
@@ -105,7 +107,7 @@ def test_killed_while_it_is_made_again_and_again(making: Making) -> None:
     """At its first file, while pip is put into it, and with the last package there."""
     for number, point in enumerate(("pyvenv.cfg", "pip/_internal", "tinydep.py")):
         server = making.start(f"{number}.log")
-        until((making.place if number == 0 else making.packages) / point, server)
+        await_file((making.place if number == 0 else making.packages) / point, server)
         os.kill(server.pid, signal.SIGKILL)
         end(server)
         assert not making.ready.exists()
@@ -118,7 +120,7 @@ def test_killed_while_it_is_made_again_and_again(making: Making) -> None:
 
 def test_what_is_being_made_is_not_pruned(making: Making) -> None:
     server = making.start("log")
-    until(making.place / "pyvenv.cfg", server)
+    await_file(making.place / "pyvenv.cfg", server)
     assert making.venvs.prune(time.time() + 60, set()) == 0
     assert end(server) == 0
     making.works()

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.schema import event as _event
 from fireflyer.hai.database.schema import task as _task
+from fireflyer.hai.database.store import event_of
 from fireflyer.hai.model import TERMINAL, Event, TaskState
 
 SILENT = ("rank_started", "leased", "acted")
@@ -122,7 +123,7 @@ class Browsing:
                 return [], after
             query = sa.select(_event).where(_event.c.seq > after, _event.c.seq <= last)
             query = query.where(_event.c.kind.not_in(SILENT)).order_by(_event.c.seq)
-            return [_event_of(row) for row in connection.execute(query)], int(last)
+            return [event_of(row) for row in connection.execute(query)], int(last)
 
     def of_task(self, task: str, *, after: int = 0, until: int, limit: int) -> list[Event]:
         """At most `limit` of a task's events for the ledger, with a seq above `after` and up to `until`."""
@@ -131,14 +132,14 @@ class Browsing:
         query = query.where(_event.c.kind.not_in(SILENT)).limit(limit)
         query = query.order_by(_event.c.attempt, _event.c.seq)
         with self._database.reading() as connection:
-            return [_event_of(row) for row in connection.execute(query)]
+            return [event_of(row) for row in connection.execute(query)]
 
     def newest_of(self, task: str, limit: int) -> list[Event]:
         """The newest events of a task, oldest first."""
         query = sa.select(_event).where(_event.c.task == int(task[1:]))
         query = query.order_by(_event.c.attempt.desc(), _event.c.seq.desc()).limit(limit)
         with self._database.reading() as connection:
-            return [_event_of(row) for row in reversed(connection.execute(query).all())]
+            return [event_of(row) for row in reversed(connection.execute(query).all())]
 
 
 def _line(row: sa.Row[Any]) -> Line:
@@ -151,16 +152,4 @@ def _line(row: sa.Row[Any]) -> Line:
         restarts=row.restarts,
         created=row.created,
         user=row.user,
-    )
-
-
-def _event_of(row: sa.Row[Any]) -> Event:
-    return Event(
-        seq=row.seq,
-        task=f"t{row.task}",
-        attempt=row.attempt,
-        kind=row.kind,
-        detail=msgspec.json.decode(row.detail),
-        monotonic_ns=row.monotonic_ns,
-        wall=row.wall,
     )

@@ -4,6 +4,9 @@
     renew    every third of the lease, on a connection of its own, from a thread of its own
     fence    in each write, first: the term is still ours, FOR KEY SHARE until the commit; whoever takes
              over changes the key and so waits for that commit, and later writes of the old term fail
+    end      where a server was stopped amid a write, its lease is over and its transaction is open: who wants
+             to take over ends its session, known by the term in its name. The database's own limit for idle
+             transactions does not see a client that stops between the statements of a pipeline
     alive    before each transaction and each call to the engine: our own clock says that the lease, counted
              from before the renewal was sent, has not run out
 
@@ -39,6 +42,12 @@ _RENEW = sa.text(
     "UPDATE leader SET expires = extract(epoch FROM clock_timestamp()) + :lease"
     " WHERE term = :term RETURNING term"
 )
+_SESSION = sa.text("SELECT set_config('application_name', 'fireflyer term ' || :term, false)")
+_END = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity, leader"
+    " WHERE datname = current_database() AND application_name = 'fireflyer term ' || term"
+    " AND expires <= extract(epoch FROM clock_timestamp())"
+)
 _RELEASE = sa.text("UPDATE leader SET expires = 0 WHERE term = :term")
 _FENCE = sa.text("SELECT term FROM leader WHERE term = :term FOR KEY SHARE")
 
@@ -73,12 +82,15 @@ class Leader:
             try:
                 term = connection.execute(_TAKE, values).scalar_one_or_none()
             except sa.exc.OperationalError:  # a transaction of the last leader is still open
+                connection.execute(_END)
                 term = None
             if term is None:
                 row = connection.execute(sa.select(leader)).one()
                 return f"{row.holder}, term {row.term}"
         self.term, self._until = term, asked + self._lease_s
         self._database.alive, self._database.fence = self.alive, self._fence
+        with self._database.reading() as session:
+            session.execute(_SESSION, {"term": str(term)})
         for work in (self._renew, self._watch):
             thread = threading.Thread(target=work, daemon=True, name=f"leader {work.__name__}")
             thread.start()

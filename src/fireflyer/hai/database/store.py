@@ -298,7 +298,7 @@ class Store:
             query = query.join(_task).where(_task.c.user == user)
         with self.database.reading() as connection:
             rows = connection.execute(query.limit(limit)).all()
-        return [_event_of(row) for row in reversed(rows)]
+        return [event_of(row) for row in reversed(rows)]
 
     def last_on(self, node: str) -> tuple[str, int] | None:
         """Task and number of the last attempt that had a node; None: there was none."""
@@ -312,7 +312,7 @@ class Store:
         """The rank_started, rank_joined and rank_exited events of one attempt."""
         with self.database.reading() as connection:
             rows = self._rank_events(connection, _number(task), attempt)
-        return [_event_of(row) for row in rows]
+        return [event_of(row) for row in rows]
 
     def events(
         self, after: int, task: str | None, limit: int, user: str | None = None
@@ -325,7 +325,7 @@ class Store:
         if task is not None:
             query = query.where(_event.c.task == _number(task))
         with self.database.reading() as connection:
-            return [_event_of(row) for row in connection.execute(query)]
+            return [event_of(row) for row in connection.execute(query)]
 
     def quotas(self) -> list[Quota]:
         """Every limit that was set, in order of user, group, priority."""
@@ -403,7 +403,8 @@ def _row(row: sa.Row[Any]) -> Row:
     )
 
 
-def _event_of(row: sa.Row[Any]) -> Event:
+def event_of(row: sa.Row[Any]) -> Event:
+    """A line of the history, of a row of its table."""
     return Event(
         seq=row.seq,
         task=f"t{row.task}",
