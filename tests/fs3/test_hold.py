@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests.fs3 import frames
-from tests.fs3.test_local import put, until
+from tests.fs3.test_local import put
 from tests.fs3.test_service import INODE, Cluster
+from tests.waiting import until
 
 CHUNK = 1 << 20
 MOST = 16
