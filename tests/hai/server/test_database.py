@@ -57,6 +57,20 @@ def test_a_second_open_changes_nothing(place: Path | PostgreSQL, opened: Open) -
     ]
 
 
+def test_a_long_queue_is_read_in_few_statements(place: Path | PostgreSQL, opened: Open) -> None:
+    database = opened(place)
+    store = Store(database)
+    names = [add(store) for _ in range(20)]
+    statements: list[str] = []
+    engine = database.connection.engine
+    sa.event.listen(engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
+    assert [task.id for task in store.load()] == names
+    histories = store.of_live(["queued", "running"])
+    kinds = {name: [event.kind for event in found] for name, found in histories.items()}
+    assert kinds == {name: ["queued"] for name in names}
+    assert len(statements) <= 4, statements
+
+
 def test_a_database_of_version_1_opens_with_all_that_it_had(tmp_path: Path, opened: Open) -> None:
     path = tmp_path / "hai.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as old:

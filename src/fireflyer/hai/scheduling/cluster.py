@@ -181,10 +181,7 @@ class Cluster:
         """
         self.fresh = ALL
         self._know(job, now)
-        account = self._accounts.get(self._key(job))
-        if account is not None:
-            account.credit(job.attained, now)
-            self._level_changed(self._key(job))
+        self._credit(job, job.attained, now)
         if job.phase == "queued":
             self._enqueue(job, job.since)
         elif job.placement:
@@ -193,9 +190,8 @@ class Cluster:
             if job.priority != AUTO:
                 job.level = job.priority
             self._settle(job, now)
-            if account is not None:
-                account.credit(job.gpus_held * (now - job.launched_at), now)
-                self._level_changed(self._key(job))
+            self._credit(job, job.gpus_held * (now - job.launched_at), now)
+            if self._key(job) in self._accounts:
                 self._expect(self._key(job), now)
 
     def apply(self, action: Action, now: float) -> None:
@@ -491,6 +487,17 @@ class Cluster:
         if account is not None:
             account.hold(gpus, now)
             self._expect(key, now)
+
+    def _credit(self, job: Job, service: float, now: float) -> None:
+        """What it had before this process knew it counts. The account's other jobs move only at a new level."""
+        key = self._key(job)
+        account = self._accounts.get(key)
+        if account is None:
+            return
+        before = account.level
+        account.credit(service, now)
+        if account.level != before:
+            self._level_changed(key)
 
     def _expect(self, key: str, now: float) -> None:
         """Sets the timer for the account's next level."""

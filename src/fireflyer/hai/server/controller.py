@@ -49,7 +49,7 @@ from fireflyer.hai.lifecycle import (
 )
 from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskView, WhyView
 from fireflyer.hai.scheduling.policies import DEFAULT
-from fireflyer.hai.server.dispatch import Dispatch
+from fireflyer.hai.server.dispatch import RECALLED, Dispatch
 from fireflyer.hai.server.intake import Intake
 from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
 from fireflyer.hai.server.meters import Gauges, Meters
@@ -60,9 +60,6 @@ from fireflyer.log import get_logger
 EVENTS_PER_ANSWER = 1000
 
 LONGEST_SLEEP_S = 3600.0
-
-HISTORY = 100_000
-"""So many events of a task are read to learn what it had of the cluster before."""
 
 _log = get_logger("hai")
 
@@ -133,11 +130,12 @@ class Controller:
         self.logs.close()
 
     def _take_up(self) -> None:
+        specs = {row.task: row.spec for row in self._store.rows(live=True)}
+        histories = self._store.of_live(RECALLED)
         for task in self._store.load():
             if task.state not in TERMINAL:
                 self._tasks[task.id] = task
-                history = self._store.events(0, task.id, HISTORY)
-                self.dispatch.take_up(task, self._store.row(task.id).spec, history)
+                self.dispatch.take_up(task, specs[task.id], histories.get(task.id, []))
             if task.placement:
                 self._call(task.id, partial(self._recover, task))
                 if task.stopping:

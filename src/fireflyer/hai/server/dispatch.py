@@ -31,6 +31,9 @@ from fireflyer.hai.scheduling.lanes import QuotaKey
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.server.meters import Gauges
 
+RECALLED = ("submitted", "queued", "starting", "running", "suspending", "gang_ended")
+"""What of its history a task that is taken up is told by."""
+
 _FREE = {"ready": "free"}
 
 
