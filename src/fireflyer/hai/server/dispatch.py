@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.database.marks import Mark, Marks
@@ -84,14 +86,13 @@ class Dispatch:
             node = Node(name=name, health="down", reason="the engine no longer has it")
         else:
             node = Node(
-                name=name, gpus=found.gpus, memory_mib=found.memory_mib, leaf=found.leaf,
+                name=name, gpus=found.gpus, memory_mib=found.memory_mib, zone=found.zone, leaf=found.leaf,
                 health="ready" if found.state == "up" else found.state, reason=found.reason,
             )  # fmt: skip
             if mark is not None and found.state != "down":
-                node = Node(
-                    name=name, gpus=found.gpus, memory_mib=found.memory_mib, leaf=found.leaf,
-                    health=mark.health, reason=mark.reason, until=mark.until,
-                )  # fmt: skip
+                node = msgspec.structs.replace(
+                    node, health=mark.health, reason=mark.reason, until=mark.until
+                )
         if node != self.cluster.nodes.get(name):
             self.cluster.set_node(node)
 
@@ -287,6 +288,11 @@ class Dispatch:
             )
         large = capacity.sized(spec.gpus, spec.memory_mib, (1 << len(self.cluster.names)) - 1)
         if not self.cluster.topology.enough(spec.nodes, large):
+            if large.bit_count() >= spec.nodes:
+                raise TaskError(
+                    f"the task asks for {lifecycle.count(spec.nodes, 'node')}; a gang lies in one zone or "
+                    "two, and no two of this server have so many such nodes (`fireflyer nodes`); ask for fewer"
+                )
             each = f"{spec.gpus} GPUs" + (f" and {spec.memory_mib} MiB" if spec.memory_mib else "")
             raise TaskError(
                 f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {each} each; this server "
