@@ -28,9 +28,9 @@ from fireflyer.hai.model import (
     WindowView,
 )
 from fireflyer.hai.scheduling import why
-from fireflyer.hai.scheduling.cluster import ANY, AUTO, Cluster, Job, Node, Phase, Quota, Window
-from fireflyer.hai.scheduling.lanes import QuotaKey
+from fireflyer.hai.scheduling.cluster import AUTO, Cluster, Job, Node, Phase, Window
 from fireflyer.hai.scheduling.planner import plan
+from fireflyer.hai.scheduling.quotas import limits
 from fireflyer.hai.server.meters import Gauges
 
 _FREE = {"ready": "free"}
@@ -164,15 +164,8 @@ class Dispatch:
     # -- quotas ------------------------------------------------------------------------------------
 
     def set_quotas(self, rows: Iterable[Limit]) -> None:
-        """All limits as they are set now. One without a user or group holds for each of those without a limit
-        of their own; one without a priority for each priority that the same user and group have none for.
-        """
-        wanted: dict[QuotaKey, Quota] = {}
-        for row in sorted(rows, key=lambda row: row.priority != ""):
-            found = Quota(nodes=row.nodes, gpus=row.gpus)
-            levels = [PRIORITIES[row.priority]] if row.priority else list(PRIORITIES.values())
-            for level in levels:
-                wanted[row.user or ANY, level, row.group or ANY] = found
+        """All limits as they are set now."""
+        wanted = limits(rows)
         cluster = self.cluster
         for user, level, group in {**cluster.quotas, **wanted}:
             limit = wanted.get((user, level, group))
@@ -291,7 +284,7 @@ class Dispatch:
             if large.bit_count() >= spec.nodes:
                 raise TaskError(
                     f"the task asks for {lifecycle.count(spec.nodes, 'node')}; a gang lies in one zone or "
-                    "two, and no two of this server have so many such nodes (`fireflyer nodes`); ask for fewer"
+                    "two, and no two of them have so many such nodes (`fireflyer nodes`); ask for fewer"
                 )
             each = f"{spec.gpus} GPUs" + (f" and {spec.memory_mib} MiB" if spec.memory_mib else "")
             raise TaskError(
