@@ -38,6 +38,11 @@ def page(done: Sequence[Done]) -> str:
     ]
     if first.too_large:
         about.append(f"{first.too_large:,} jobs larger than the cluster are left out.")
+    if first.over_quota:
+        about.append(f"{first.over_quota:,} jobs larger than their quota are left out.")
+    if first.quotas or first.windows:
+        counts = f"{len(first.quotas)} quotas, {len(first.windows)} windows"
+        about.append(f"Under {counts}.")
     if first.left_out:
         words = ", ".join(f"{count:,} {why}" for why, count in sorted(first.left_out.items()))
         about.append(f"Records of the trace that are no jobs here: {words}.")
