@@ -91,7 +91,7 @@ def test_the_home_s_own_user_names_any_group_that_there_is(server: Server, spec:
     admin.add_group("vision")
     assert server.client.submit(spec("finish", group="vision")).spec.group == "vision"
     for typo in ("visoin", "vision" * 100):
-        with pytest.raises(ConfigError, match="no group 'vis.*`fireflyer group add` makes one"):
+        with pytest.raises(ConfigError, match=r"no group 'vis.*`fireflyer group add` makes one"):
             server.client.submit(spec("finish", group=typo))
     assert [view.id for view in server.client.tasks()] == ["t1"]
     refused = [entry.action for entry in admin.audit() if entry.outcome == "ConfigError"]

@@ -54,7 +54,7 @@ STYLE = "".join(
         ),
         *(
             f".part.c{n}, i.c{n} {{ fill: var(--c{n}); background: var(--c{n}) }}\n"
-            for n in range(8)
+            for n in range(9)
         ),
     ]
 )
