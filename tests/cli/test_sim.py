@@ -111,7 +111,12 @@ def test_quotas_and_windows(
         in shown
     )
     assert "GPU-time: window" in shown
-    assert "Under 2 quotas, 2 windows." in page.read_text()
+    for line_of_page in (
+        "<p>Quota of user aaaaaa: at most 7 GPUs.</p>",
+        "<p>Quota of group bbbbbb, priority normal: at most 1 nodes.</p>",
+        "<p>Window: 3 of the nodes from 0.5 h until 1 h.</p>",
+    ):
+        assert line_of_page in page.read_text()
     assert run_line([*line, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["jobs"], found["over_quota"], found["too_large"]) == (1, 1, 1)
