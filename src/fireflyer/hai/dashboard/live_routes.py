@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated
 
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from fireflyer.hai.dashboard.door import ROOT
@@ -15,12 +14,10 @@ from fireflyer.hai.server import streams
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.logs import IDLE_S, LogFile
+from fireflyer.hai.server.streams import AskedLog, Number
 
 PAUSE_S = 1.0
 """Between two messages that something has changed."""
-
-Number = Annotated[int, Query(ge=0, lt=1 << 62)]
-LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
 
 
 def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail: Trail) -> None:
@@ -38,20 +35,9 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
         return streams.answer(_changes(controller, allowed(request)))
 
     @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/stream")
-    async def log(
-        request: Request,
-        task: str,
-        rank: int,
-        offset: Number = 0,
-        attempt: Number | None = None,
-        last_id: LastId = None,
-        who: Identity = needs("read"),
-    ) -> Response:
+    async def log(request: Request, at: AskedLog, who: Identity = needs("read")) -> Response:
         """A rank's output, as the API streams it."""
-        controller.check_owner(task, who.only)
-        attempt, offset = streams.log_place(last_id, attempt, offset)
-        file = controller.logs.find(task, rank, attempt)
-        return streams.answer(streams.log_messages(controller, file, offset, allowed(request)))
+        return streams.follow_log(controller, at, who, allowed(request))
 
     @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/text")
     async def whole(

@@ -1,9 +1,8 @@
 """The HTTP routes of users, groups, tokens, quotas and the audit log."""
 
 from collections.abc import Callable
-from typing import Annotated
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.database.trail import Trail
@@ -22,10 +21,9 @@ from fireflyer.hai.identity import (
 from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.answers import documented, json, read
 from fireflyer.hai.server.auth import needing
+from fireflyer.hai.server.streams import Number
 
 ENTRIES_PER_ANSWER = 1000
-
-Seq = Annotated[int, Query(ge=0, lt=1 << 62)]
 
 
 def account_routes(
@@ -60,7 +58,7 @@ def account_routes(
         return json(quota)
 
     @app.get("/audit", **documented(list[AuditEntry]))
-    async def audit(after: Seq = 0, who: Identity = needs("admin")) -> Response:
+    async def audit(after: Number = 0, who: Identity = needs("admin")) -> Response:
         """Up to 1000 lines of the audit log, oldest first."""
         del who
         return json(trail.entries(after, ENTRIES_PER_ANSWER))

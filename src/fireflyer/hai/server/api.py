@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fireflyer.hai.dashboard.sessions import CODE_S, Sessions
@@ -24,6 +24,7 @@ from fireflyer.hai.server.cluster_api import cluster_routes
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.ledger_routes import ledger_routes
 from fireflyer.hai.server.meters import CONTENT_TYPE, Meters
+from fireflyer.hai.server.streams import AskedLog, LastId, Number
 from fireflyer.hai.workspaces.routes import workspace_routes
 
 ATTEMPT_HEADER = "X-Fireflyer-Attempt"
@@ -33,9 +34,7 @@ SEQ_HEADER = "X-Fireflyer-Seq"
 
 BYTES = "application/octet-stream"
 
-Seq = Annotated[int, Query(ge=0, lt=1 << 62)]
 Wait = Annotated[float, Query(ge=0, allow_inf_nan=False)]
-LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
 
 
 def build(
@@ -120,8 +119,8 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
     async def log(
         task: str,
         rank: int,
-        offset: Seq = 0,
-        attempt: Seq | None = None,
+        offset: Number = 0,
+        attempt: Number | None = None,
         wait_s: Wait = 0.0,
         who: Identity = needs("read"),
     ) -> Response:
@@ -136,23 +135,13 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
         return Response(piece.data, media_type=BYTES, headers=headers)
 
     @app.get("/tasks/{task}/log/{rank}/stream", **documented(str, media=streams.MEDIA))
-    async def log_stream(
-        task: str,
-        rank: int,
-        offset: Seq = 0,
-        attempt: Seq | None = None,
-        last_id: LastId = None,
-        who: Identity = needs("read"),
-    ) -> Response:
+    async def log_stream(at: AskedLog, who: Identity = needs("read")) -> Response:
         """A rank's output as server-sent events until the attempt is over; id: ATTEMPT:OFFSET."""
-        controller.check_owner(task, who.only)
-        attempt, offset = streams.log_place(last_id, attempt, offset)
-        file = controller.logs.find(task, rank, attempt)
-        return streams.answer(streams.log_messages(controller, file, offset, allowed(who)))
+        return streams.follow_log(controller, at, who, allowed(who))
 
     @app.get("/events", **documented(list[Event]))
     async def events(
-        after: Seq = 0,
+        after: Number = 0,
         task: str | None = None,
         wait_s: Wait = 0.0,
         who: Identity = needs("read"),
@@ -164,7 +153,7 @@ def _stream_routes(app: FastAPI, controller: Controller, accounts: Accounts, tra
 
     @app.get("/events/stream", **documented(str, media=streams.MEDIA))
     async def event_stream(
-        after: Seq = 0,
+        after: Number = 0,
         task: str | None = None,
         last_id: LastId = None,
         who: Identity = needs("read"),

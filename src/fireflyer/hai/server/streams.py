@@ -8,15 +8,22 @@ that a client that reconnects with Last-Event-ID misses nothing and gets nothing
 
 import re
 from collections.abc import AsyncIterator, Callable
+from typing import Annotated
 
 import msgspec
+from fastapi import Depends, Header, Query
 from fastapi.responses import StreamingResponse
 
 from fireflyer.errors import ConfigError
+from fireflyer.hai.identity import Identity
 from fireflyer.hai.server.controller import Controller
 from fireflyer.hai.server.logs import IDLE_S, LogFile
 
 MEDIA = "text/event-stream"
+
+Number = Annotated[int, Query(ge=0, lt=1 << 62)]
+"""A byte offset, a seq or the number of an attempt in a query."""
+LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=40)]
 
 _LOG_ID = re.compile(r"([1-9][0-9]{0,8}):([0-9]{1,18})", re.ASCII)
 _EVENT_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -37,6 +44,30 @@ def log_place(last_id: str | None, attempt: int | None, offset: int) -> tuple[in
     return int(found[1]), int(found[2])
 
 
+class LogPlace(msgspec.Struct, frozen=True):
+    """Where a stream of a rank's output begins."""
+
+    task: str
+    rank: int
+    attempt: int | None
+    """None: the newest."""
+    offset: int
+
+
+def _asked(
+    task: str,
+    rank: int,
+    offset: Number = 0,
+    attempt: Number | None = None,
+    last_id: LastId = None,
+) -> LogPlace:
+    return LogPlace(task, rank, *log_place(last_id, attempt, offset))
+
+
+AskedLog = Annotated[LogPlace, Depends(_asked)]
+"""As the path, the query and Last-Event-ID say."""
+
+
 def event_place(last_id: str | None, after: int) -> int:
     """Seq to go on from.
 
@@ -55,10 +86,18 @@ def answer(messages: AsyncIterator[bytes]) -> StreamingResponse:
     return StreamingResponse(messages, media_type=MEDIA, headers=headers)
 
 
-async def log_messages(
+def follow_log(
+    controller: Controller, at: LogPlace, who: Identity, allowed: Callable[[], bool]
+) -> StreamingResponse:
+    """A log until its attempt is over, the server ends, or `allowed` says no."""
+    controller.check_owner(at.task, who.only)
+    file = controller.logs.find(at.task, at.rank, at.attempt)
+    return answer(_log_messages(controller, file, at.offset, allowed))
+
+
+async def _log_messages(
     controller: Controller, file: LogFile, offset: int, allowed: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """A log until its attempt is over, the server ends, or the token is not taken any more."""
     controller.meters.followers["log"] += 1
     try:
         async for piece in controller.logs.follow(file, offset):
