@@ -290,6 +290,9 @@ def test_refusals_reach_the_client_as_they_are(server: Any, spec: MakeSpec) -> N
     with pytest.raises(ConfigError, match="argument 2 of the script is not valid UTF-8"):
         client.submit(spec("hold", "\udcff"))
     client.submit(spec("hold"))
+    for other in ("t01", "T1", "t1 ", "t\u0661"):
+        with pytest.raises(TaskError, match=r"no task '.*' here"):
+            client.task(other)
     client.wait("t1", {"running"}, 30)
     with pytest.raises(TaskError, match="is running, not suspended"):
         client.resume("t1")

@@ -92,7 +92,8 @@ class Platform:
         with open(self.begin(), "rb") as pipe:
             ready, _, _ = select.select([pipe], [], [], START_S)
             assert ready, f"no server after {START_S} s"
-            assert pipe.read(), f"the server does not start; see {self.folder / 'server.out'}"
+            said = self.folder / "server.out"
+            assert pipe.read(), f"the server does not start:\n{said.read_text()[-2000:]}"
 
     def end(self) -> None:
         """Ends server and tasks; kills what is left, for whoever asks has failed already."""

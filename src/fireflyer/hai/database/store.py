@@ -7,6 +7,7 @@ death of the server.
 One thread uses a store.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import ACTIVE, Launch, Note, Step, Task
 from fireflyer.hai.model import TERMINAL, Event, Lease, TaskSpec, TaskState
 
+_TASK = re.compile(r"t[1-9][0-9]{0,14}", re.ASCII)
 _ADD = _task.insert().returning(_task.c.id, sort_by_parameter_order=True)
 
 
@@ -349,10 +351,9 @@ def _number(task: str) -> int:
     Raises:
         NoSuchTask: it is no task id.
     """
-    digits = task[1:]
-    if task[:1] != "t" or not (digits.isascii() and digits.isdigit()) or len(digits) > 15:
+    if not _TASK.fullmatch(task):
         raise unknown(task)
-    return int(digits)
+    return int(task[1:])
 
 
 def _first_values(fresh: Fresh) -> dict[str, Any]:
