@@ -81,9 +81,21 @@ def test_a_task_is_in_a_group_of_its_user(server: Server, add: Add, spec: MakeSp
         ada.client.submit(spec("finish", group="vision"))
     admin.join("vision", "ada")
     assert ada.client.submit(spec("finish", group="vision")).spec.group == "vision"
-    assert server.client.submit(spec("finish", group="other")).spec.group == "other"
     refused = [entry for entry in admin.audit() if entry.outcome == "PermissionDenied"]
     assert [(entry.user, entry.action) for entry in refused] == [("ada", "submit")]
+
+
+def test_the_home_s_own_user_names_any_group_that_there_is(server: Server, spec: MakeSpec) -> None:
+    server.start()
+    admin = Administration(server.client)
+    admin.add_group("vision")
+    assert server.client.submit(spec("finish", group="vision")).spec.group == "vision"
+    for typo in ("visoin", "vision" * 100):
+        with pytest.raises(ConfigError, match=r"no group 'vis.*`fireflyer group add` makes one"):
+            server.client.submit(spec("finish", group=typo))
+    assert [view.id for view in server.client.tasks()] == ["t1"]
+    refused = [entry.action for entry in admin.audit() if entry.outcome == "ConfigError"]
+    assert refused == ["submit", "submit"]
 
 
 def test_a_workspace_is_its_users_own(

@@ -33,7 +33,8 @@ def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> W
     topology = cluster.topology
     if not topology.enough(job.nodes, large):
         found = count(large.bit_count(), "such node")
-        text = f"asks for {_demand(job)}; the server has {found}"
+        zones = ", and no two zones have so many" if large.bit_count() >= job.nodes else ""
+        text = f"asks for {_demand(job)}; the server has {found}{zones}"
         return Why(text=text, ahead=ahead, earliest=None)
     if not topology.enough(job.nodes, large & (cluster.ready | cluster.suspect)):
         text = f"asks for {_demand(job)}; {_unusable(cluster, large)}"
