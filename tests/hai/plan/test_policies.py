@@ -142,7 +142,12 @@ def test_adopting_a_long_queue_of_one_user_moves_no_job_for_each_other(
     cluster = Cluster([Node(name="n0")], "timeshare")
     moves: list[str] = []
     move = cluster._move
-    monkeypatch.setattr(cluster, "_move", lambda job: (moves.append(job.id), move(job)))
+
+    def counted(job: Job) -> None:
+        moves.append(job.id)
+        move(job)
+
+    monkeypatch.setattr(cluster, "_move", counted)
     for order in range(1, 501):
         cluster.adopt(Job(id=f"t{order}", order=order, user="ada", attained=100.0), 0.0)
     level = cluster.jobs["t500"].standing

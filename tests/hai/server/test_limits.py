@@ -40,7 +40,12 @@ def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
     for task in ("t1", "t3"):
         server.client.wait(task, {"running"}, 30)
     assert ada.client.task("t2").state == "queued"
-    assert ada.client.why("t2").text == "the quota at this priority is used up: 1 node held"
+    used_up = "the quota at this priority, 1 node, is used up: 1 node held"
+    assert ada.client.why("t2").text == used_up
+    admin.set_quota(Quota(user="ada", priority="normal", nodes=0))
+    never = "the quota at this priority, 0 nodes, has never room for 1 node"
+    assert ada.client.why("t2").text == never
+    admin.set_quota(Quota(user="ada", priority="normal", nodes=1))
     port = server.client.server().port  # the one that the clients know
     server.kill()
     server.start(nodes=3, port=port)

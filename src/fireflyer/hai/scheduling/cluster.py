@@ -195,8 +195,6 @@ class Cluster:
                 job.level = job.priority
             self._settle(job, now)
             self._credit(job, job.gpus_held * (now - job.launched_at), now)
-            if self._key(job) in self._accounts:
-                self._expect(self._key(job), now)
 
     def apply(self, action: Action, now: float) -> None:
         """Carries out what `plan` decided; the caller then has it happen in the world."""
@@ -329,13 +327,6 @@ class Cluster:
             ):
                 found = others
         return found
-
-    def holds_below(self, priority: int) -> bool:
-        """Whether a job of lower priority holds nodes."""
-        for level, count in self.placed.items():  # noqa: SIM110  # asked often; a generator takes twice as long
-            if count and level < priority:
-                return True
-        return False
 
     def quota_size(self, job: Job) -> tuple[int, int]:
         """Nodes and GPUs that it would hold, at most."""
@@ -505,15 +496,15 @@ class Cluster:
             self._expect(key, now)
 
     def _credit(self, job: Job, service: float, now: float) -> None:
-        """What it had before this process knew it counts. The account's other jobs move only at a new level."""
+        """What it had of the cluster before counts; its account's other jobs move only at a new level."""
         key = self._key(job)
         account = self._accounts.get(key)
-        if account is None:
-            return
-        before = account.level
-        account.credit(service, now)
-        if account.level != before:
-            self._level_changed(key)
+        if account is not None and service:
+            before = account.level
+            account.credit(service, now)
+            self._expect(key, now)
+            if account.level != before:
+                self._level_changed(key)
 
     def _expect(self, key: str, now: float) -> None:
         """Sets the timer for the account's next level."""
@@ -577,12 +568,11 @@ class Cluster:
             if kind == "waited":
                 self._arrive(job)
                 self._remind(stamp + self.policy.patience_s, "overdue", name, stamp)
-            elif kind == "closes":
-                self.fresh = ALL
             else:
                 self.fresh = ALL
-                job.overdue = True
-                self._move(job)
+                if kind == "overdue":
+                    job.overdue = True
+                    self._move(job)
 
     def _void(self, timer: Timer) -> bool:
         """What it was set for cannot come about any more."""
