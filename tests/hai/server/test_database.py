@@ -249,3 +249,18 @@ def test_a_url_that_is_refused(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_url(url)
     assert "5ecret" not in str(caught.value)
+
+
+def test_text_that_a_database_cannot_hold_is_refused_and_the_connection_stays(
+    place: Path | PostgreSQL, opened: Open
+) -> None:
+    database = opened(place)
+    ended: list[Exception] = []
+    database.lost = ended.append
+    query = sa.select(schema.task.c.id).where(schema.task.c.user == "a\0b")
+    if isinstance(place, PostgreSQL):
+        with pytest.raises(ConfigError, match="NUL"), database.reading() as connection:
+            connection.execute(query)
+    with database.reading() as connection:
+        assert connection.execute(sa.select(schema.task.c.id)).all() == []
+    assert ended == []

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
@@ -12,6 +13,7 @@ from fireflyer.errors import ConfigError, PermissionDenied, TaskError, Workspace
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.marks import Marks
+from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.identity import Quota, Scope
 from fireflyer.hai.model import PRIORITIES, TaskSpec, WindowView
 from fireflyer.hai.scheduling.cluster import ANY
@@ -154,3 +156,24 @@ def test_windows_are_lines_of_the_audit_log(server: Server, add: Add) -> None:
         ("window.remove", "window w1", "ok"),
         ("window.remove", "window w9", "TaskError"),
     ]
+
+
+def test_what_an_operator_says_has_reasons_times_and_names_that_there_are(
+    server: Server, add: Add
+) -> None:
+    client = add("ada", "operate").client
+    with pytest.raises(ConfigError, match="say why"):
+        client.drain("n0", "  ")
+    with pytest.raises(ConfigError, match="control characters"):
+        client.drain("n0", "fan\0")
+    with pytest.raises(ConfigError, match="is over"):
+        client.drain("n0", "fan", 5.0)
+    assert client.nodes()[0].state == "ready"
+    window = WindowView(nodes=("n0",), begin=0.0, end=time.time() + 3600)
+    for user, group in (("nobody", ""), ("", "none"), ("ada\0", "")):
+        with pytest.raises(ConfigError, match=r"no (user|group)"):
+            client.add_window(msgspec.structs.replace(window, user=user, group=group))
+    assert client.windows() == []
+    assert client.add_window(msgspec.structs.replace(window, user="ada")).user == "ada"
+    with pytest.raises(ConfigError, match="control characters"):
+        client.observed(Validator(node="n0", check="gemm\0", passed=False))

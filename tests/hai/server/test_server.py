@@ -150,6 +150,13 @@ def test_a_damaged_server_json_of_a_living_server(server: Any, content: bytes) -
         server.client.tasks()
 
 
+def test_a_server_that_does_not_answer_yet_is_starting(server: Any) -> None:
+    server.start()
+    (server.home / "server.json").unlink()
+    with pytest.raises(PeerLost, match=rf"pid {server.pid}\) .* is starting or ending"):
+        server.client.tasks()
+
+
 def test_a_stale_server_json_is_not_believed(server: Any) -> None:
     server.start()
     stale = server.client.home.server.read_bytes()

@@ -108,6 +108,17 @@ class Accounts:
                 "an admin adds members (`fireflyer group join`)"
             )
 
+    def check_whose(self, who: Identity, user: str, group: str) -> None:
+        """Refuses names of nobody; empty ones are of everybody, and who asks may name itself.
+
+        Raises:
+            ConfigError: no such user, or no such group.
+        """
+        if user and user != who.user:
+            self.user(user)
+        if group:
+            self.group(group)
+
     def users(self) -> list[User]:
         return [self.user(name) for name in sorted(self._users)]
 

@@ -58,7 +58,7 @@ def build(
     _stream_routes(app, controller, accounts, trail)
     _server_routes(app, controller, trail, shut_down)
     _code_route(app, sessions, trail)
-    cluster_routes(app, controller, store, trail)
+    cluster_routes(app, controller, store, accounts, trail)
     ledger_routes(app, controller, store, trail)
     workspace_routes(app, controller.workspaces, trail)
     account_routes(app, accounts, store, trail, controller.read_quotas)

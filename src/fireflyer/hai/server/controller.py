@@ -20,7 +20,7 @@ import msgspec
 
 from fireflyer.errors import FireflyerError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.admission import RESERVED
+from fireflyer.hai.admission import RESERVED, check_drain
 from fireflyer.hai.database.marks import Mark, Marks
 from fireflyer.hai.database.store import Fresh, Moment, Row, Store, unknown
 from fireflyer.hai.engines import (
@@ -384,7 +384,9 @@ class Controller:
 
         Raises:
             TaskError: no such node.
+            ConfigError: no reason in one line, or until a time that is over.
         """
+        check_drain(mark.reason, mark.until, self.dispatch.now())
         self.dispatch.mark(node, mark)
         if mark.until is None:
             self._call(f"drain {node}", partial(self._drain_engine, node, mark.reason))
