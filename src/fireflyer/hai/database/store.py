@@ -246,9 +246,18 @@ class Store:
         kinds = _event.c.kind.in_(("rank_started", "rank_joined", "rank_exited"))
         return connection.execute(sa.select(_event).where(at & kinds).order_by(_event.c.seq)).all()
 
-    def rows(self, *, live: bool, user: str | None = None) -> list[Row]:
-        """All tasks in order of submission, or only those that are not over, or of one user."""
-        query = sa.select(_task).order_by(_task.c.id)
+    def rows(
+        self, *, live: bool, user: str | None = None, after: str = "", limit: int | None = None
+    ) -> list[Row]:
+        """All tasks in order of submission, or only those that are not over, or of one user; at most `limit`
+        of those that came after one.
+
+        Raises:
+            NoSuchTask: `after` is no task id.
+        """
+        query = sa.select(_task).order_by(_task.c.id).limit(limit)
+        if after:
+            query = query.where(_task.c.id > _number(after))
         if user is not None:
             query = query.where(_task.c.user == user)
         if live:

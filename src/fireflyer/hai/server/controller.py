@@ -47,7 +47,15 @@ from fireflyer.hai.lifecycle import (
     Task,
     Verdict,
 )
-from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskView, WhyView
+from fireflyer.hai.model import (
+    PER_ANSWER,
+    TERMINAL,
+    Event,
+    LeaseRequest,
+    TaskSpec,
+    TaskView,
+    WhyView,
+)
 from fireflyer.hai.scheduling.policies import DEFAULT
 from fireflyer.hai.server.dispatch import RECALLED, Dispatch
 from fireflyer.hai.server.intake import Intake
@@ -56,8 +64,6 @@ from fireflyer.hai.server.meters import Gauges, Meters
 from fireflyer.hai.server.views import Views
 from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
-
-EVENTS_PER_ANSWER = 1000
 
 LONGEST_SLEEP_S = 3600.0
 
@@ -137,7 +143,8 @@ class Controller:
                 self._tasks[task.id] = task
                 self.dispatch.take_up(task, specs[task.id], histories.get(task.id, []))
             if task.placement:
-                self._call(task.id, partial(self._recover, task))
+                gang = self._gang(task.id, task.attempt, task.placement)
+                self._call(task.id, partial(self._engine.recover, gang))
                 if task.stopping:
                     self._call(task.id, partial(self._perform, StopGang(task.id, task.attempt)))
                 elif task.state == "suspending":
@@ -252,9 +259,10 @@ class Controller:
         row = self._store.row(name)
         return self.dispatch.why(name, row.state, row.reason)
 
-    def views(self, *, live: bool, user: str | None = None) -> list[TaskView]:
-        """All tasks in order of submission, or only those that are not over, or of one user."""
-        return [self._views.task(row) for row in self._store.rows(live=live, user=user)]
+    def views(self, *, live: bool, user: str | None = None, after: str = "") -> list[TaskView]:
+        """PER_ANSWER tasks at most in order of submission, or of those that are not over, or of a user."""
+        rows = self._store.rows(live=live, user=user, after=after, limit=PER_ANSWER)
+        return [self._views.task(row) for row in rows]
 
     def check_owner(self, name: str, user: str | None) -> None:
         """Refuses a task that is not of this user; None: any user's will do.
@@ -270,10 +278,6 @@ class Controller:
         """Whether the server ends, and every waiting request is to be answered."""
         return self._closing
 
-    def last_seq(self) -> int:
-        """Seq of the newest event."""
-        return self._store.last_seq()
-
     async def events(
         self, after: int, name: str | None, wait_s: float, user: str | None = None
     ) -> list[Event]:
@@ -288,7 +292,7 @@ class Controller:
         found: list[Event] = []
 
         def look() -> bool:
-            found[:] = self._store.events(after, name, EVENTS_PER_ANSWER, user)
+            found[:] = self._store.events(after, name, PER_ANSWER, user)
             return bool(found) or self._closing
 
         await self._wait(look, wait_s)
@@ -560,9 +564,6 @@ class Controller:
 
     def _live_specs(self) -> list[TaskSpec]:
         return [row.spec for row in self._store.rows(live=True)]
-
-    async def _recover(self, task: Task) -> None:
-        await self._engine.recover(self._gang(task.id, task.attempt, task.placement))
 
     def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
         row = self._store.row(name)
