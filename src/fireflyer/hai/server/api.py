@@ -59,7 +59,7 @@ def build(
     _server_routes(app, controller, trail, shut_down)
     _code_route(app, sessions, trail)
     cluster_routes(app, controller, store, accounts, trail)
-    ledger_routes(app, controller, store, trail)
+    ledger_routes(app, controller, store, accounts, trail)
     workspace_routes(app, controller.workspaces, trail)
     account_routes(app, accounts, store, trail, controller.read_quotas)
     app.add_middleware(Timed, meters=controller.meters)

@@ -13,6 +13,7 @@ from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.ledger import Books, Shape
 from fireflyer.hai.model import Event
+from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.answers import documented, json
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
@@ -23,7 +24,9 @@ AT_A_TIME = 1000
 Moment = Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)]
 
 
-def ledger_routes(app: FastAPI, controller: Controller, store: Store, trail: Trail) -> None:
+def ledger_routes(
+    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: Trail
+) -> None:
     """Adds it to the application."""
     needs = needing(trail)
 
@@ -45,7 +48,7 @@ def ledger_routes(app: FastAPI, controller: Controller, store: Store, trail: Tra
             controller.check_owner(task, who.only)
         now = time.time()
         end = now if until is None else min(until, now)
-        if until is not None and until <= since:
+        if end <= since:
             raise ConfigError("a ledger ends after it begins: until must be later than since")
         owner = who.user if who.only is not None else user
         rows = await _rows(store)
@@ -58,6 +61,8 @@ def ledger_routes(app: FastAPI, controller: Controller, store: Store, trail: Tra
         }
         if task is not None and not wanted:
             store.row(task)
+        elif not wanted:
+            accounts.check_whose(who, user or "", group or "")
         books = await _books(controller, store, rows, since, end)
         tasks = {name: one for name, one in books.tasks.items() if name in wanted}
         view = ledger.LedgerView(
