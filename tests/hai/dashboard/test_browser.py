@@ -120,6 +120,30 @@ def test_a_log_grows_pauses_and_goes_on_with_the_next_attempt(
     assert browser.complaints() == []
 
 
+def test_a_sequence_without_an_end_hides_no_line(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    server.client.submit(spec("say", "\x1b]0;epoch 1\nbegin\n"))
+    view = server.client.wait("t1", {"running"}, 30)
+    enter(browser, server)
+    browser.open(f"{root}/tasks/t1")
+    browser.until_text("#log-note", "Live.")
+    shown = "\nbegin\n"
+    assert browser.text("#log") == shown
+    for begin in ("]0;", "P", "X", "_", "^", "[3"):
+        grow(view.ranks[0].log, f"{begin}\x1b{begin}1")
+        shown += begin
+        browser.until(lambda: browser.text("#log") == shown, f"what stands before {begin}")  # noqa: B023
+        grow(view.ranks[0].log, "2\nnext\x1b")
+        shown += "\nnext"
+        browser.until(lambda: browser.text("#log") == shown, f"a line after {begin}")  # noqa: B023
+        grow(view.ranks[0].log, "[m\n")
+        shown += "\n"
+    grow(view.ranks[0].log, "\x1b]0;title\x1b[31mred\x1b[0m \x1b]8;;http://e\x1b\\link\x1b]8;;\x07.\n")
+    browser.until(lambda: browser.text("#log") == f"{shown}red link.\n", "sequences that end")
+    assert browser.complaints() == []
+
+
 def test_a_page_keeps_only_the_end_of_a_long_log(
     browser: Browser, server: Server, root: str, spec: MakeSpec
 ) -> None:

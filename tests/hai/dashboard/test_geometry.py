@@ -153,6 +153,10 @@ def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
         ("<b>&amp;", "<b>&amp;"),
         ("\x1b", ""),
         ("\x1b[31", ""),
+        ("\x1b[31\nb", "\nb"),
+        ("\x1b]0;title\nb\nc", "\nb\nc"),
+        ("\x1b]0;title\r\nb", "\nb"),
+        *((f"a\x1b{begin}title\nb\x1b{begin}x\x1b\\c\n", "a\nbc\n") for begin in "PX_^"),
     ],
 )
 def test_what_steers_a_terminal_is_left_out(text: str, shown: str) -> None:

@@ -121,8 +121,9 @@ function follow(address) {
 
 // -- logs -----------------------------------------------------------------------------------------------------
 
-const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\|[ -/]*[0-OQ-WYZ\\`-~])/g;
-const UNFINISHED = /\x1b[^\x1b]{0,4000}$/;
+// As words.py: a newline, like the next escape, ends a sequence that has no end of its own.
+const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*(?:[@-~]|(?=[^ -~]))|\][^\x07\x1b\n]*(?:\x07|\x1b\\|(?=[\x1b\n]))|[PX^_][^\x1b\n]*(?:\x1b\\|(?=[\x1b\n]))|[ -/]*[0-OQ-WYZ\\`-~])/g;
+const UNFINISHED = /\x1b[^\x1b\n]{0,4000}$/;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
 
 function last(line) {
