@@ -139,7 +139,10 @@ def test_a_sequence_without_an_end_hides_no_line(
         browser.until(lambda: browser.text("#log") == shown, f"a line after {begin}")  # noqa: B023
         grow(view.ranks[0].log, "[m\n")
         shown += "\n"
-    grow(view.ranks[0].log, "\x1b]0;title\x1b[31mred\x1b[0m \x1b]8;;http://e\x1b\\link\x1b]8;;\x07.\n")
+    grow(
+        view.ranks[0].log,
+        "\x1b]0;title\x1b[31mred\x1b[0m \x1b]8;;http://e\x1b\\link\x1b]8;;\x07.\n",
+    )
     browser.until(lambda: browser.text("#log") == f"{shown}red link.\n", "sequences that end")
     assert browser.complaints() == []
 

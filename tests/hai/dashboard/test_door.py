@@ -232,6 +232,29 @@ def test_a_session_ends_with_its_token_also_on_open_streams(
     assert ada.get("/dashboard/tasks/t1/log/0/stream").status == 401
 
 
+def test_a_download_ends_with_the_token_and_does_not_look_whole(
+    server: Server, visitor: MakeVisitor, spec: MakeSpec
+) -> None:
+    chief = visitor("eve", "operate")
+    server.client.submit(spec("hold"))
+    log = server.client.wait("t1", {"running"}, 30).ranks[0].log
+    size = 48 << 20  # more than the buffers of a connection hold
+    Path(log).write_bytes(bytes(range(256)) * (size >> 8))
+    admin = Administration(server.client)
+    (view,) = [token for token in admin.tokens() if token.user == "eve"]
+    connection = http.client.HTTPConnection("127.0.0.1", chief.port, timeout=60)
+    connection.request("GET", "/dashboard/tasks/t1/log/0/text", headers={"Cookie": chief.cookie})
+    answer = connection.getresponse()
+    assert answer.read(1 << 16) == bytes(range(256)) * 256
+    admin.revoke_token(view.id)
+    with pytest.raises(http.client.IncompleteRead) as broken:
+        answer.read()
+    assert len(broken.value.partial) < size - (1 << 16)
+    connection.close()
+    Path(log).write_text("whole")
+    assert visitor().get("/dashboard/tasks/t1/log/0/text").text == "whole"
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
