@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from starlette.responses import Response
 from tests.hai.dashboard.conftest import Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import NoEngine, Somebody, ask
 
+from fireflyer.errors import ConfigError
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.dashboard import routes
 from fireflyer.hai.dashboard.door import HEADERS, OPEN, Door, next_page
@@ -323,6 +325,34 @@ def test_what_is_no_form_is_refused(visitor: MakeVisitor, server: Server) -> Non
     token = server.client.home.token.read_text()
     assert ask(server, "POST", "/dashboard/sign-in", token, b"{}")[0] in (400, 403)
     assert server.client.nodes()[0].state == "ready"
+
+
+@pytest.mark.parametrize(
+    "path", ["tasks?user=%00", "tasks?user=a%1Bb", "map?leaf=%0A", "map?leaf=%C2%85"]
+)
+def test_an_address_with_control_characters_is_refused_in_words(
+    visitor: MakeVisitor, path: str
+) -> None:
+    answer = visitor().get(f"/dashboard/{path}")
+    assert answer.status == 400
+    assert "this text of the address has control characters" in answer.text
+    assert visitor().get("/dashboard/tasks?user=" + "a" * 201).status == 400
+    assert visitor().get("/dashboard/tasks?user=%C3%A9%20%F0%9F%9A%80").status == 200
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "a\x1b[31mb", "a\nb", "a\x9bb", "x" * 501])
+def test_a_reason_is_a_line_as_the_api_has_it(
+    server: Server, visitor: MakeVisitor, reason: str
+) -> None:
+    owner = visitor()
+    answer = owner.post("/dashboard/nodes/n0/drain", reason=reason)
+    assert answer.status == 400
+    with pytest.raises(ConfigError) as refused:
+        server.client.drain("n0", reason, None)
+    assert escape(str(refused.value))[:200] in answer.text
+    assert server.client.nodes()[0].state == "ready"
+    assert owner.post("/dashboard/nodes/n0/drain", reason="x" * 500).status == 303
+    assert server.client.nodes()[0].reason == "x" * 500
 
 
 # -- headers -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import RedirectResponse
 
 from fireflyer.errors import ConfigError
+from fireflyer.hai.admission import MAX_REASON, check_line
 from fireflyer.hai.dashboard import pages
 from fireflyer.hai.dashboard.door import ROOT
 from fireflyer.hai.dashboard.forms import checked_form
@@ -16,9 +17,6 @@ from fireflyer.hai.identity import Identity
 from fireflyer.hai.lifecycle import Request as Wish
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
-
-REASON = 200
-"""Characters of a reason."""
 
 
 def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
@@ -51,8 +49,9 @@ def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
         form = await checked_form(request)
         with trail.change(who, "drain", f"node {node[:63]}"):
             reason = form.get("reason", "").strip()
-            if not reason or len(reason) > REASON:
-                raise ConfigError(f"say why, in up to {REASON} characters")
+            if not reason:
+                raise ConfigError("say why")
+            check_line("the reason", reason, MAX_REASON)
             controller.drain(node, Mark(health="drained", reason=reason))
         return RedirectResponse(f"{ROOT}/nodes/{node}", 303)
 
