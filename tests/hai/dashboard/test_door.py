@@ -12,6 +12,7 @@ from starlette.responses import Response
 from tests.hai.dashboard.conftest import Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import NoEngine, Somebody, ask
+from tests.hai.server.test_public import free_port, public
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.administration import Administration
@@ -200,6 +201,22 @@ def test_a_link_signs_in_once(server: Server) -> None:
     kept += server.output().encode()
     assert code.encode() not in kept
     assert secret.encode() not in kept
+
+
+def test_the_homes_code_is_refused_where_others_are_served_and_still_good(
+    server: Server, tmp_path: Path
+) -> None:
+    server.start()
+    Somebody(server, tmp_path, "ada", "submit")
+    server.client.shutdown()
+    port = free_port()
+    server.start(public=public(port=port))
+    code = server.client.dashboard_link().partition("#code=")[2]
+    outside, inside = Visitor(server), Visitor(server)
+    outside.port, outside.host = port, f"127.0.0.1:{port}"
+    assert (outside.sign_in(code).status, outside.cookie) == (401, "")
+    assert inside.sign_in(code).status == 303
+    assert inside.get("/dashboard").status == 200
 
 
 def test_signing_out(visitor: MakeVisitor) -> None:

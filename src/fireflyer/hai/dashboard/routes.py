@@ -71,16 +71,14 @@ def _sign_in_routes(app: FastAPI, accounts: Accounts, sessions: Sessions, trail:
             raise PermissionDenied("this form does not come from a page of this server")
         form = await read_form(request)
         target = next_page(form.get("next", ""))
-        door: Door = request.state.door
         try:
             who = _identify(form.get("token", "").strip(), request, accounts, sessions)
-            if not door.lets_in(who.token):
-                raise Unauthenticated("this code is for the server's own machine")
         except Unauthenticated as error:
             return await pages.page(request, "sign_in", 401, next=target, message=str(error))
         with trail.change(who, "sign_in", ""):
             secret = sessions.begin(who)
         answer = RedirectResponse(target, 303)
+        door: Door = request.state.door
         door.set_cookie(answer, request.scope, secret)
         return answer
 
@@ -99,10 +97,11 @@ def _identify(text: str, request: Request, accounts: Accounts, sessions: Session
     address = request.client.host if request.client is not None else ""
     if text.startswith("hai_"):
         return accounts.identify(text, address)
-    who = sessions.redeem(text)
+    who = sessions.redeem(text, request.state.door.lets_in)
     if who is None:
         raise Unauthenticated(
-            "that is no token, and no code that is still good: a code is taken once, within a minute"
+            "that is no token, and no code that is still good here: a code is taken once, within a minute; "
+            "that of the home's own user on the server's own machine"
         )
     return who
 
