@@ -1,5 +1,6 @@
 """The pages that are only looked at."""
 
+from collections import Counter
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -69,9 +70,10 @@ def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, tr
     @app.get(f"{ROOT}/users")
     async def users(request: Request, who: Identity = needs("admin")) -> Response:
         """Users, their groups and tokens, and quotas."""
+        tokens = Counter(view.user for view in accounts.tokens(None) if accounts.taken(view.id))
         return await pages.page(
-            request, "users", users=accounts.users(), tokens=accounts.tokens(None), quotas=store.quotas()
-        )  # fmt: skip
+            request, "users", users=accounts.users(), tokens=tokens, quotas=store.quotas()
+        )
 
 
 def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:
