@@ -10,6 +10,7 @@ from tests.hai.dashboard.conftest import Tags, Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
 
+from fireflyer import pulse
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.identity import Quota, TokenRequest
 from fireflyer.hai.model import TaskSpec, TaskState
@@ -117,6 +118,25 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
     ):
         listed = owner.get(f"/dashboard/tasks?state={state}").text
         assert re.findall(r'href="/dashboard/tasks/(t\d+)"', listed) == tasks
+
+
+def test_the_history_is_told_in_words(server: Server, visitor: MakeVisitor, spec: MakeSpec) -> None:
+    owner = visitor()
+    server.client.submit(spec("hold"))
+    log = Path(server.client.wait("t1", {"running"}, 30).ranks[0].log)
+    pulse.Writer(str(log.with_name("0.pulse"))).beat()
+    server.client.suspend("t1")
+    server.client.wait("t1", {"suspended"}, 30)
+    page = owner.get("/dashboard/tasks/t1").text
+    history = Tags(page[page.index('id="history"') :]).text
+    for line in (
+        r"on n0\n", r"rank 0 on n0, pid 1000\n",
+        r"rank 0 on n0: suspended\n", r"suspended: as asked for\n",
+        r"first heartbeat (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC), last \1\n",
+    ):  # fmt: skip
+        assert re.search(line, history), line
+    for raw in ("None", "False", "step", "saved", "['"):
+        assert raw not in history
 
 
 def test_forms_do_what_their_verbs_do(server: Server, visitor: MakeVisitor, spec: MakeSpec) -> None:

@@ -9,6 +9,7 @@ looks.py      what a page shows, read from the controller and the database
 books.py      the goodput ledger, kept up to date
 clustermap.py, timeline.py   geometry
 tail.py       the end of a log
+told.py       what an event of a task says
 words.py      times, amounts and names as people read them
 pages.py      templates
 """
