@@ -3,6 +3,7 @@
 door.py       who is let in: cookies, and the headers of every answer
 sessions.py   signed-in browsers, and one-time codes
 forms.py      what a form may carry, and whose form it is
+refusals.py   forms and sign-ins that were refused, written down
 routes.py     signing in and out; page_routes.py the pages; acting_routes.py what changes something;
               live_routes.py streams
 looks.py      what a page shows, read from the controller and the database

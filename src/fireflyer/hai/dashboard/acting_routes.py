@@ -11,6 +11,7 @@ from fireflyer.hai.admission import MAX_REASON, check_line
 from fireflyer.hai.dashboard import pages
 from fireflyer.hai.dashboard.door import ROOT
 from fireflyer.hai.dashboard.forms import checked_form
+from fireflyer.hai.dashboard.refusals import Refusals
 from fireflyer.hai.database.marks import Mark
 from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
@@ -19,13 +20,13 @@ from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
 
 
-def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
+def acting_routes(app: FastAPI, controller: Controller, trail: Trail, refusals: Refusals) -> None:
     """Adds them to the application."""
     needs = needing(trail)
 
     def steering(what: Wish) -> Callable[..., Coroutine[Any, Any, Response]]:
         async def steer(request: Request, task: str, who: Identity = needs("submit")) -> Response:
-            await checked_form(request)
+            await checked_form(request, refusals)
             with trail.change(who, what, task[:20]):
                 controller.check_owner(task, who.only)
                 controller.request(task, what)
@@ -46,7 +47,7 @@ def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
     @app.post(f"{ROOT}/nodes/{{node}}/drain")
     async def drain(request: Request, node: str, who: Identity = needs("operate")) -> Response:
         """Starts nothing new on a node."""
-        form = await checked_form(request)
+        form = await checked_form(request, refusals)
         with trail.change(who, "drain", f"node {node[:63]}"):
             reason = form.get("reason", "").strip()
             if not reason:
@@ -58,7 +59,7 @@ def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
     @app.post(f"{ROOT}/nodes/{{node}}/undrain")
     async def undrain(request: Request, node: str, who: Identity = needs("operate")) -> Response:
         """Uses a node again."""
-        await checked_form(request)
+        await checked_form(request, refusals)
         with trail.change(who, "undrain", f"node {node[:63]}"):
             controller.unmark(node)
         await controller.undrain_engine(node)
