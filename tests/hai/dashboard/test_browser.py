@@ -73,6 +73,26 @@ def test_a_link_signs_in_and_is_gone(browser: Browser, server: Server, root: str
     browser.until_text("[role=alert]", "a code is taken once")
 
 
+def test_a_link_signs_in_where_the_page_is_open_already(
+    browser: Browser, server: Server, root: str
+) -> None:
+    first, second = (server.client.dashboard_link() for _ in range(2))
+    browser.open(f"{root}/sign-in")
+    browser.open(first)
+    browser.until_text("h1", "Overview")
+    assert browser.driver.current_url == root
+    browser.find(".out button").click()
+    browser.until_text("label", "Token")
+    browser.open(first)
+    browser.until_text("[role=alert]", "a code is taken once")
+    assert "code=" not in browser.driver.current_url
+    browser.complaints()  # of the 401
+    browser.open(second)
+    browser.until_text("h1", "Overview")
+    assert browser.driver.current_url == root
+    assert browser.complaints() == []
+
+
 def test_a_token_signs_in_and_leads_on(
     browser: Browser, server: Server, root: str, tmp_path: Path
 ) -> None:

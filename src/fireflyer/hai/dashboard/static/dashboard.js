@@ -28,7 +28,8 @@ function tell(time, today) {
 
 // -- signing in by a link -----------------------------------------------------------------------------------
 
-// The code is behind '#': it reaches the server in the form alone, and no log of addresses.
+// The code is behind '#': it reaches the server in the form alone, and no log of addresses. A link that is opened
+// in the tab that has this page already changes no more than what is behind '#'.
 function signIn() {
   const form = document.querySelector("form[data-sign-in]");
   const found = /^#code=([A-Za-z0-9_-]+)$/.exec(location.hash);
@@ -258,5 +259,6 @@ function newAttempt(fresh) {
 remember();
 localize(document.body);
 signIn();
+addEventListener("hashchange", signIn);
 if (document.body.dataset.changes) follow(document.body.dataset.changes);
 watchLog();
