@@ -1,5 +1,6 @@
 """A person at a browser: signs in, follows a log, suspends, on a phone and at a desk."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -221,6 +222,48 @@ def test_a_page_follows_what_others_do(
     server.client.drain("n0", "fan 2", None)
     browser.until_text("#node", "fan 2")
     assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("page", ["", "/tasks/t1"])
+def test_a_page_says_that_the_server_is_gone(
+    browser: Browser, server: Server, root: str, spec: MakeSpec, page: str
+) -> None:
+    server.client.submit(spec("hold"))
+    server.client.wait("t1", {"running"}, 30)
+    port = server.client.server().port
+    enter(browser, server)
+    browser.open(root + page)
+    assert browser.find("#away").get_attribute("role") == "status"
+    assert browser.text("#away") == ""
+    assert browser.complaints() == []
+    server.kill()
+    browser.until_text("#away", "No answer from the server since ")
+    assert re.fullmatch(r".* since \d\d:\d\d:\d\d; trying again\.", browser.text("#away"))
+    for size in (PHONE, DESKTOP):
+        browser.look(size)
+        assert (browser.overhang(), browser.wide()) == (0, [])
+        browser.run("scrollTo(0, document.body.scrollHeight)")
+        box = "const box = document.querySelector('#away').getBoundingClientRect(); "
+        assert browser.run(box + "return box.top >= 0 && box.bottom <= innerHeight")
+    server.start(port=port)
+    browser.until_text("label", "Token")  # which asks everybody to sign in again
+
+
+def test_what_says_that_the_server_is_gone_goes_when_it_answers(
+    browser: Browser, server: Server, root: str
+) -> None:
+    enter(browser, server)
+    browser.run("window.same = true")
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    calm = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    for gone in (True, False, True, False):
+        said = {"offline": gone, **calm}
+        browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", said)
+        browser.run("document.dispatchEvent(new Event('visibilitychange'))")  # so that it looks
+        browser.until(lambda: bool(browser.text("#away")) == gone, f"{gone}")  # noqa: B023
+    assert browser.run("return window.same && document.querySelector('#away').offsetHeight") == 0
+    server.client.drain("n0", "fan 2", None)
+    browser.until_text("#tiles", "1 drained")
 
 
 def test_a_task_that_starts_gets_its_log_and_its_ranks(
