@@ -182,7 +182,10 @@ def test_what_an_elastic_attempt_goes_on_without_is_observed_and_counted(shell: 
     books = json.loads(shell.run("ledger", "--user", owner(), "--json").stdout)
     assert books["tasks"].keys() == {"t1"}
     assert books["total"] == books["tasks"]["t1"]
-    assert json.loads(shell.run("ledger", "--user", "nobody", "--json").stdout)["tasks"] == {}
+    assert "no user 'nobody'" in shell.run("ledger", "--user", "nobody", code=1).stderr
+    both = shell.run("ledger", "t1", "--cluster").stdout
+    assert both.startswith("CLUSTER ")
+    assert "\n\nT1 " in both
     books = json.loads(shell.run("ledger", "--until", "1h", "--json").stdout)
     assert books["total"]["whole_s"] == 0
     error = shell.run("ledger", "--since", "1h", "--until", "2h", code=1).stderr

@@ -86,6 +86,48 @@ def test_the_same_seed_is_the_same_bytes() -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_quotas_and_windows(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job of 8 GPUs is over its quota; the other waits for the end of the second window."""
+    page = tmp_path / "page.html"
+    line = [
+        "sim",
+        "--trace",
+        str(trace),
+        "--nodes",
+        "3",
+        "--user-from",
+        "cluster",
+        "--policy",
+        "fifo",
+    ]
+    line += ["--quota", "user=aaaaaa,gpus=7", "--quota", "group=bbbbbb priority=normal nodes=1"]
+    line += ["--window", "34% n2 from=5min until=31min", "--window", "n0-n2,from=30min,until=1h"]
+    assert run_line([*line, "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "left out: 1 jobs larger than their quota\nleft out: 1 jobs larger than the cluster"
+        in shown
+    )
+    assert "GPU-time: window" in shown
+    for line_of_page in (
+        "<p>Quota of user aaaaaa: at most 7 GPUs.</p>",
+        "<p>Quota of group bbbbbb, priority normal: at most 1 nodes.</p>",
+        "<p>Window: 3 of the nodes from 0.5 h until 1 h.</p>",
+    ):
+        assert line_of_page in page.read_text()
+    assert run_line([*line, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["jobs"], found["over_quota"], found["too_large"]) == (1, 1, 1)
+    assert found["wait_max_h"] == 0.5
+    first, second = found["windows"]
+    assert (first["nodes"], first["begin"], first["end"]) == (["n0", "n1", "n2"], 300, 1860)
+    assert (second["nodes"], second["begin"], second["end"]) == (["n0", "n1", "n2"], 1800, 3600)
+    assert found["split_gpu_ms"]["window"] == 24 * (3600 - 300) * 1000
+    assert sum(found["split_gpu_ms"].values()) == found["capacity_gpu_ms"]
+
+
 def test_the_quantum_is_timeshares(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["sim", "--trace", str(trace), "--nodes", "1", "--json", "-"]
     assert run_line([*line, "--quantum", "3h", "--fixed-quantum"]) == 0
@@ -111,6 +153,26 @@ def test_the_quantum_is_timeshares(trace: Path, capsys: pytest.CaptureFixture[st
         (["--generate", "philly:5", "--restart-cost", "soon"], "--restart-cost 'soon' is no time"),
         (["--generate", "philly:5", "--checkpoint-every", "0"], "leaves no time to work"),
         (["--generate", "philly:5", "--nodes", "2", "--zones", "3"], "more than the nodes"),
+        (
+            ["--generate", "philly:5", "--quota", "user=ada"],
+            "limits nothing; give gpus=N or nodes=N",
+        ),
+        (["--generate", "philly:5", "--quota", "ada gpus=4"], "write WORD=VALUE, not 'ada'"),
+        (
+            ["--generate", "philly:5", "--quota", "gpu=4"],
+            "each of user, group, priority, gpus, nodes",
+        ),
+        (["--generate", "philly:5", "--quota", "gpus=4 gpus=5"], "once, as WORD=VALUE"),
+        (["--generate", "philly:5", "--quota", "gpus=-4"], "'-4' is no number of GPUs or nodes"),
+        (["--generate", "philly:5", "--quota", "gpus=4 priority=top"], "the priorities are "),
+        (["--generate", "philly:5", "--quota", "gpus=4 user=ada"], "is of the user 'ada'"),
+        (["--generate", "philly:5", "--window", "from=3h until=4h"], "names no node"),
+        (["--generate", "philly:5", "--window", "n80"], "none of the nodes n0 to n79"),
+        (["--generate", "philly:5", "--window", "n7-n3"], "none of the nodes n0 to n79"),
+        (["--generate", "philly:5", "--window", "0%"], "none of the nodes n0 to n79"),
+        (["--generate", "philly:5", "--window", "n1 from=2d"], "has to end after it begins"),
+        (["--generate", "philly:5", "--window", "n1 from=soon"], "--window from 'soon' is no time"),
+        (["--generate", "philly:5", "--window", "n1 group=moon"], "is of the group 'moon'"),
     ],
 )
 def test_what_cannot_work_is_one_line(

@@ -158,6 +158,12 @@ def test_an_environment_by_lock_file(shell: Any, start: str) -> None:
     assert ready.count(".ready") == 1
 
 
+def test_a_lock_file_that_is_not_there_starts_no_server(shell: Any) -> None:
+    done = shell.run("run", "--venv-lock", "none.txt", shell.script(USE), code=1)
+    assert "cannot read the lock file none.txt" in done.stderr
+    assert not (shell.home / "server.lock").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

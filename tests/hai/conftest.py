@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.hai.slurm.cluster import Cluster, missing
+from tests.hai.slurm.cluster import TOPOLOGY, Cluster, missing
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +25,15 @@ def cluster(cluster_of_session: Cluster, monkeypatch: pytest.MonkeyPatch) -> Clu
 
 
 @pytest.fixture
-def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster that the test may break."""
+def own_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
+    """A cluster that the test may break; its parameter, if any, is its topology.conf."""
     if why := missing():
         pytest.skip(why)
     folder = tmp_path / "slurm"
     folder.mkdir()
-    found = Cluster(folder)
+    found = Cluster(folder, getattr(request, "param", TOPOLOGY))
     monkeypatch.setenv("SLURM_CONF", str(found.conf))
     found.start()
     yield found

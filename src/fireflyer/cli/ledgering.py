@@ -39,13 +39,15 @@ def show(
     hours = view.unit + "-hours"
     if view.cluster is not None:
         _one("cluster", view.cluster, hours)
-    elif task:
+        if task or user or group:
+            sys.stdout.write("\n")
+    if task:
         _one(task, view.tasks[task], hours)
     elif user or group:
         _one(" ".join(filter(None, (user, group))), view.total, hours)
         sys.stdout.write("\n")
         _all(view, hours)
-    else:
+    elif view.cluster is None:
         _all(view, hours)
 
 

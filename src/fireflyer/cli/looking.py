@@ -54,14 +54,17 @@ def nodes(found: list[NodeView], *, json: bool) -> None:
     if json:
         as_json(found)
         return
+    zoned = any(node.zone for node in found)
     rows = []
     for node in found:
         reason = node.reason
         if node.until is not None:
             reason += f" (until {_time(node.until)})"
         gpus = f"{node.free}/{node.gpus}" if node.gpus else "-"
-        rows.append((node.name, node.state, gpus, " ".join(node.tasks) or "-", reason))
-    table(("NODE", "STATE", "FREE GPUS", "TASKS", "REASON"), rows)
+        zone = [node.zone or "-"] if zoned else []
+        rows.append((node.name, *zone, node.state, gpus, " ".join(node.tasks) or "-", reason))
+    heads = ["ZONE"] if zoned else []
+    table(("NODE", *heads, "STATE", "FREE GPUS", "TASKS", "REASON"), rows)
 
 
 def windows(found: list[WindowView], *, json: bool) -> None:

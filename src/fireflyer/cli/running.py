@@ -83,6 +83,7 @@ def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
             workspace=identify(snapshot.manifest),
         )
         check_inside(spec, snapshot.manifest)
+    lock = None if request.venv_lock is None else shipping.read_lock(request.venv_lock)
     client = Client.connect(home, nodes=max(request.nodes, 2))
     if snapshot is not None:
         shipped = shipping.ship_snapshot(client, snapshot)
@@ -92,8 +93,8 @@ def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
             f"workspace {shipped.id[:12]}: {shipped.files} files, {in_words(shipped.bytes)}; sent "
             f"{shipped.sent_files} files, {in_words(shipped.sent_bytes)}"
         )
-    if request.venv_lock is not None:
-        spec = replace(spec, venv=shipping.give_lock(client, request.venv_lock))
+    if lock is not None:
+        spec = replace(spec, venv=shipping.give_lock(client, lock))
     return spec, client
 
 

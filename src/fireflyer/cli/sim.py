@@ -73,6 +73,23 @@ EstimatesOption = Annotated[
         min=0, help="Run times that the scheduler is told, as a multiple of the true ones; 0: none."
     ),
 ]
+QuotaOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WORD=VALUE...",
+        help='As `fireflyer quota set`: "user=ada priority=high gpus=16", of user, group, priority, '
+        "gpus, nodes. May be given several times.",
+    ),
+]
+WindowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NODE...",
+        help='As `fireflyer window add`: "n0-n7 from=36h until=40h", and user=, group= for a '
+        "reservation; times since the first submission; 25% are the first nodes. May be given "
+        "several times.",
+    ),
+]
 TickOption = Annotated[
     str,
     typer.Option(
@@ -110,6 +127,8 @@ def sim(
     suspend_cost: SuspendCostOption = "2s",
     restart_cost: RestartCostOption = "5s",
     estimates: EstimatesOption = 0.0,
+    quota: QuotaOption = None,
+    window: WindowOption = None,
     tick: TickOption = "0",
     jobs: JobsOption = None,
     form: FormOption = None,
@@ -123,6 +142,7 @@ def sim(
       fireflyer sim --trace jobs.csv --nodes 80
       fireflyer sim --trace sacct.txt --nodes 40 --compare fifo,timeshare --html ab.html
       fireflyer sim --generate seren:20000 --nodes 80 --faults paper
+      fireflyer sim --trace jobs.csv --quota "user=ada gpus=64" --window "25% from=36h until=40h"
 
     The same options and seed give the same figures, but for the times that it took.
     """
@@ -133,7 +153,8 @@ def sim(
             trace=trace, generate=generate, load=load, policy=policy, compare=compare, nodes=nodes, gpus=gpus,
             zones=zones, whole_nodes=whole_nodes, user_from=user_from, faults=faults, quantum=quantum,
             fixed_quantum=fixed_quantum, checkpoint_every=checkpoint_every, checkpoint_cost=checkpoint_cost,
-            suspend_cost=suspend_cost, restart_cost=restart_cost, estimates=estimates, tick=tick, jobs=jobs,
+            suspend_cost=suspend_cost, restart_cost=restart_cost, estimates=estimates,
+            quota=quota or [], window=window or [], tick=tick, jobs=jobs,
             form=form, seed=seed, json=json, html=html,
         )
     )  # fmt: skip

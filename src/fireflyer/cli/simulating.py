@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from fireflyer.cli import printing
+from fireflyer.cli import printing, sim_rules
 from fireflyer.cli.durations import seconds
 from fireflyer.errors import ConfigError
 from fireflyer.hai.scheduling.policies import DEFAULT, POLICIES, Policy
@@ -49,6 +49,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     suspend_cost: str
     restart_cost: str
     estimates: float
+    quota: list[str]
+    window: list[str]
     tick: str
     jobs: int | None
     form: str | None
@@ -67,6 +69,7 @@ def simulate(asked: Asked) -> None:
     policies = _policies(asked)
     setups = [_setup(asked, name, rules) for name, rules in policies.items()]
     trace = _trace(asked)
+    sim_rules.check_names(trace, setups[0].quotas, setups[0].windows)
     done = [_replayed(trace, setup) for setup in setups]
     results = [result for result, _ in done]
     if asked.json is not None:
@@ -135,6 +138,11 @@ def _setup(asked: Asked, name: str, rules: Policy) -> Setup:
     return Setup(
         nodes=asked.nodes, gpus=asked.gpus, zones=asked.zones, whole_nodes=asked.whole_nodes,
         policy=name, rules=rules, fault_rates=faults.parse(asked.faults), seed=asked.seed,
+        quotas=tuple(map(sim_rules.quota, asked.quota)),
+        windows=tuple(
+            sim_rules.window(text, number, asked.nodes)
+            for number, text in enumerate(asked.window, start=1)
+        ),
         estimates=asked.estimates, tick_ms=round(seconds(asked.tick, "--tick") * 1000),
         costs=Costs(
             checkpoint_every_ms=every_ms,
@@ -184,6 +192,8 @@ def _print(results: list[Result]) -> None:
         f"{first.trace}: {first.jobs:,} jobs of {first.users:,} users on {first.nodes} nodes of "
         f"{first.gpus_per_node} GPUs\n"
     )
+    if first.over_quota:
+        sys.stdout.write(f"left out: {first.over_quota:,} jobs larger than their quota\n")
     if first.too_large:
         sys.stdout.write(f"left out: {first.too_large:,} jobs larger than the cluster\n")
     for why, count in sorted(first.left_out.items()):

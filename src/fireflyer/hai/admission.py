@@ -125,3 +125,16 @@ def check_line(what: str, text: str, longest: int) -> None:
         raise ConfigError(f"{what} has {len(text)} characters, more than {longest}")
     if any(unicodedata.category(character) == "Cc" for character in text):
         raise ConfigError(f"{what} has control characters: {text!a}")
+
+
+def check_drain(reason: str, until: float | None, now: float) -> None:
+    """Refuses to take a node out of use without a reason, or until a time that is over.
+
+    Raises:
+        ConfigError: says which.
+    """
+    check_line("the reason", reason, MAX_REASON)
+    if not reason.strip():
+        raise ConfigError("say why the node is drained (--reason)")
+    if until is not None and until <= now:
+        raise ConfigError("the time until which the node is to be drained is over")

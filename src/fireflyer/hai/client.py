@@ -30,6 +30,7 @@ from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.home import Home, ServerFile, locate
 from fireflyer.hai.identity import SignInCode
 from fireflyer.hai.model import (
+    PER_ANSWER,
     TERMINAL,
     DrainRequest,
     Event,
@@ -128,8 +129,15 @@ class Client:
 
     def tasks(self, *, live: bool = False) -> list[TaskView]:
         """All tasks in order of submission, or only those that are not over."""
-        data, _ = self._ask("GET", "/tasks", {"live": int(live)})
-        return msgspec.json.decode(data, type=list[TaskView])
+        found: list[TaskView] = []
+        more = True
+        while more:
+            after = found[-1].id if found else ""
+            data, _ = self._ask("GET", "/tasks", {"live": int(live), "after": after})
+            piece = msgspec.json.decode(data, type=list[TaskView])
+            found += piece
+            more = len(piece) == PER_ANSWER
+        return found
 
     def stop(self, id: str) -> TaskView:
         """Asks the task to stop: SIGTERM to its ranks, SIGKILL after its `grace_s`."""

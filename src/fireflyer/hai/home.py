@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from fireflyer.errors import ConfigError, Corrupted, StorageError
+from fireflyer.errors import ConfigError, Corrupted, PeerLost, StorageError
 
 _FLOCK = "hhqqi0q"
 """struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
@@ -134,10 +134,15 @@ class Home:
         """What the running server wrote about itself.
 
         Raises:
-            Corrupted: the file is missing or damaged.
+            PeerLost: nothing yet, or nothing any more.
+            Corrupted: the file is damaged.
         """
         try:
             return msgspec.json.decode(self.server.read_bytes(), type=ServerFile)
+        except FileNotFoundError:
+            raise PeerLost(
+                f"the server (pid {self.holder()}) of {self.path} is starting or ending; ask again soon"
+            ) from None
         except OSError as error:
             raise Corrupted(
                 f"cannot read {self.server}: {error.strerror}; end the server (pid {self.holder()}) "

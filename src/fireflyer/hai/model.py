@@ -16,6 +16,9 @@ TaskState = Literal[
 Wall = Annotated[float, msgspec.Meta(ge=0, le=253_370_764_800)]
 """Wall clock, seconds since 1970, until the year 9999."""
 
+PER_ANSWER = 1000
+"""So many tasks or lines of history are in an answer at most; who asks for the rest names the last one."""
+
 TERMINAL: frozenset[TaskState] = frozenset({"finished", "failed", "stopped"})
 """States that a task never leaves."""
 

@@ -4,7 +4,9 @@
 """
 
 import argparse
+import copy
 import heapq
+import math
 import random
 import sys
 from collections import Counter
@@ -13,7 +15,7 @@ from itertools import pairwise
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling import planner
-from fireflyer.hai.scheduling.cluster import ALL, AUTO, Cluster, Job, Node, Quota, Window
+from fireflyer.hai.scheduling.cluster import ALL, AUTO, TICK_S, Cluster, Job, Node, Quota, Window
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import POLICIES
 from fireflyer.hai.scheduling.preempting import Ladder
@@ -30,6 +32,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.looks = random.Random(-seed)
         self.policy = self.random.choice(sorted(POLICIES))
         self.users = [f"u{number}" for number in range(self.random.randint(1, 5))]
         self.gpus = self.random.choice([0, 1, 4, 8])
@@ -213,6 +216,8 @@ class History:
             elif isinstance(action, Preempt):
                 self._at(self.now + self.random.uniform(0, 30), "left", *_at(action))
         self._check_cluster()
+        if not actions:  # what was decided is followed by events
+            self._check_rest()
 
     def _check_action(self, action: Action) -> None:
         job = self.jobs[action.task]
@@ -258,6 +263,20 @@ class History:
             whole = len(jobs) == 1 and not jobs[0].gpus
             assert cluster.capacity.free[cluster.places[name]] == (
                 0 if whole else node.gpus - taken
+            )
+
+    def _check_rest(self) -> None:
+        """Until shortly before `next_look` a plan finds nothing to do, if nothing happens."""
+        look = self.cluster.next_look(self.now)
+        end = min(
+            DAY + self.now if look is None else look - TICK_S,
+            self.events[0][0] if self.events else math.inf,
+        )
+        if self.now < end and self.looks.random() < (0.5 if self.cluster.windows else 0.03):
+            self.counts["rest"] += 1
+            asleep = copy.deepcopy(self.cluster)
+            assert plan(asleep, self.looks.uniform(self.now, end)) == [], (
+                "a moment is slept through"
             )
 
     def _all_done(self) -> None:

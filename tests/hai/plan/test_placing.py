@@ -1,5 +1,8 @@
 """Where gangs lie: best fit, leaves, zones, and nodes that are avoided."""
 
+from typing import Any
+
+import pytest
 from tests.hai.plan.bench import Bench, launched, preempted
 
 from fireflyer.hai.scheduling.cluster import Node, Quota, Window
@@ -131,6 +134,34 @@ def test_a_window_empties_its_nodes_and_keeps_them_empty() -> None:
     assert bench.leave("t4") == []
     assert launched(bench.plan(999.0)) == []
     assert launched(bench.plan(1.0)) == [("t4", ("n0",))]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "fifo-backfill"])
+def test_a_window_that_draws_near_lets_go_what_a_long_job_keeps(policy: str) -> None:
+    """The gang cannot be over before the window any more; until then it keeps n1 from those behind it."""
+    bench = Bench(policy, 2)
+    window = Window(id="w1", nodes=frozenset({"n1"}), begin=10_000.0, end=20_000.0)
+    bench.cluster.set_window(window)
+    asked: list[dict[str, Any]] = [{}, {"nodes": 2, "estimate_s": 4_000.0}, {"estimate_s": 1_000.0}]
+    assert launched(bench.submit(*asked)) == [("t1", ("n0",))]
+    look = bench.cluster.next_look(bench.now)
+    assert look == 6_000.0
+    assert launched(bench.plan(look - 1.0)) == []
+    assert bench.cluster.next_look(bench.now) == 6_000.0
+    assert launched(bench.plan(1.0)) == [("t3", ("n1",))]
+
+
+def test_a_window_wakes_for_jobs_that_were_there_before_it_and_for_no_others() -> None:
+    bench = Bench("fifo", 1)
+    bench.submit({}, {"estimate_s": 4_001.0}, {"estimate_s": 3_000.0, "user": "ada"})
+    for name, begin in (("w1", 10_000.0), ("w2", 12_000.0)):
+        bench.cluster.set_window(
+            Window(id=name, nodes=frozenset({"n0"}), begin=begin, end=2e4, user="ada")
+        )
+    assert bench.plan() == []
+    assert bench.cluster.next_look(bench.now) == 6_000.0, "5,999 s, on the minute"
+    bench.cluster.remove("t2", bench.now)
+    assert bench.cluster.next_look(bench.now) == 9_400.0, "t3 is let in; the lead of w1 comes next"
 
 
 def test_a_reservation_lets_its_user_in() -> None:

@@ -5,7 +5,7 @@ from tests.hai.plan.bench import Bench, launched, preempted
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.lifecycle import Action, Release
-from fireflyer.hai.scheduling.cluster import Cluster, Job
+from fireflyer.hai.scheduling.cluster import Cluster, Job, Node
 from fireflyer.hai.scheduling.policies import POLICIES
 
 QUANTUM = 1800.0
@@ -134,6 +134,26 @@ def test_levels_are_of_users_not_of_jobs() -> None:
     assert bench.submit((1, "ada"), (1, "bob")) == []
     assert preempted(bench.plan(1200.0)) == ["t1"]
     assert launched(bench.leave("t1")) == [("t3", ("n0",))], "ada's second job is not new"
+
+
+def test_adopting_a_long_queue_of_one_user_moves_no_job_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster([Node(name="n0")], "timeshare")
+    moves: list[str] = []
+    move = cluster._move
+
+    def counted(job: Job) -> None:
+        moves.append(job.id)
+        move(job)
+
+    monkeypatch.setattr(cluster, "_move", counted)
+    for order in range(1, 501):
+        cluster.adopt(Job(id=f"t{order}", order=order, user="ada", attained=100.0), 0.0)
+    level = cluster.jobs["t500"].standing
+    assert level > 1
+    assert all(job.standing == level for job in cluster.jobs.values())
+    assert len(moves) <= 500 * level
 
 
 def test_an_overdue_gang_gets_its_nodes_from_a_stream_of_small_jobs() -> None:

@@ -243,7 +243,12 @@ def test_the_ledger_of_others_is_an_operators(
     books = chief.client.ledger(user="ada")
     assert books.tasks.keys() == {"t1", "t2"}
     assert books.total.whole == sum(one.whole for one in books.tasks.values())
-    assert chief.client.ledger(user="nobody").total.whole == 0
+    with pytest.raises(ConfigError, match="no user 'nobody'"):
+        chief.client.ledger(user="nobody")
+    with pytest.raises(ConfigError, match="no group 'none'"):
+        chief.client.ledger(group="none")
+    with pytest.raises(ConfigError, match="until must be later than since"):
+        chief.client.ledger(since=1e11)
     everybody = chief.client.ledger(cluster=True)
     assert everybody.tasks.keys() == {"t1", "t2", "t3"}
     assert everybody.cluster is not None

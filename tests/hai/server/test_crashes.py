@@ -181,8 +181,9 @@ class User:
 
 async def until(controller: Controller, holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
+        known = await controller.news(0, 0)
         while not holds():
-            await controller.events(controller.last_seq(), None, 30)
+            known = await controller.news(known, 30)
 
 
 async def live(home: Home, where: Path | PostgreSQL, user: User, countdown: Countdown) -> bool:

@@ -57,6 +57,20 @@ def test_a_second_open_changes_nothing(place: Path | PostgreSQL, opened: Open) -
     ]
 
 
+def test_a_long_queue_is_read_in_few_statements(place: Path | PostgreSQL, opened: Open) -> None:
+    database = opened(place)
+    store = Store(database)
+    names = [add(store) for _ in range(20)]
+    statements: list[str] = []
+    engine = database.connection.engine
+    sa.event.listen(engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
+    assert [task.id for task in store.load()] == names
+    histories = store.of_live(["queued", "running"])
+    kinds = {name: [event.kind for event in found] for name, found in histories.items()}
+    assert kinds == {name: ["queued"] for name in names}
+    assert len(statements) <= 4, statements
+
+
 def test_a_database_of_version_1_opens_with_all_that_it_had(tmp_path: Path, opened: Open) -> None:
     path = tmp_path / "hai.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as old:
@@ -235,3 +249,18 @@ def test_a_url_that_is_refused(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_url(url)
     assert "5ecret" not in str(caught.value)
+
+
+def test_text_that_a_database_cannot_hold_is_refused_and_the_connection_stays(
+    place: Path | PostgreSQL, opened: Open
+) -> None:
+    database = opened(place)
+    ended: list[Exception] = []
+    database.lost = ended.append
+    query = sa.select(schema.task.c.id).where(schema.task.c.user == "a\0b")
+    if isinstance(place, PostgreSQL):
+        with pytest.raises(ConfigError, match="NUL"), database.reading() as connection:
+            connection.execute(query)
+    with database.reading() as connection:
+        assert connection.execute(sa.select(schema.task.c.id)).all() == []
+    assert ended == []

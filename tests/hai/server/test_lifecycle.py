@@ -248,6 +248,19 @@ class Unmarked(Marks):
         return []
 
 
+def test_a_gang_that_no_two_zones_can_hold_is_refused() -> None:
+    dispatch = Dispatch("fifo", Unmarked(), lambda: 0.0)
+    dispatch.set_nodes([Node(name=f"n{n}", zone=f"z{n // 2}", leaf=f"l{n}") for n in range(6)])
+    assert [node.zone for node in dispatch.nodes()] == ["z0", "z0", "z1", "z1", "z2", "z2"]
+    dispatch.check(TaskSpec(script="/s.py", cwd="/", nodes=4))
+    large = TaskSpec(script="/s.py", cwd="/", nodes=5)
+    with pytest.raises(TaskError, match="asks for 5 nodes; a gang lies in one zone or two"):
+        dispatch.check(large)
+    dispatch.submit(task(1, 5), large)
+    why = dispatch.why("t1", "queued", "").text
+    assert why == "asks for 5 nodes; the server has 6 such nodes, and no two zones have so many"
+
+
 class Platform(RuleBasedStateMachine):
     """A server in miniature: the scheduler's steps against an engine whose gangs end at random."""
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
@@ -12,6 +13,7 @@ from fireflyer.errors import ConfigError, PermissionDenied, TaskError, Workspace
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.database.connection import Database
 from fireflyer.hai.database.marks import Marks
+from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.identity import Quota, Scope
 from fireflyer.hai.model import PRIORITIES, TaskSpec, WindowView
 from fireflyer.hai.scheduling.cluster import ANY
@@ -40,7 +42,12 @@ def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
     for task in ("t1", "t3"):
         server.client.wait(task, {"running"}, 30)
     assert ada.client.task("t2").state == "queued"
-    assert ada.client.why("t2").text == "the quota at this priority is used up: 1 node held"
+    used_up = "the quota at this priority, 1 node, is used up: 1 node held"
+    assert ada.client.why("t2").text == used_up
+    admin.set_quota(Quota(user="ada", priority="normal", nodes=0))
+    never = "the quota at this priority, 0 nodes, has never room for 1 node"
+    assert ada.client.why("t2").text == never
+    admin.set_quota(Quota(user="ada", priority="normal", nodes=1))
     port = server.client.server().port  # the one that the clients know
     server.kill()
     server.start(nodes=3, port=port)
@@ -81,9 +88,21 @@ def test_a_task_is_in_a_group_of_its_user(server: Server, add: Add, spec: MakeSp
         ada.client.submit(spec("finish", group="vision"))
     admin.join("vision", "ada")
     assert ada.client.submit(spec("finish", group="vision")).spec.group == "vision"
-    assert server.client.submit(spec("finish", group="other")).spec.group == "other"
     refused = [entry for entry in admin.audit() if entry.outcome == "PermissionDenied"]
     assert [(entry.user, entry.action) for entry in refused] == [("ada", "submit")]
+
+
+def test_the_home_s_own_user_names_any_group_that_there_is(server: Server, spec: MakeSpec) -> None:
+    server.start()
+    admin = Administration(server.client)
+    admin.add_group("vision")
+    assert server.client.submit(spec("finish", group="vision")).spec.group == "vision"
+    for typo in ("visoin", "vision" * 100):
+        with pytest.raises(ConfigError, match=r"no group 'vis.*`fireflyer group add` makes one"):
+            server.client.submit(spec("finish", group=typo))
+    assert [view.id for view in server.client.tasks()] == ["t1"]
+    refused = [entry.action for entry in admin.audit() if entry.outcome == "ConfigError"]
+    assert refused == ["submit", "submit"]
 
 
 def test_a_workspace_is_its_users_own(
@@ -137,3 +156,24 @@ def test_windows_are_lines_of_the_audit_log(server: Server, add: Add) -> None:
         ("window.remove", "window w1", "ok"),
         ("window.remove", "window w9", "TaskError"),
     ]
+
+
+def test_what_an_operator_says_has_reasons_times_and_names_that_there_are(
+    server: Server, add: Add
+) -> None:
+    client = add("ada", "operate").client
+    with pytest.raises(ConfigError, match="say why"):
+        client.drain("n0", "  ")
+    with pytest.raises(ConfigError, match="control characters"):
+        client.drain("n0", "fan\0")
+    with pytest.raises(ConfigError, match="is over"):
+        client.drain("n0", "fan", 5.0)
+    assert client.nodes()[0].state == "ready"
+    window = WindowView(nodes=("n0",), begin=0.0, end=time.time() + 3600)
+    for user, group in (("nobody", ""), ("", "none"), ("ada\0", "")):
+        with pytest.raises(ConfigError, match=r"no (user|group)"):
+            client.add_window(msgspec.structs.replace(window, user=user, group=group))
+    assert client.windows() == []
+    assert client.add_window(msgspec.structs.replace(window, user="ada")).user == "ada"
+    with pytest.raises(ConfigError, match="control characters"):
+        client.observed(Validator(node="n0", check="gemm\0", passed=False))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fireflyer.errors import (
@@ -26,7 +27,7 @@ from fireflyer.errors import (
 from fireflyer.hai.client import Client
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.home import Home
-from fireflyer.hai.model import TERMINAL, TaskSpec
+from fireflyer.hai.model import TERMINAL, TaskSpec, TaskView
 from fireflyer.hai.server.process import Options, serve
 
 MakeSpec = Callable[..., TaskSpec]
@@ -147,6 +148,39 @@ def test_a_damaged_server_json_of_a_living_server(server: Any, content: bytes) -
     server.start()
     server.client.home.server.write_bytes(content)
     with pytest.raises(Corrupted, match=rf"server.json is damaged .*\(pid {server.pid}\)"):
+        server.client.tasks()
+
+
+def test_a_long_list_of_tasks_comes_in_pieces(
+    server: Any, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.start()
+    client = server.client
+    names = [client.submit(spec("hold")).id for _ in range(5)]
+    assert [view.id for view in views(client, after="t3")] == ["t4", "t5"]
+    assert views(client, after="t5") == []
+    asked: list[str] = []
+    ask = client._ask
+    monkeypatch.setattr("fireflyer.hai.client.PER_ANSWER", 2)
+
+    def two(method: str, path: str, query: dict[str, Any]) -> tuple[bytes, None]:
+        asked.append(query["after"])
+        found = msgspec.json.decode(ask(method, path, query)[0], type=list[TaskView])
+        return msgspec.json.encode(found[:2]), None
+
+    monkeypatch.setattr(client, "_ask", two)
+    assert [view.id for view in client.tasks()] == names
+    assert asked == ["", "t2", "t4"]
+
+
+def views(client: Client, after: str) -> list[TaskView]:
+    return msgspec.json.decode(client.call("GET", "/tasks", {"after": after}), type=list[TaskView])
+
+
+def test_a_server_that_does_not_answer_yet_is_starting(server: Any) -> None:
+    server.start()
+    (server.home / "server.json").unlink()
+    with pytest.raises(PeerLost, match=rf"pid {server.pid}\) .* is starting or ending"):
         server.client.tasks()
 
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from fireflyer.hai.simulation.generate import generate
+from fireflyer.hai.simulation.ledger import CAUSES
 from fireflyer.hai.simulation.measures import curves, measure
 from fireflyer.hai.simulation.page import ROWS, Done, cell, page
 from fireflyer.hai.simulation.plots import Axis, number_text
@@ -49,6 +50,12 @@ def test_its_plots_are_well_formed_and_show_every_policy(text: str) -> None:
         assert any("fifo" in title for title in titles), titles
         assert any("timeshare" in title for title in titles), titles
         assert "nan" not in plot.lower()
+
+
+def test_every_cause_has_a_colour_in_light_and_dark(text: str) -> None:
+    for number in range(len(CAUSES)):
+        assert text.count(f"--c{number}: #") == 2
+        assert text.count(f".part.c{number}, ") == 1
 
 
 def test_names_are_text(text: str) -> None:

@@ -101,7 +101,7 @@ def test_a_fault_undoes_work_since_the_last_save(monkeypatch: pytest.MonkeyPatch
     assert ends(done) == [350 + 120 + 10]
     assert done.ledger.split() == {
         "useful": 900 * S, "lost": 150 * S, "checkpoint": 90 * S, "restart": 0, "suspend": 0,
-        "fragmentation": 0, "idle": (250 + 130) * S, "faulty": 400 * S,
+        "fragmentation": 0, "idle": (250 + 130) * S, "faulty": 400 * S, "window": 0,
     }  # fmt: skip
     assert (done.faults, done.runs[0].faults) == ({"gpu": 1}, 1)
     check_accounts(done)

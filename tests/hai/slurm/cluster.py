@@ -98,8 +98,9 @@ def _free_ports(count: int) -> list[int]:
 class Cluster:
     """Ended by `stop`; REQUIRES that nothing of it is asked afterwards."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, topology: str = TOPOLOGY) -> None:
         self.root = root
+        self._topology = topology
         self.conf = root / "slurm.conf"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for folder in ("state", "spool"):
@@ -209,7 +210,7 @@ class Cluster:
         if self.gpus:
             line = f"NodeName=fn[1-4] Name=gpu File={self.root}/gpu[0-{GPUS - 1}]\n"
             (self.root / "gres.conf").write_text(line)
-        (self.root / "topology.conf").write_text(TOPOLOGY)
+        (self.root / "topology.conf").write_text(self._topology)
         (self.root / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
         key = self.root / "munge.key"
         key.touch(mode=0o600)

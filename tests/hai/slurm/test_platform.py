@@ -1,5 +1,6 @@
 """The whole way: `up --engine slurm`, `run`, suspend, SIGKILL of the server, resume on other nodes."""
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,15 @@ from fireflyer.hai.model import TaskView
 
 GPT = Path(__file__).parents[3] / "examples" / "gpt.py"
 SMALL = ["--steps", "300", "--batch", "16", "--context", "64", "--shape", "64", "2", "4"]
+TWO_ZONES = """\
+SwitchName=leaf1 Nodes=fn1
+SwitchName=leaf2 Nodes=fn2
+SwitchName=leaf3 Nodes=fn3
+SwitchName=leaf4 Nodes=fn4
+SwitchName=pod1 Switches=leaf[1-2]
+SwitchName=pod2 Switches=leaf[3-4]
+SwitchName=core Switches=pod[1-2]
+"""
 HOLD = "import signal\nprint('holds', flush=True)\nwhile True:\n    signal.pause()\n"
 
 Keep = Callable[[Running], Running]
@@ -93,6 +103,30 @@ def test_a_task_moves_through_the_cluster_and_outlives_the_server(
     assert client.wait("t2", {"stopped"}, 60).state == "stopped"
     shell.run("down")
     assert not any(name.endswith(("-t1", "-t2")) for name in cluster.jobs())
+
+
+@pytest.mark.parametrize("own_cluster", [TWO_ZONES], indirect=True)
+def test_a_gang_stays_in_a_zone(own_cluster: Cluster, tmp_path: Path, keep: Keep) -> None:
+    """Each node has a leaf of its own; without zones the gang would get fn2 and fn3."""
+    shell = Shell(tmp_path)
+    keep(shell.start("up", "--engine", "slurm"))
+    assert [node.zone for node in shell.client.nodes()] == ["pod1", "pod1", "pod2", "pod2"]
+    table = [line.split()[:3] for line in shell.run("nodes").stdout.splitlines()]
+    assert table[0] == ["NODE", "ZONE", "STATE"]
+    assert table[1:] == [[f"fn{n}", f"pod{(n + 1) // 2}", "ready"] for n in range(1, 5)]
+    shown = json.loads(shell.run("nodes", "--json").stdout)
+    assert [node["zone"] for node in shown] == ["pod1", "pod1", "pod2", "pod2"]
+    shell.script(HOLD, "hold.py")
+    for number, nodes in (("1", ("fn1",)), ("2", ("fn3", "fn4"))):
+        shell.run("run", "-d", "--start", "exec", "-n", number, "hold.py")
+        read_until(shell, f"t{number}", 1, "holds")
+        assert nodes_of(shell.client.task(f"t{number}")) == nodes
+    shell.client.drain("fn2", "fan")  # a node that is marked keeps its zone
+    assert [node.zone for node in shell.client.nodes()] == ["pod1", "pod1", "pod2", "pod2"]
+    for task in ("t1", "t2"):
+        shell.client.stop(task)
+        assert shell.client.wait(task, {"stopped"}, 60).state == "stopped"
+    shell.run("down")
 
 
 def test_options_that_do_not_go_together(shell: Shell, cluster: Cluster) -> None:

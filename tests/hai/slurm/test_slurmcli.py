@@ -6,7 +6,7 @@ from fireflyer.hai.engines import Node, RankStarted
 from fireflyer.hai.engines.clocks import translated
 from fireflyer.hai.engines.gang import Now
 from fireflyer.hai.engines.messages import PartEnded, Record
-from fireflyer.hai.engines.slurmcli import Place, expand_hosts, parse_leaves, parse_node
+from fireflyer.hai.engines.slurmcli import Place, Spot, expand_hosts, parse_node, parse_tree
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_host_lists(text: str, names: list[str]) -> None:
     [
         (
             "fn1|10.0.0.1|idle|gpu:8|16000|96|none",
-            Node(name="fn1", gpus=8, cpus=96, memory_mib=16000, leaf="leaf1"),
+            Node(name="fn1", gpus=8, cpus=96, memory_mib=16000, leaf="leaf1", zone="p1"),
         ),
         (
             "fn2|fn2|mixed|gpu:a100:4(S:0,2),gpu:t4:2,nvme:1|8|2|none",
@@ -57,17 +57,67 @@ def test_host_lists(text: str, names: list[str]) -> None:
 )
 def test_lines_of_sinfo(line: str, node: Node) -> None:
     silent = node.reason == "allocated*"
-    assert parse_node(line, {"fn1": "leaf1"}) == Place(node, line.split("|")[1], silent)
+    assert parse_node(line, {"fn1": Spot("leaf1", "p1")}) == Place(node, line.split("|")[1], silent)
 
 
-def test_leaves_are_the_lowest_switches() -> None:
-    text = """\
+ONE_ROOT = """\
 SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=fn[1-2]
 SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=fn3
 SwitchName=spine Level=1 LinkSpeed=1 Nodes=fn[1-3] Switches=leaf[1-2]
 """
-    assert parse_leaves(text) == {"fn1": "leaf1", "fn2": "leaf1", "fn3": "leaf2"}
-    assert parse_leaves("") == {}
+THREE_LEVELS = """\
+SwitchName=a1 Level=0 LinkSpeed=1 Nodes=gpu[001-002]
+SwitchName=a2 Level=0 LinkSpeed=1 Nodes=gpu003
+SwitchName=b1 Level=0 LinkSpeed=1 Nodes=gpu[004,006]
+SwitchName=core Level=2 LinkSpeed=1 Nodes=gpu[001-004,006] Switches=poda,podb
+SwitchName=poda Level=1 LinkSpeed=1 Nodes=gpu[001-003] Switches=a[1-2]
+SwitchName=podb Level=1 LinkSpeed=1 Nodes=gpu[004,006] Switches=b1
+"""
+TWO_ROOTS = """\
+SwitchName=l1 Level=0 LinkSpeed=1 Nodes=n1
+SwitchName=l2 Level=0 LinkSpeed=1 Nodes=n2
+SwitchName=l3 Level=0 LinkSpeed=1 Nodes=n3
+SwitchName=mid Level=1 LinkSpeed=1 Nodes=n1 Switches=l1
+SwitchName=west Level=2 LinkSpeed=1 Nodes=n[1-2] Switches=mid,l2
+SwitchName=east Level=1 LinkSpeed=1 Nodes=n3 Switches=l3
+"""
+UNEVEN = """\
+SwitchName=l1 Level=0 LinkSpeed=1 Nodes=n1
+SwitchName=l2 Level=0 LinkSpeed=1 Nodes=n2
+SwitchName=pod Level=1 LinkSpeed=1 Nodes=n1 Switches=l1
+SwitchName=root Level=2 LinkSpeed=1 Nodes=n1,n2,n9 Switches=l2,pod
+"""
+BLOCKS = """\
+BlockName=block1 BlockIndex=0 Nodes=node[01-04] BlockSize=4
+BlockName=block2 BlockIndex=1 Nodes=node[05-08] BlockSize=4
+AggregatedBlock=block[1-2] BlockIndex=2 Nodes=node[01-08] BlockSize=8
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "spots"),
+    [
+        (ONE_ROOT, {"fn1": "leaf1", "fn2": "leaf1", "fn3": "leaf2"}),
+        (
+            THREE_LEVELS,
+            {
+                "gpu001": "a1 poda", "gpu002": "a1 poda", "gpu003": "a2 poda",
+                "gpu004": "b1 podb", "gpu006": "b1 podb",
+            },
+        ),
+        (TWO_ROOTS, {"n1": "l1 west", "n2": "l2 west", "n3": "l3 east"}),
+        (UNEVEN, {"n1": "l1 pod", "n2": "l2"}),
+        ("SwitchName=s1 Level=0 LinkSpeed=1 Nodes=a\nSwitchName=s2 Level=0 LinkSpeed=1 Nodes=b\n",
+         {"a": "s1", "b": "s2"}),
+        (BLOCKS, {}),
+        ("No topology information available\n", {}),
+        ("", {}),
+    ],
+    ids=["one-root", "three-levels", "two-roots", "uneven", "leaves", "blocks", "none", "empty"],
+)  # fmt: skip
+def test_leaf_and_zone_of_a_node(text: str, spots: dict[str, str]) -> None:
+    """Leaf: the lowest switch; zone: the highest one above it that does not hold all nodes."""
+    assert parse_tree(text) == {node: Spot(*words.split()) for node, words in spots.items()}
 
 
 def test_times_of_a_machine_that_booted_at_another_time() -> None:

@@ -116,8 +116,11 @@ def _output(view: TaskView, events: list[Event]) -> list[str]:
     begun = Counter(lines(output / "begun"))
     if twice := [line for line, times in begun.items() if times > 1]:
         found.append(f"was started twice: {twice}")
-    world = view.spec.nodes * view.spec.ranks_per_node
-    if {line.place for line in begun if line.attempt == view.attempt} != set(range(world)):
+    places = {line.place for line in begun if line.attempt == view.attempt}
+    if view.spec.elastic:  # one killed before its first line; the others go on
+        last = [e for e in events if e.kind == "rank_exited" and e.attempt == view.attempt]
+        places |= {e.detail["rank"] for e in last if e.detail["code"] is None}
+    if places != set(range(view.spec.nodes * view.spec.ranks_per_node)):
         found.append("finished without some of its ranks")
     return found
 

@@ -167,6 +167,8 @@ class Database:
                 return NoSpace(f"{self.name} has no room: {text}")
             if state.startswith("28") or "authentication failed" in text or "no password" in text:
                 return ConfigError(f"{self.name} refuses this user: {text}")
+            if isinstance(error, sa.exc.DataError):  # the line is sound, what was sent on it is not
+                return ConfigError(f"{self.name} does not take this: {text}")
             if error.connection_invalidated or state[:2] in ("", "08", "57", "25"):
                 return Unavailable(
                     f"no connection to {self.name}: {text}; attempts run on, and a server takes "

@@ -171,7 +171,9 @@ class Store:
     def _revive(self, connection: sa.Connection, row: sa.Row[Any]) -> Task:
         spec = msgspec.json.decode(row.spec, type=TaskSpec)
         active = row.state in ACTIVE
-        last = self._find_attempt(connection, row.id, row.attempt)
+        begun = row.attempt > 0  # else nothing but the row is to be looked at
+        last = self._find_attempt(connection, row.id, row.attempt) if begun else None
+        faults, avoid = self._faults(connection, row.id) if begun else (0, ())
         ranks: dict[str, set[int]] = {"rank_started": set(), "rank_exited": set()}
         newcomers: set[tuple[str, int, int]] = set()
         if active:
@@ -202,8 +204,8 @@ class Store:
             newcomers=frozenset(newcomers),
             lease=self._last_lease(connection, row.id, row.attempt) if active else None,
             max_node_faults=spec.max_node_faults,
-            node_faults=(faults := self._faults(connection, row.id))[0],
-            avoid=frozenset(faults[1]),
+            node_faults=faults,
+            avoid=frozenset(avoid),
             user=row.user,
         )
 
@@ -244,9 +246,18 @@ class Store:
         kinds = _event.c.kind.in_(("rank_started", "rank_joined", "rank_exited"))
         return connection.execute(sa.select(_event).where(at & kinds).order_by(_event.c.seq)).all()
 
-    def rows(self, *, live: bool, user: str | None = None) -> list[Row]:
-        """All tasks in order of submission, or only those that are not over, or of one user."""
-        query = sa.select(_task).order_by(_task.c.id)
+    def rows(
+        self, *, live: bool, user: str | None = None, after: str = "", limit: int | None = None
+    ) -> list[Row]:
+        """All tasks in order of submission, or only those that are not over, or of one user; at most `limit`
+        of those that came after one.
+
+        Raises:
+            NoSuchTask: `after` is no task id.
+        """
+        query = sa.select(_task).order_by(_task.c.id).limit(limit)
+        if after:
+            query = query.where(_task.c.id > _number(after))
         if user is not None:
             query = query.where(_task.c.user == user)
         if live:
@@ -328,6 +339,17 @@ class Store:
             query = query.where(_event.c.task == _number(task))
         with self.database.reading() as connection:
             return [event_of(row) for row in connection.execute(query)]
+
+    def of_live(self, kinds: Sequence[str]) -> dict[str, list[Event]]:
+        """The events of these kinds of each task that is not over."""
+        wanted = _task.c.state.not_in(TERMINAL) & _event.c.kind.in_(kinds)
+        query = sa.select(_event).join(_task).where(wanted).order_by(_event.c.seq)
+        found: dict[str, list[Event]] = {}
+        with self.database.reading() as connection:
+            for row in connection.execute(query):
+                event = event_of(row)
+                found.setdefault(event.task, []).append(event)
+        return found
 
     def quotas(self) -> list[Quota]:
         """Every limit that was set, in order of user, group, priority."""

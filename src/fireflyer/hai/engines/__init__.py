@@ -29,6 +29,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """0: not known."""
     leaf: str = ""
     """The switch that it hangs on; empty: not known."""
+    zone: str = ""
+    """The part of the network that its leaf is in; empty: not known, or there is but one."""
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):

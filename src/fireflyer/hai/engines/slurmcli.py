@@ -54,6 +54,13 @@ class JobLine(msgspec.Struct, frozen=True):
         return final(self.state)
 
 
+class Spot(msgspec.Struct, frozen=True):
+    """Where a node is in the tree of switches."""
+
+    leaf: str = ""
+    zone: str = ""
+
+
 class Place(msgspec.Struct, frozen=True):
     """A node, and where it is reached."""
 
@@ -76,7 +83,7 @@ class Slurm:
         """
         try:
             self.partition = partition or self._default()
-            self.leaves = self._leaves()
+            self.spots = self._spots()
             if not self.places():
                 raise TaskError(f"the partition {self.partition!r} has no nodes")
         except (PeerLost, TaskError) as error:
@@ -89,13 +96,13 @@ class Slurm:
                 return name[:-1]
         raise TaskError(f"no partition is the default one; name one of {', '.join(names)}")
 
-    def _leaves(self) -> dict[str, str]:
-        """Node -> leaf switch; empty where the cluster has no tree."""
+    def _spots(self) -> dict[str, Spot]:
+        """By node; empty where the cluster has no tree."""
         try:
             text = self._run("scontrol", "show", "topology")
         except TaskError:
             return {}
-        return parse_leaves(text)
+        return parse_tree(text)
 
     def places(self) -> list[Place]:
         """The partition's nodes as of now.
@@ -106,7 +113,7 @@ class Slurm:
         """
         form = "%N|%o|%T|%G|%m|%c|%E"
         text = self._run("sinfo", "-h", "-N", "-p", self.partition, "-o", form)
-        return [parse_node(line, self.leaves) for line in text.splitlines()]
+        return [parse_node(line, self.spots) for line in text.splitlines()]
 
     def jobs(self, prefix: str) -> list[JobLine]:
         """This user's jobs whose names begin so, those that ended a while ago too.
@@ -187,7 +194,7 @@ class Slurm:
         return done.stdout
 
 
-def parse_node(line: str, leaves: dict[str, str]) -> Place:
+def parse_node(line: str, spots: dict[str, Spot]) -> Place:
     """A line of `sinfo -o "%N|%o|%T|%G|%m|%c|%E"`."""
     name, address, state, gres, memory, cpus, reason = line.split("|", 6)
     plain = state.rstrip("*~#!%$@^-+")
@@ -199,22 +206,37 @@ def parse_node(line: str, leaves: dict[str, str]) -> Place:
         usable = "drained"
     why = "" if usable == "up" else f"{state}: {reason}" if reason != "none" else state
     counts = re.findall(r"(?:^|,)gpu(?::[^,:]+)?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
+    spot = spots.get(name, Spot())
     node = Node(
         name=name, state=usable, reason=why, gpus=sum(map(int, counts)), cpus=int(cpus),
-        memory_mib=int(memory), leaf=leaves.get(name, ""),
+        memory_mib=int(memory), leaf=spot.leaf, zone=spot.zone,
     )  # fmt: skip
     return Place(node, address, silent)
 
 
-def parse_leaves(text: str) -> dict[str, str]:
-    """What `scontrol show topology` says of the lowest switches: node -> switch."""
-    leaves = {}
+def parse_tree(text: str) -> dict[str, Spot]:
+    """What `scontrol show topology` says of a tree of switches: node -> leaf and zone; of blocks: nothing.
+
+    The leaf is the lowest switch. The zone is the highest one above it that does not hold every node of
+    the tree: where there are several roots, the root.
+    """
+    leaves: dict[str, str] = {}
+    above: list[tuple[int, str, list[str]]] = []
     for line in text.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if fields.get("Level") == "0" and "SwitchName" in fields:
-            for node in expand_hosts(fields.get("Nodes", "")):
-                leaves[node] = fields["SwitchName"]
-    return leaves
+        level = fields.get("Level", "")
+        if "SwitchName" not in fields or not level.isdecimal():
+            continue
+        name, nodes = fields["SwitchName"], expand_hosts(fields.get("Nodes", ""))
+        if int(level):
+            above.append((int(level), name, nodes))
+        else:
+            leaves.update(dict.fromkeys(nodes, name))
+    zones: dict[str, str] = {}
+    for _, name, nodes in sorted(above):
+        if not leaves.keys() <= set(nodes):
+            zones.update(dict.fromkeys(nodes, name))
+    return {node: Spot(leaf, zones.get(node, "")) for node, leaf in leaves.items()}
 
 
 def expand_hosts(text: str) -> list[str]:

@@ -24,11 +24,23 @@ from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling.accounts import Account
 from fireflyer.hai.scheduling.capacity import Capacity
 from fireflyer.hai.scheduling.changes import Changes
-from fireflyer.hai.scheduling.jobs import ANY, AUTO, NORMAL, Health, Job, Node, Phase, Quota, Window
+from fireflyer.hai.scheduling.jobs import (
+    ANY,
+    AUTO,
+    LEAD_S,
+    NORMAL,
+    Health,
+    Job,
+    Node,
+    Phase,
+    Quota,
+    Window,
+)
 from fireflyer.hai.scheduling.lanes import Lanes, QuotaKey, Rank, Shape
 from fireflyer.hai.scheduling.placing import Topology
 from fireflyer.hai.scheduling.policies import policy_named
 from fireflyer.hai.scheduling.preempting import Ladder, Room
+from fireflyer.hai.scheduling.quotas import counting
 
 __all__ = ["ANY", "AUTO", "NORMAL", "Cluster", "Health", "Job", "Node", "Phase", "Quota", "Window"]
 
@@ -40,9 +52,6 @@ TICK_S = 60.0
 
 Timer = tuple[float, int, str, str, float]
 """When, a number that keeps equal ones in order, kind, of whom, and a stamp by which a void one is known."""
-
-LEAD_S = 600.0
-"""So long before a window nothing of unknown length is started on its nodes."""
 
 
 class Cluster:
@@ -132,6 +141,8 @@ class Cluster:
         self._remind(window.begin, "window", window.id, 0.0)
         self._remind(window.begin - LEAD_S, "window", window.id, 0.0)
         self._remind(window.end, "window", window.id, window.end)
+        for task in self.queue.in_order():
+            self._foresee(self.jobs[task], window)
 
     def remove_window(self, name: str) -> None:
         """Of this id; none: nothing happens."""
@@ -157,14 +168,7 @@ class Cluster:
 
     def limit(self, user: str, priority: int, group: str) -> Quota | None:
         """The quota that counts: the most particular row."""
-        if not self.quotas:
-            return None
-        for who in (user, ANY):
-            for where in (group, ANY):
-                found = self.quotas.get((who, priority, where))
-                if found is not None:
-                    return found
-        return None
+        return counting(self.quotas, user, priority, group) if self.quotas else None
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -181,10 +185,7 @@ class Cluster:
         """
         self.fresh = ALL
         self._know(job, now)
-        account = self._accounts.get(self._key(job))
-        if account is not None:
-            account.credit(job.attained, now)
-            self._level_changed(self._key(job))
+        self._credit(job, job.attained, now)
         if job.phase == "queued":
             self._enqueue(job, job.since)
         elif job.placement:
@@ -193,10 +194,7 @@ class Cluster:
             if job.priority != AUTO:
                 job.level = job.priority
             self._settle(job, now)
-            if account is not None:
-                account.credit(job.gpus_held * (now - job.launched_at), now)
-                self._level_changed(self._key(job))
-                self._expect(self._key(job), now)
+            self._credit(job, job.gpus_held * (now - job.launched_at), now)
 
     def apply(self, action: Action, now: float) -> None:
         """Carries out what `plan` decided; the caller then has it happen in the world."""
@@ -240,10 +238,12 @@ class Cluster:
         self.leaving[task] = job
         self._touch(job.placement)
 
-    def requeue(self, task: str, now: float) -> None:
-        """Its attempt is over (made room, met a fault) and it goes back into the queue; or it was resumed."""
+    def requeue(self, task: str, now: float, estimate_s: float | None = None) -> None:
+        """Its attempt is over (made room, met a fault) and it goes back into the queue; or it was resumed.
+        `estimate_s`: of the work that is left, if the caller knows better, as when work was lost."""
         job = self.jobs[task]
         self._leave(job, now)
+        job.estimate_s = job.estimate_s if estimate_s is None else estimate_s
         self._enqueue(job, now)
 
     def hold(self, task: str, now: float) -> None:
@@ -314,8 +314,7 @@ class Cluster:
         for window in self.windows.values():
             if window.end <= now or window.lets_in(job):
                 continue
-            length = LEAD_S if job.estimate_s is None else job.estimate_s
-            if now + length > window.begin:
+            if now >= window.closes(job):
                 for name in window.nodes:
                     if name in self.places:
                         found &= ~(1 << self.places[name])
@@ -329,13 +328,6 @@ class Cluster:
                 found = others
         return found
 
-    def holds_below(self, priority: int) -> bool:
-        """Whether a job of lower priority holds nodes."""
-        for level, count in self.placed.items():  # noqa: SIM110  # asked often; a generator takes twice as long
-            if count and level < priority:
-                return True
-        return False
-
     def quota_size(self, job: Job) -> tuple[int, int]:
         """Nodes and GPUs that it would hold, at most."""
         return job.nodes, job.nodes * (job.gpus or self.capacity.largest or 1)
@@ -348,9 +340,12 @@ class Cluster:
             return True
         held = self.usage.get(key, (0, 0))
         size = self.quota_size(job)
-        return (limit.nodes is None or held[0] + nodes + size[0] <= limit.nodes) and (
-            limit.gpus is None or held[1] + gpus + size[1] <= limit.gpus
-        )
+        return limit.holds(held[0] + nodes + size[0], held[1] + gpus + size[1])
+
+    def forbidden(self, job: Job) -> bool:
+        """Whether its quota is smaller than it is: it never starts. It need not be known; not for AUTO."""
+        limit = self.limit(job.user, job.priority, job.group)
+        return limit is not None and not limit.holds(*self.quota_size(job))
 
     def jobs_on(self, node: str) -> list[Job]:
         """Those that hold something of it, in order of submission."""
@@ -391,6 +386,14 @@ class Cluster:
             self._remind(since + self.policy.wait_s, "waited", job.id, since)
         else:
             self._remind(since + self.policy.patience_s, "overdue", job.id, since)
+        for window in self.windows.values():
+            self._foresee(job, window)
+
+    def _foresee(self, job: Job, window: Window) -> None:
+        """A queued job has fewer nodes from when a window closes to it; what it keeps from others may be let
+        go. The window's own reminders are enough for one whose length is not known."""
+        if job.estimate_s is not None and not window.lets_in(job):
+            self._remind(window.closes(job), "closes", job.id, job.since)
 
     def _arrive(self, job: Job) -> None:
         if self.alike:
@@ -492,6 +495,17 @@ class Cluster:
             account.hold(gpus, now)
             self._expect(key, now)
 
+    def _credit(self, job: Job, service: float, now: float) -> None:
+        """What it had of the cluster before counts; its account's other jobs move only at a new level."""
+        key = self._key(job)
+        account = self._accounts.get(key)
+        if account is not None and service:
+            before = account.level
+            account.credit(service, now)
+            self._expect(key, now)
+            if account.level != before:
+                self._level_changed(key)
+
     def _expect(self, key: str, now: float) -> None:
         """Sets the timer for the account's next level."""
         account = self._accounts[key]
@@ -556,8 +570,9 @@ class Cluster:
                 self._remind(stamp + self.policy.patience_s, "overdue", name, stamp)
             else:
                 self.fresh = ALL
-                job.overdue = True
-                self._move(job)
+                if kind == "overdue":
+                    job.overdue = True
+                    self._move(job)
 
     def _void(self, timer: Timer) -> bool:
         """What it was set for cannot come about any more."""
@@ -570,6 +585,8 @@ class Cluster:
             return True
         if kind == "ripe":
             return not job.placement or job.launched_at != stamp or job.ripe
+        if kind == "closes" and not self.windows:
+            return True
         return job.phase != "queued" or job.since != stamp
 
     def _remind(self, when: float, kind: str, name: str, stamp: float) -> None:

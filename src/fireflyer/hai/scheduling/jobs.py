@@ -14,6 +14,9 @@ NORMAL = PRIORITIES["normal"]
 ANY = "*"
 """In a quota: any user, any group."""
 
+LEAD_S = 600.0
+"""So long before a window nothing of unknown length is started on its nodes."""
+
 Phase = Literal["queued", "starting", "running", "suspending", "held"]
 """held: suspended by its user; it holds nothing and waits for a resume."""
 
@@ -53,8 +56,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     """A value of PRIORITIES, or AUTO."""
     submitted: float = 0.0
     estimate_s: float | None = None
-    """Seconds of work that are left, if known. What it works is taken off; a caller that knows better (work
-    was lost in a fault) may set it while the job is queued."""
+    """Seconds of work that are left, if known. What it works is taken off."""
     avoid: frozenset[str] = frozenset()
     """Nodes on which it met faults: taken only when others are not free."""
 
@@ -106,6 +108,10 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return self.user in ("", job.user) and self.group in ("", job.group)
 
+    def closes(self, job: "Job") -> float:
+        """From when on it is not started on the nodes: it would not be over before the window begins."""
+        return self.begin - (LEAD_S if job.estimate_s is None else job.estimate_s)
+
 
 class Quota(msgspec.Struct, frozen=True):
     """The most that the running jobs of one (user, priority, group) may hold together; None: no limit.
@@ -113,3 +119,9 @@ class Quota(msgspec.Struct, frozen=True):
 
     nodes: int | None = None
     gpus: int | None = None
+
+    def holds(self, nodes: int, gpus: int) -> bool:
+        """Whether so much is within it."""
+        return (self.nodes is None or nodes <= self.nodes) and (
+            self.gpus is None or gpus <= self.gpus
+        )

@@ -33,7 +33,8 @@ def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> W
     topology = cluster.topology
     if not topology.enough(job.nodes, large):
         found = count(large.bit_count(), "such node")
-        text = f"asks for {_demand(job)}; the server has {found}"
+        zones = ", and no two zones have so many" if large.bit_count() >= job.nodes else ""
+        text = f"asks for {_demand(job)}; the server has {found}{zones}"
         return Why(text=text, ahead=ahead, earliest=None)
     if not topology.enough(job.nodes, large & (cluster.ready | cluster.suspect)):
         text = f"asks for {_demand(job)}; {_unusable(cluster, large)}"
@@ -41,9 +42,7 @@ def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> W
     if not topology.enough(job.nodes, large & allowed):
         return _behind_window(cluster, job, now, ahead)
     if not cluster.room_in_quota(job):
-        held = cluster.usage.get((job.user, job.level, job.group), (0, 0))
-        text = f"the quota at this priority is used up: {count(held[0], 'node')} held"
-        return Why(text=text, ahead=ahead, earliest=None)
+        return Why(text=_behind_quota(cluster, job), ahead=ahead, earliest=None)
     return _for_room(cluster, job, now, ahead, allowed, expect=expect)
 
 
@@ -99,6 +98,24 @@ def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:
     state = "closes" if window.begin <= now else "will close before it could end"
     text = f"window {window.id}{about} {state} {count(len(window.nodes), 'node')}"
     return Why(text=text, ahead=ahead, earliest=min(each.end for each in closing))
+
+
+def _behind_quota(cluster: Cluster, job: Job) -> str:
+    key = (job.user, job.level, job.group)
+    limit = cluster.limit(*key)
+    assert limit is not None
+    held, size = cluster.usage.get(key, (0, 0)), cluster.quota_size(job)
+    known = [
+        (most, held[at], size[at], what)
+        for at, (most, what) in enumerate(((limit.nodes, "node"), (limit.gpus, "GPU")))
+        if most is not None
+    ]
+    quota = " and ".join(count(most, what) for most, _, _, what in known)
+    if limit.holds(*size):
+        taken = " and ".join(count(has, what) for _, has, _, what in known)
+        return f"the quota at this priority, {quota}, is used up: {taken} held"
+    asked = " and ".join(count(asks, what) for _, _, asks, what in known)
+    return f"the quota at this priority, {quota}, has never room for {asked}"
 
 
 def _unusable(cluster: Cluster, large: int) -> str:

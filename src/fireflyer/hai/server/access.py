@@ -91,16 +91,33 @@ class Accounts:
         return any(self.taken(id) for id in self._tokens)
 
     def check_group(self, who: Identity, group: str) -> None:
-        """Refuses a task in a group that its user is not a member of; the home's own user may name any.
+        """Refuses a task in a group that its user is not a member of; the home's own user may name any that
+        there is.
 
         Raises:
             PermissionDenied: not a member.
+            ConfigError: the home's own user names a group that there is not.
         """
-        if group and who.token != HOME_TOKEN and (group, who.user) not in self._members:
+        if not group:
+            return
+        if who.token == HOME_TOKEN:
+            self.group(group[:64])  # no name is that long
+        elif (group, who.user) not in self._members:
             raise PermissionDenied(
                 f"{who.user} is no member of the group {group[:63]!a}: "
                 "an admin adds members (`fireflyer group join`)"
             )
+
+    def check_whose(self, who: Identity, user: str, group: str) -> None:
+        """Refuses names of nobody; empty ones are of everybody, and who asks may name itself.
+
+        Raises:
+            ConfigError: no such user, or no such group.
+        """
+        if user and user != who.user:
+            self.user(user)
+        if group:
+            self.group(group)
 
     def users(self) -> list[User]:
         return [self.user(name) for name in sorted(self._users)]

@@ -54,19 +54,21 @@ def build(
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     answers.add_refusals(app)
     answers.describe(app)
-    _task_routes(app, controller, accounts, trail)
+    _task_routes(app, controller, store, accounts, trail)
     _stream_routes(app, controller, accounts, trail)
     _server_routes(app, controller, trail, shut_down)
     _code_route(app, sessions, trail)
-    cluster_routes(app, controller, store, trail)
-    ledger_routes(app, controller, store, trail)
+    cluster_routes(app, controller, store, accounts, trail)
+    ledger_routes(app, controller, store, accounts, trail)
     workspace_routes(app, controller.workspaces, trail)
     account_routes(app, accounts, store, trail, controller.read_quotas)
     app.add_middleware(Timed, meters=controller.meters)
     return app
 
 
-def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
+def _task_routes(
+    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: Trail
+) -> None:
     needs = needing(trail)
 
     @app.post("/tasks", **documented(TaskView, TaskSpec))
@@ -78,15 +80,15 @@ def _task_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail
             return json(await controller.submit(spec, who.user, line))
 
     @app.get("/tasks", **documented(list[TaskView]))
-    async def tasks(live: bool = False, who: Identity = needs("read")) -> Response:
-        """Tasks in order of submission: one's own; all of them for an operator."""
-        return json(controller.views(live=live, user=who.only))
+    async def tasks(live: bool = False, after: str = "", who: Identity = needs("read")) -> Response:
+        """Up to 1000 tasks in order of submission, behind `after`: one's own; an operator sees all."""
+        return json(controller.views(live=live, user=who.only, after=after))
 
     @app.get("/tasks/{task}", **documented(TaskView))
     async def show(task: str, who: Identity = needs("read")) -> Response:
         controller.check_owner(task, who.only)
         response = json(controller.view(task))
-        response.headers[SEQ_HEADER] = str(controller.last_seq())
+        response.headers[SEQ_HEADER] = str(store.last_seq())
         return response
 
     def steering(what: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from fastapi import FastAPI, Query, Request, Response
 
-from fireflyer.hai.admission import MAX_REASON, check_line
+from fireflyer.hai.admission import MAX_NAME, MAX_REASON, check_line
 from fireflyer.hai.database.marks import Mark
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.database.trail import Trail
@@ -13,6 +13,7 @@ from fireflyer.hai.faults.observations import Validator
 from fireflyer.hai.faults.rules import Decision, Faults
 from fireflyer.hai.identity import MASKED, Identity
 from fireflyer.hai.model import DrainRequest, NodeView, WhyView, WindowView
+from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.answers import documented, json, read
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
@@ -20,11 +21,13 @@ from fireflyer.hai.server.controller import Controller
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def cluster_routes(app: FastAPI, controller: Controller, store: Store, trail: Trail) -> None:
+def cluster_routes(
+    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: Trail
+) -> None:
     """Adds them to the application."""
     needs = needing(trail)
     _node_routes(app, controller, store, trail)
-    _window_routes(app, controller, trail)
+    _window_routes(app, controller, accounts, trail)
 
     @app.get("/tasks/{task}/why", **documented(WhyView))
     async def why(task: str, who: Identity = needs("read")) -> Response:
@@ -41,6 +44,8 @@ def cluster_routes(app: FastAPI, controller: Controller, store: Store, trail: Tr
     async def observed(request: Request, who: Identity = needs("operate")) -> Response:
         """Takes in the result of a check of a node, and does what the rules say."""
         found = await read(request, Validator, "observation")
+        check_line("the check", found.check, MAX_NAME)
+        check_line("the result", found.result, MAX_REASON)
         with trail.change(who, "observe", f"node {found.node}"):
             return json(controller.observed(found))
 
@@ -61,7 +66,6 @@ def _node_routes(app: FastAPI, controller: Controller, store: Store, trail: Trai
     async def drain(node: str, request: Request, who: Identity = needs("operate")) -> Response:
         """Starts nothing new on a node; it is on disk when this answers."""
         asked = await read(request, DrainRequest, "request")
-        check_line("the reason", asked.reason, MAX_REASON)
         with trail.change(who, "drain", f"node {node[:63]}"):
             controller.drain(node, Mark(health="drained", reason=asked.reason, until=asked.until))
         return json({})
@@ -80,7 +84,7 @@ def _masked(node: NodeView, own: set[str]) -> NodeView:
     return msgspec.structs.replace(node, task=tasks[0] if tasks else None, tasks=tasks)
 
 
-def _window_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
+def _window_routes(app: FastAPI, controller: Controller, accounts: Accounts, trail: Trail) -> None:
     needs = needing(trail)
     dispatch = controller.dispatch
 
@@ -96,6 +100,7 @@ def _window_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
         asked = await read(request, WindowView, "window")
         check_line("the reason", asked.reason, MAX_REASON)
         with trail.change(who, "window.add", ""):
+            accounts.check_whose(who, asked.user, asked.group)
             window = dispatch.add_window(asked)
         controller.replan()
         return json(window)

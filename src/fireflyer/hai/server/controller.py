@@ -20,7 +20,7 @@ import msgspec
 
 from fireflyer.errors import FireflyerError
 from fireflyer.hai import lifecycle
-from fireflyer.hai.admission import RESERVED
+from fireflyer.hai.admission import RESERVED, check_drain
 from fireflyer.hai.database.marks import Mark, Marks
 from fireflyer.hai.database.store import Fresh, Moment, Row, Store, unknown
 from fireflyer.hai.engines import (
@@ -47,9 +47,17 @@ from fireflyer.hai.lifecycle import (
     Task,
     Verdict,
 )
-from fireflyer.hai.model import TERMINAL, Event, LeaseRequest, TaskSpec, TaskView, WhyView
+from fireflyer.hai.model import (
+    PER_ANSWER,
+    TERMINAL,
+    Event,
+    LeaseRequest,
+    TaskSpec,
+    TaskView,
+    WhyView,
+)
 from fireflyer.hai.scheduling.policies import DEFAULT
-from fireflyer.hai.server.dispatch import Dispatch
+from fireflyer.hai.server.dispatch import RECALLED, Dispatch
 from fireflyer.hai.server.intake import Intake
 from fireflyer.hai.server.logs import MAX_WAIT_S, LogPiece, Logs
 from fireflyer.hai.server.meters import Gauges, Meters
@@ -57,12 +65,7 @@ from fireflyer.hai.server.views import Views
 from fireflyer.hai.workspaces.tasks import Workspaces, finish_unless
 from fireflyer.log import get_logger
 
-EVENTS_PER_ANSWER = 1000
-
 LONGEST_SLEEP_S = 3600.0
-
-HISTORY = 100_000
-"""So many events of a task are read to learn what it had of the cluster before."""
 
 _log = get_logger("hai")
 
@@ -133,13 +136,15 @@ class Controller:
         self.logs.close()
 
     def _take_up(self) -> None:
+        specs = {row.task: row.spec for row in self._store.rows(live=True)}
+        histories = self._store.of_live(RECALLED)
         for task in self._store.load():
             if task.state not in TERMINAL:
                 self._tasks[task.id] = task
-                history = self._store.events(0, task.id, HISTORY)
-                self.dispatch.take_up(task, self._store.row(task.id).spec, history)
+                self.dispatch.take_up(task, specs[task.id], histories.get(task.id, []))
             if task.placement:
-                self._call(task.id, partial(self._recover, task))
+                gang = self._gang(task.id, task.attempt, task.placement)
+                self._call(task.id, partial(self._engine.recover, gang))
                 if task.stopping:
                     self._call(task.id, partial(self._perform, StopGang(task.id, task.attempt)))
                 elif task.state == "suspending":
@@ -254,9 +259,10 @@ class Controller:
         row = self._store.row(name)
         return self.dispatch.why(name, row.state, row.reason)
 
-    def views(self, *, live: bool, user: str | None = None) -> list[TaskView]:
-        """All tasks in order of submission, or only those that are not over, or of one user."""
-        return [self._views.task(row) for row in self._store.rows(live=live, user=user)]
+    def views(self, *, live: bool, user: str | None = None, after: str = "") -> list[TaskView]:
+        """PER_ANSWER tasks at most in order of submission, or of those that are not over, or of a user."""
+        rows = self._store.rows(live=live, user=user, after=after, limit=PER_ANSWER)
+        return [self._views.task(row) for row in rows]
 
     def check_owner(self, name: str, user: str | None) -> None:
         """Refuses a task that is not of this user; None: any user's will do.
@@ -272,10 +278,6 @@ class Controller:
         """Whether the server ends, and every waiting request is to be answered."""
         return self._closing
 
-    def last_seq(self) -> int:
-        """Seq of the newest event."""
-        return self._store.last_seq()
-
     async def events(
         self, after: int, name: str | None, wait_s: float, user: str | None = None
     ) -> list[Event]:
@@ -290,7 +292,7 @@ class Controller:
         found: list[Event] = []
 
         def look() -> bool:
-            found[:] = self._store.events(after, name, EVENTS_PER_ANSWER, user)
+            found[:] = self._store.events(after, name, PER_ANSWER, user)
             return bool(found) or self._closing
 
         await self._wait(look, wait_s)
@@ -386,7 +388,9 @@ class Controller:
 
         Raises:
             TaskError: no such node.
+            ConfigError: no reason in one line, or until a time that is over.
         """
+        check_drain(mark.reason, mark.until, self.dispatch.now())
         self.dispatch.mark(node, mark)
         if mark.until is None:
             self._call(f"drain {node}", partial(self._drain_engine, node, mark.reason))
@@ -560,9 +564,6 @@ class Controller:
 
     def _live_specs(self) -> list[TaskSpec]:
         return [row.spec for row in self._store.rows(live=True)]
-
-    async def _recover(self, task: Task) -> None:
-        await self._engine.recover(self._gang(task.id, task.attempt, task.placement))
 
     def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
         row = self._store.row(name)

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from fireflyer.errors import ConfigError, TaskError
 from fireflyer.hai import lifecycle
 from fireflyer.hai.database.marks import Mark, Marks
@@ -26,10 +28,13 @@ from fireflyer.hai.model import (
     WindowView,
 )
 from fireflyer.hai.scheduling import why
-from fireflyer.hai.scheduling.cluster import ANY, AUTO, Cluster, Job, Node, Phase, Quota, Window
-from fireflyer.hai.scheduling.lanes import QuotaKey
+from fireflyer.hai.scheduling.cluster import AUTO, Cluster, Job, Node, Phase, Window
 from fireflyer.hai.scheduling.planner import plan
+from fireflyer.hai.scheduling.quotas import limits
 from fireflyer.hai.server.meters import Gauges
+
+RECALLED = ("submitted", "queued", "starting", "running", "suspending", "gang_ended")
+"""What of its history a task that is taken up is told by."""
 
 _FREE = {"ready": "free"}
 
@@ -84,14 +89,13 @@ class Dispatch:
             node = Node(name=name, health="down", reason="the engine no longer has it")
         else:
             node = Node(
-                name=name, gpus=found.gpus, memory_mib=found.memory_mib, leaf=found.leaf,
+                name=name, gpus=found.gpus, memory_mib=found.memory_mib, zone=found.zone, leaf=found.leaf,
                 health="ready" if found.state == "up" else found.state, reason=found.reason,
             )  # fmt: skip
             if mark is not None and found.state != "down":
-                node = Node(
-                    name=name, gpus=found.gpus, memory_mib=found.memory_mib, leaf=found.leaf,
-                    health=mark.health, reason=mark.reason, until=mark.until,
-                )  # fmt: skip
+                node = msgspec.structs.replace(
+                    node, health=mark.health, reason=mark.reason, until=mark.until
+                )
         if node != self.cluster.nodes.get(name):
             self.cluster.set_node(node)
 
@@ -163,15 +167,8 @@ class Dispatch:
     # -- quotas ------------------------------------------------------------------------------------
 
     def set_quotas(self, rows: Iterable[Limit]) -> None:
-        """All limits as they are set now. One without a user or group holds for each of those without a limit
-        of their own; one without a priority for each priority that the same user and group have none for.
-        """
-        wanted: dict[QuotaKey, Quota] = {}
-        for row in sorted(rows, key=lambda row: row.priority != ""):
-            found = Quota(nodes=row.nodes, gpus=row.gpus)
-            levels = [PRIORITIES[row.priority]] if row.priority else list(PRIORITIES.values())
-            for level in levels:
-                wanted[row.user or ANY, level, row.group or ANY] = found
+        """All limits as they are set now."""
+        wanted = limits(rows)
         cluster = self.cluster
         for user, level, group in {**cluster.quotas, **wanted}:
             limit = wanted.get((user, level, group))
@@ -287,6 +284,11 @@ class Dispatch:
             )
         large = capacity.sized(spec.gpus, spec.memory_mib, (1 << len(self.cluster.names)) - 1)
         if not self.cluster.topology.enough(spec.nodes, large):
+            if large.bit_count() >= spec.nodes:
+                raise TaskError(
+                    f"the task asks for {lifecycle.count(spec.nodes, 'node')}; a gang lies in one zone or "
+                    "two, and no two of them have so many such nodes (`fireflyer nodes`); ask for fewer"
+                )
             each = f"{spec.gpus} GPUs" + (f" and {spec.memory_mib} MiB" if spec.memory_mib else "")
             raise TaskError(
                 f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {each} each; this server "

@@ -8,22 +8,25 @@ from fastapi import FastAPI, Query, Response
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai import ledger
-from fireflyer.hai.database.store import Store
+from fireflyer.hai.database.store import Row, Store
 from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.ledger import Books, Shape
 from fireflyer.hai.model import Event
+from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.answers import documented, json
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
 
-EVENTS_AT_A_TIME = 1000
+AT_A_TIME = 1000
 """Read before others have their turn."""
 
 Moment = Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)]
 
 
-def ledger_routes(app: FastAPI, controller: Controller, store: Store, trail: Trail) -> None:
+def ledger_routes(
+    app: FastAPI, controller: Controller, store: Store, accounts: Accounts, trail: Trail
+) -> None:
     """Adds it to the application."""
     needs = needing(trail)
 
@@ -45,19 +48,22 @@ def ledger_routes(app: FastAPI, controller: Controller, store: Store, trail: Tra
             controller.check_owner(task, who.only)
         now = time.time()
         end = now if until is None else min(until, now)
-        if until is not None and until <= since:
+        if end <= since:
             raise ConfigError("a ledger ends after it begins: until must be later than since")
         owner = who.user if who.only is not None else user
+        rows = await _rows(store)
         wanted = {
             row.task
-            for row in store.rows(live=False)
+            for row in rows
             if task in (None, row.task)
             and owner in (None, row.user)
             and group in (None, row.spec.group)
         }
         if task is not None and not wanted:
             store.row(task)
-        books = await _books(controller, store, since, end)
+        elif not wanted:
+            accounts.check_whose(who, user or "", group or "")
+        books = await _books(controller, store, rows, since, end)
         tasks = {name: one for name, one in books.tasks.items() if name in wanted}
         view = ledger.LedgerView(
             since=books.since / 1e6,
@@ -70,16 +76,29 @@ def ledger_routes(app: FastAPI, controller: Controller, store: Store, trail: Tra
         return json(view)
 
 
-async def _books(controller: Controller, store: Store, since: float, until: float) -> Books:
+async def _rows(store: Store) -> list[Row]:
+    """Every task."""
+    rows: list[Row] = []
+    after = ""
+    while more := store.rows(live=False, after=after, limit=AT_A_TIME):
+        rows += more
+        after = more[-1].task
+        await asyncio.sleep(0)
+    return rows
+
+
+async def _books(
+    controller: Controller, store: Store, rows: list[Row], since: float, until: float
+) -> Books:
     """Of everybody: whether a wait was for nodes that others held, only the whole history tells."""
     gpus = {node.name: node.gpus for node in controller.dispatch.nodes()}
     events: list[Event] = []
-    while more := store.events(events[-1].seq if events else 0, None, EVENTS_AT_A_TIME):
+    while more := store.events(events[-1].seq if events else 0, None, AT_A_TIME):
         events += more
         await asyncio.sleep(0)
     shapes = [
         Shape(task=row.task, nodes=row.spec.nodes, ranks_per_node=row.spec.ranks_per_node)
-        for row in store.rows(live=False)
+        for row in rows
     ]
     return await asyncio.to_thread(
         ledger.account, shapes, events, gpus=gpus, until=until, since=since

@@ -3,12 +3,12 @@
 from array import array
 
 CAUSES = (
-    "useful", "lost", "checkpoint", "restart", "suspend", "fragmentation", "idle", "faulty",
+    "useful", "lost", "checkpoint", "restart", "suspend", "fragmentation", "idle", "faulty", "window",
 )  # fmt: skip
 """useful: work that counted; lost: work that a fault undid; checkpoint: stalls of periodic saves; restart:
 GPUs held from the launch until work began; suspend: GPUs held from the request to suspend until they were
 free; fragmentation: idle though as much demand was waiting; idle: no demand; faulty: of nodes that are
-down."""
+down; window: idle on nodes that a window takes out."""
 
 
 class Ledger:
@@ -19,7 +19,8 @@ class Ledger:
     """
 
     __slots__ = (
-        "active", "active_ms", "capacity", "checkpoint", "down", "down_ms", "fragmentation_ms",
+        "active", "active_ms", "capacity", "checkpoint", "closed", "closed_ms", "down", "down_ms",
+        "fragmentation_ms",
         "held", "held_ms", "lost", "now", "queued", "restart", "series_down", "series_held",
         "series_queued", "series_time", "suspend", "useful",
     )  # fmt: skip
@@ -28,11 +29,11 @@ class Ledger:
         self.capacity = capacity
         """GPUs of all nodes."""
         self.now = 0
-        self.held = self.queued = self.down = 0
-        """GPUs held by tasks, asked for by waiting tasks, on nodes that are down."""
+        self.held = self.queued = self.down = self.closed = 0
+        """GPUs held by tasks, asked for by waiting tasks, on nodes that are down, idle in a window."""
         self.active = 0
         """Tasks that have arrived and not ended."""
-        self.held_ms = self.down_ms = self.fragmentation_ms = 0
+        self.held_ms = self.down_ms = self.closed_ms = self.fragmentation_ms = 0
         self.active_ms = 0
         """Integral of `active`: differences of it are mean numbers of contending tasks."""
         self.useful = self.lost = self.checkpoint = self.restart = self.suspend = 0
@@ -53,17 +54,20 @@ class Ledger:
         self.active_ms += self.active * passed
         if down:
             self.down_ms += down * passed
+        if self.closed:
+            self.closed_ms += self.closed * passed
         if queued:
-            idle = self.capacity - down - held
+            idle = self.capacity - down - self.closed - held
             self.fragmentation_ms += (idle if idle < queued else queued) * passed
         self.now = now
 
     def split(self) -> dict[str, int]:
         """GPU-milliseconds by cause, in the order of CAUSES; their sum is capacity x time while nothing is
         held."""
-        idle = self.capacity * self.now - self.held_ms - self.down_ms - self.fragmentation_ms
+        away = self.down_ms + self.closed_ms
+        idle = self.capacity * self.now - self.held_ms - away - self.fragmentation_ms
         parts = (
             self.useful, self.lost, self.checkpoint, self.restart, self.suspend,
-            self.fragmentation_ms, idle, self.down_ms,
+            self.fragmentation_ms, idle, self.down_ms, self.closed_ms,
         )  # fmt: skip
         return dict(zip(CAUSES, parts, strict=True))

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fireflyer.hai.scheduling.cluster import Window
 from fireflyer.hai.scheduling.policies import policy_named
-from fireflyer.hai.simulation.replay import Replay, Run, Setup
+from fireflyer.hai.simulation.replay import Replay, Run
 from fireflyer.hai.simulation.trace import HOUR_MS
 
 Numbers = NDArray[np.float64]
@@ -51,12 +52,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     jobs: int
     too_large: int
+    over_quota: int
+    """Jobs that are larger than their quota: left out, as those that are too large."""
     left_out: dict[str, int]
     nodes: int
     gpus_per_node: int
     seed: int
     rules: dict[str, Any]
     """Of the policy; null: without limit."""
+    quotas: list[dict[str, Any]]
+    windows: list[dict[str, Any]]
+    """Seconds since the first submission."""
     users: int
 
     jct_mean_h: float
@@ -76,9 +82,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     makespan_h: float
 
     occupancy: float
-    """GPU-time held / GPU-time of nodes that are up."""
+    """GPU-time held / GPU-time of nodes that are up and not taken out by a window."""
     utilisation: float
-    """GPU-time at work, also work that was lost later / GPU-time of nodes that are up."""
+    """GPU-time at work, also work that was lost later / the same."""
     goodput: float
     """GPU-time of work that counted / all GPU-time."""
     split_gpu_ms: dict[str, int]
@@ -133,7 +139,7 @@ def measure(done: Replay) -> Result:
     arrays = _Arrays(runs)
     split = ledger.split()
     whole = ledger.capacity * ledger.now
-    up = max(whole - ledger.down_ms, 1)
+    up = max(whole - ledger.down_ms - ledger.closed_ms, 1)
     waits, jct = arrays.wait_ms / HOUR_MS, arrays.jct_ms / HOUR_MS
     rho = _rho(arrays, ledger.capacity)
     preemptions = np.array([run.preemptions for run in runs])
@@ -144,8 +150,10 @@ def measure(done: Replay) -> Result:
     w50, w95, w99 = (float(value) for value in np.percentile(waits, (50, 95, 99)))
     result = Result(
         policy=setup.policy, trace=done.trace.source, jobs=len(runs), too_large=done.too_large,
-        left_out=dict(done.trace.left_out), nodes=setup.nodes, gpus_per_node=setup.gpus,
-        seed=setup.seed, rules=_rules(setup), users=len(set(users)),
+        over_quota=done.over_quota, left_out=dict(done.trace.left_out), nodes=setup.nodes,
+        gpus_per_node=setup.gpus, seed=setup.seed,
+        rules=_plain(setup.rules or policy_named(setup.policy)), quotas=_plain(setup.quotas),
+        windows=[_window(window) for window in setup.windows], users=len(set(users)),
         jct_mean_h=float(jct.mean()), jct_p50_h=p50, jct_p95_h=p95, jct_p99_h=p99,
         wait_mean_h=float(waits.mean()), wait_p50_h=w50, wait_p95_h=w95, wait_p99_h=w99,
         wait_max_h=float(waits.max()),
@@ -169,9 +177,16 @@ def measure(done: Replay) -> Result:
     return found
 
 
-def _rules(setup: Setup) -> dict[str, Any]:
-    rules = setup.rules or policy_named(setup.policy)
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(rules))
+def _plain(value: Any) -> Any:
+    """Without infinity, which JSON does not have."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _window(window: Window) -> dict[str, Any]:
+    """Its nodes in order, so that the same window is the same bytes."""
+    found: dict[str, Any] = msgspec.to_builtins(window)
+    del found["reason"]
+    found["nodes"] = sorted(window.nodes, key=lambda name: int(name[1:]))
     return found
 
 

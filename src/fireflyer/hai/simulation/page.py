@@ -1,7 +1,8 @@
 """One HTML page on replays: self-contained, without scripts, for phones and wide screens, light and dark."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from fireflyer.hai.simulation import plots
 from fireflyer.hai.simulation.ledger import CAUSES
@@ -38,6 +39,10 @@ def page(done: Sequence[Done]) -> str:
     ]
     if first.too_large:
         about.append(f"{first.too_large:,} jobs larger than the cluster are left out.")
+    if first.over_quota:
+        about.append(f"{first.over_quota:,} jobs larger than their quota are left out.")
+    about += [_quota(quota) for quota in first.quotas]
+    about += [_window(window) for window in first.windows]
     if first.left_out:
         words = ", ".join(f"{count:,} {why}" for why, count in sorted(first.left_out.items()))
         about.append(f"Records of the trace that are no jobs here: {words}.")
@@ -68,6 +73,25 @@ def page(done: Sequence[Done]) -> str:
         + "".join(f"<p>{escape(line)}</p>" for line in about)
         + f"<main>{body}</main></body></html>\n"
     )
+
+
+def _quota(quota: Mapping[str, Any]) -> str:
+    """E.g. "Quota of user ada, priority high: at most 16 GPUs."."""
+    whose = [f"{word} {quota[word]}" for word in ("user", "group", "priority") if quota[word]]
+    most = [
+        f"{quota[key]:,} {name}"
+        for key, name in (("gpus", "GPUs"), ("nodes", "nodes"))
+        if quota[key] is not None
+    ]
+    return f"Quota of {', '.join(whose) or 'each user'}: at most {' and '.join(most)}."
+
+
+def _window(window: Mapping[str, Any]) -> str:
+    """E.g. "Window: 8 nodes from 36 h until 40 h, for user ada."."""
+    begin, end = (plots.number_text(window[key] / 3600) for key in ("begin", "end"))
+    whose = [f"{word} {window[word]}" for word in ("user", "group") if window[word]]
+    text = f"Window: {len(window['nodes'])} of the nodes from {begin} h until {end} h"
+    return text + (f", for {', '.join(whose)}." if whose else ".")
 
 
 def cell(value: float, unit: str) -> str:

@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from fireflyer.errors import TraceError
+from fireflyer.hai.identity import Quota
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
-from fireflyer.hai.scheduling.cluster import Cluster, Node
+from fireflyer.hai.scheduling.capacity import members
+from fireflyer.hai.scheduling.cluster import Cluster, Node, Window
 from fireflyer.hai.scheduling.cluster import Job as Wanted
 from fireflyer.hai.scheduling.planner import plan
 from fireflyer.hai.scheduling.policies import DEFAULT, Policy
+from fireflyer.hai.scheduling.quotas import limits
 from fireflyer.hai.simulation import faults
 from fireflyer.hai.simulation.ledger import Ledger
 from fireflyer.hai.simulation.trace import Job, Trace
@@ -52,6 +55,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """From `faults.parse`."""
     estimates: float = 0.0
     """What the scheduler is told of the work that is left, as a multiple of the truth; 0: nothing."""
+    quotas: tuple[Quota, ...] = ()
+    """As `fireflyer quota set` has them."""
+    windows: tuple[Window, ...] = ()
+    """Seconds since the first submission, whole milliseconds."""
     tick_ms: int = 0
     """Plan only at multiples of it; 0: after the events of each moment, as in production."""
     seed: int = 0
@@ -93,6 +100,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run]
     too_large: int
     """Jobs of the trace that the cluster, or two of its zones, could never hold; left out."""
+    over_quota: int
+    """Others that are larger than their quota; left out."""
     ledger: Ledger
     faults: dict[str, int]
     """Faults that hit something, by kind."""
@@ -142,17 +151,27 @@ class _World:
         self.cluster = Cluster(self.nodes, policy=setup.policy)
         if setup.rules is not None:
             self.cluster.policy = setup.rules  # before it knows any job
+        for key, limit in limits(setup.quotas).items():
+            self.cluster.set_quota(*key, limit)
+        for window in setup.windows:
+            self.cluster.set_window(window)
         self.ledger = Ledger(setup.nodes * setup.gpus)
         self.runs: dict[str, Run] = {}
-        self.too_large = 0
+        self.too_large = self.over_quota = 0
         for job in trace.jobs:
             self._admit(job)
         if not self.runs:
+            quota = " and its quota" if self.over_quota else ""
             raise TraceError(
-                f"no job of {trace.source} fits {setup.nodes} nodes of {setup.gpus} GPUs"
+                f"no job of {trace.source} fits {setup.nodes} nodes of {setup.gpus} GPUs{quota}"
             )
         self.events: list[tuple[int, int, Callable[..., None], object, int]] = []
         self.made = 0
+        self.closed = 0
+        """Nodes that windows take out now."""
+        for window in setup.windows:
+            for edge in (window.begin, window.end):
+                self._at(round(edge * 1000), self._turn, window)
         self.down_until = [0] * setup.nodes
         self.faults: Iterator[faults.Fault] = iter(())
         if setup.fault_rates:
@@ -176,6 +195,9 @@ class _World:
             user=job.user, group=job.group,
             priority=PRIORITIES.get(job.priority, PRIORITIES["normal"]),
         )  # fmt: skip
+        if self.cluster.forbidden(wanted):
+            self.over_quota += 1
+            return
         self.runs[wanted.id] = Run(job, wanted, nodes * each)
 
     # -- time ------------------------------------------------------------------------------------------
@@ -184,6 +206,7 @@ class _World:
         began = time.perf_counter()
         runs = list(self.runs.values())
         events, ledger, waiting = self.events, self.ledger, self.cluster.queue.ranks
+        windows = self.cluster.windows
         arrived, total, reported = 0, len(runs), 0
         tick = self.setup.tick_ms
         look = due = NEVER
@@ -206,10 +229,12 @@ class _World:
                 due, look = now - now % tick + tick, NEVER
             else:
                 due = NEVER
-                acted = bool(waiting) and self._plan(now)
-                look = self._look(now) if waiting else NEVER
+                acted = bool(waiting or windows) and self._plan(now)
+                look = self._look(now) if waiting or windows else NEVER
                 if not acted and look == next_arrival == NEVER and self._idle():
                     raise self._stuck(total)
+            if self.closed or ledger.closed:
+                ledger.closed = self._idle_in_windows()
             moments += 1
             if not moments % REPORT_EVERY:
                 progress(self.ended - reported)
@@ -217,7 +242,8 @@ class _World:
         progress(total - reported)
         return Replay(
             setup=self.setup, trace=self.trace, runs=runs, too_large=self.too_large,
-            ledger=ledger, faults=dict(sorted(self.hit.items())), plans=self.plans,
+            over_quota=self.over_quota, ledger=ledger, faults=dict(sorted(self.hit.items())),
+            plans=self.plans,
             plan_s=self.plan_s, plan_max_s=self.plan_max_s, wall_s=time.perf_counter() - began,
         )  # fmt: skip
 
@@ -258,12 +284,12 @@ class _World:
         run.active_before = ledger.active_ms
         ledger.active += 1
         ledger.queued += run.gpus
-        self._estimate(run)
+        run.wanted.estimate_s = self._estimate(run)
         self.cluster.submit(run.wanted, now / 1000)
 
-    def _estimate(self, run: Run) -> None:
-        if self.setup.estimates:
-            run.wanted.estimate_s = run.left / 1000 * self.setup.estimates
+    def _estimate(self, run: Run) -> float | None:
+        """What the scheduler is told of the work that is left."""
+        return run.left / 1000 * self.setup.estimates if self.setup.estimates else None
 
     def _act(self, action: Action, now: int) -> None:
         self.cluster.apply(action, now / 1000)
@@ -343,8 +369,24 @@ class _World:
         self.ledger.held -= run.gpus
         self.ledger.queued += run.gpus
         run.phase, run.since = QUEUED, now
-        self._estimate(run)
-        self.cluster.requeue(run.wanted.id, now / 1000)
+        self.cluster.requeue(run.wanted.id, now / 1000, self._estimate(run))
+
+    # -- windows ---------------------------------------------------------------------------------------
+
+    def _turn(self, now: int, _window: Window, _epoch: int) -> None:
+        """A window begins or ends. The next plan empties its nodes."""
+        self.closed = 0
+        for window in self.setup.windows:
+            if window.begin * 1000 <= now < window.end * 1000:
+                for name in window.nodes:
+                    self.closed |= 1 << self.cluster.places[name]
+
+    def _idle_in_windows(self) -> int:
+        """GPUs that nobody holds, neither who still saves nor for whom the window is a reservation, on nodes
+        that are up."""
+        cluster = self.cluster
+        nodes = self.closed & (cluster.ready | cluster.suspect)
+        return sum(cluster.capacity.free[place] for place in members(nodes))
 
     # -- faults ----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The page's style sheet: s0 to s5 are policies, c0 to c7 the causes of the ledger."""
+"""The page's style sheet: s0 to s5 are policies, c0 to c8 the causes of the ledger."""
 
 SHEET = """
 :root {
@@ -6,14 +6,14 @@ SHEET = """
   --ink: #1d2129; --soft: #5b6472; --line: #d8dde5; --page: #fff; --card: #f6f8fa; --on: #fff;
   --s0: #2563eb; --s1: #e1701a; --s2: #12805c; --s3: #a03bc0; --s4: #b3261e; --s5: #5d6b1f;
   --c0: #2f8a54; --c1: #c9302c; --c2: #8e6bbf; --c3: #c66a10; --c4: #a08a10; --c5: #3d74c4;
-  --c6: #8b95a3; --c7: #4a4f59;
+  --c6: #8b95a3; --c7: #4a4f59; --c8: #b0588a;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ink: #e6e9ee; --soft: #9aa4b2; --line: #343b46; --page: #14171c; --card: #1c2128;
     --s0: #6ea0ff; --s1: #ff9d52; --s2: #4cc79a; --s3: #d48bf0; --s4: #ff8078; --s5: #b9cb6a;
     --c0: #2f8a54; --c1: #d8514c; --c2: #8e6bbf; --c3: #c66a10; --c4: #a08a10; --c5: #3d74c4;
-    --c6: #5d6775; --c7: #8c94a1;
+    --c6: #5d6775; --c7: #8c94a1; --c8: #b0588a;
   }
 }
 * { box-sizing: border-box }
@@ -54,7 +54,7 @@ STYLE = "".join(
         ),
         *(
             f".part.c{n}, i.c{n} {{ fill: var(--c{n}); background: var(--c{n}) }}\n"
-            for n in range(8)
+            for n in range(9)
         ),
     ]
 )

@@ -161,8 +161,8 @@ def prune(client: Client, older_than_h: float) -> Pruned:
     return msgspec.json.decode(answer, type=Pruned)
 
 
-def give_lock(client: Client, file: Path) -> str:
-    """Gives the server a lock file; returns its id.
+def read_lock(file: Path) -> bytes:
+    """The content of a lock file.
 
     Raises:
         WorkspaceError: it cannot be read, or does not say by hash what is installed.
@@ -172,6 +172,15 @@ def give_lock(client: Client, file: Path) -> str:
     except OSError as error:
         raise WorkspaceError(f"cannot read the lock file {file}: {error.strerror}") from None
     check_lock(data)
+    return data
+
+
+def give_lock(client: Client, data: bytes) -> str:
+    """Gives the server the content of a lock file; returns its id.
+
+    Raises:
+        WorkspaceError: the server took in something else.
+    """
     answer = client.call("POST", "/venvs", body=data)
     name = msgspec.json.decode(answer, type=dict[str, str])["id"]
     if name != hashlib.sha256(data).hexdigest():
