@@ -171,6 +171,8 @@ class _Plan:
         if self.failed and self.kept_until is None:
             open_ = self.usable & ~self.kept
             lanes = [each for each in lanes if not self._hopeless(each[0][0], open_)]
+            if not lanes:
+                return False
         jobs = self.cluster.jobs
         heads = [(line[0], number, 0) for number, (_, line) in enumerate(lanes)]
         missed = [0] * len(lanes)
@@ -251,9 +253,19 @@ class _Plan:
         return _Verdict.MISSED
 
     def _hopeless(self, shape: Shape, among: int) -> bool:
-        """One that asked for no more has found nothing there."""
-        for other, nodes in self.failed:  # noqa: SIM110  # a generator costs more than it looks at
-            if not among & ~nodes and _covers(shape, other):
+        """One that asked for no more, with or without GPUs as this one, has found nothing there."""
+        nodes, gpus, memory_mib = shape
+        for (
+            other,
+            looked_at,
+        ) in self.failed:  # as long as the shapes are many; calls would cost more than it does
+            if (
+                not among & ~looked_at
+                and nodes >= other[0]
+                and gpus >= other[1]
+                and memory_mib >= other[2]
+                and (not gpus) == (not other[1])
+            ):
                 return True
         return False
 
@@ -416,13 +428,6 @@ class _Plan:
         taken = self.quota.get(key, ())
         nodes, gpus = sum(each[0] for each in taken), sum(each[1] for each in taken)
         return self.cluster.room_in_quota(job, nodes, gpus)
-
-
-def _covers(shape: Shape, other: Shape) -> bool:
-    """Whether whoever finds no place for `other` finds none for `shape`."""
-    if (shape[1] == 0) != (other[1] == 0):
-        return False
-    return shape[0] >= other[0] and shape[1] >= other[1] and shape[2] >= other[2]
 
 
 def _holds_below(cluster: Cluster, priority: int) -> bool:
