@@ -1,5 +1,6 @@
 """A person at a browser: signs in, follows a log, suspends, on a phone and at a desk."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,6 +74,26 @@ def test_a_link_signs_in_and_is_gone(browser: Browser, server: Server, root: str
     browser.until_text("[role=alert]", "a code is taken once")
 
 
+def test_a_link_signs_in_where_the_page_is_open_already(
+    browser: Browser, server: Server, root: str
+) -> None:
+    first, second = (server.client.dashboard_link() for _ in range(2))
+    browser.open(f"{root}/sign-in")
+    browser.open(first)
+    browser.until_text("h1", "Overview")
+    assert browser.driver.current_url == root
+    browser.find(".out button").click()
+    browser.until_text("label", "Token")
+    browser.open(first)
+    browser.until_text("[role=alert]", "a code is taken once")
+    assert "code=" not in browser.driver.current_url
+    browser.complaints()  # of the 401
+    browser.open(second)
+    browser.until_text("h1", "Overview")
+    assert browser.driver.current_url == root
+    assert browser.complaints() == []
+
+
 def test_a_token_signs_in_and_leads_on(
     browser: Browser, server: Server, root: str, tmp_path: Path
 ) -> None:
@@ -117,6 +138,33 @@ def test_a_log_grows_pauses_and_goes_on_with_the_next_attempt(
     browser.until_text("#log-section .note", "attempt 2")
     browser.until_text("#log-note", "Live.")
     assert browser.text("#log") == "first line\n"
+    assert browser.complaints() == []
+
+
+def test_a_sequence_without_an_end_hides_no_line(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    server.client.submit(spec("say", "\x1b]0;epoch 1\nbegin\n"))
+    view = server.client.wait("t1", {"running"}, 30)
+    enter(browser, server)
+    browser.open(f"{root}/tasks/t1")
+    browser.until_text("#log-note", "Live.")
+    shown = "\nbegin\n"
+    assert browser.text("#log") == shown
+    for begin in ("]0;", "P", "X", "_", "^", "[3"):
+        grow(view.ranks[0].log, f"{begin}\x1b{begin}1")
+        shown += begin
+        browser.until(lambda: browser.text("#log") == shown, f"what stands before {begin}")  # noqa: B023
+        grow(view.ranks[0].log, "2\nnext\x1b")
+        shown += "\nnext"
+        browser.until(lambda: browser.text("#log") == shown, f"a line after {begin}")  # noqa: B023
+        grow(view.ranks[0].log, "[m\n")
+        shown += "\n"
+    grow(
+        view.ranks[0].log,
+        "\x1b]0;title\x1b[31mred\x1b[0m \x1b]8;;http://e\x1b\\link\x1b]8;;\x07.\n",
+    )
+    browser.until(lambda: browser.text("#log") == f"{shown}red link.\n", "sequences that end")
     assert browser.complaints() == []
 
 
@@ -174,6 +222,48 @@ def test_a_page_follows_what_others_do(
     server.client.drain("n0", "fan 2", None)
     browser.until_text("#node", "fan 2")
     assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("page", ["", "/tasks/t1"])
+def test_a_page_says_that_the_server_is_gone(
+    browser: Browser, server: Server, root: str, spec: MakeSpec, page: str
+) -> None:
+    server.client.submit(spec("hold"))
+    server.client.wait("t1", {"running"}, 30)
+    port = server.client.server().port
+    enter(browser, server)
+    browser.open(root + page)
+    assert browser.find("#away").get_attribute("role") == "status"
+    assert browser.text("#away") == ""
+    assert browser.complaints() == []
+    server.kill()
+    browser.until_text("#away", "No answer from the server since ")
+    assert re.fullmatch(r".* since \d\d:\d\d:\d\d; trying again\.", browser.text("#away"))
+    for size in (PHONE, DESKTOP):
+        browser.look(size)
+        assert (browser.overhang(), browser.wide()) == (0, [])
+        browser.run("scrollTo(0, document.body.scrollHeight)")
+        box = "const box = document.querySelector('#away').getBoundingClientRect(); "
+        assert browser.run(box + "return box.top >= 0 && box.bottom <= innerHeight")
+    server.start(port=port)
+    browser.until_text("label", "Token")  # which asks everybody to sign in again
+
+
+def test_what_says_that_the_server_is_gone_goes_when_it_answers(
+    browser: Browser, server: Server, root: str
+) -> None:
+    enter(browser, server)
+    browser.run("window.same = true")
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    calm = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    for gone in (True, False, True, False):
+        said = {"offline": gone, **calm}
+        browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", said)
+        browser.run("document.dispatchEvent(new Event('visibilitychange'))")  # so that it looks
+        browser.until(lambda: bool(browser.text("#away")) == gone, f"{gone}")  # noqa: B023
+    assert browser.run("return window.same && document.querySelector('#away').offsetHeight") == 0
+    server.client.drain("n0", "fan 2", None)
+    browser.until_text("#tiles", "1 drained")
 
 
 def test_a_task_that_starts_gets_its_log_and_its_ranks(

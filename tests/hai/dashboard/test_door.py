@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from starlette.responses import Response
 from tests.hai.dashboard.conftest import Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import NoEngine, Somebody, ask
+from tests.hai.server.test_public import free_port, public
 
+from fireflyer.errors import ConfigError
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.dashboard import routes
 from fireflyer.hai.dashboard.door import HEADERS, OPEN, Door, next_page
@@ -200,6 +203,22 @@ def test_a_link_signs_in_once(server: Server) -> None:
     assert secret.encode() not in kept
 
 
+def test_the_homes_code_is_refused_where_others_are_served_and_still_good(
+    server: Server, tmp_path: Path
+) -> None:
+    server.start()
+    Somebody(server, tmp_path, "ada", "submit")
+    server.client.shutdown()
+    port = free_port()
+    server.start(public=public(port=port))
+    code = server.client.dashboard_link().partition("#code=")[2]
+    outside, inside = Visitor(server), Visitor(server)
+    outside.port, outside.host = port, f"127.0.0.1:{port}"
+    assert (outside.sign_in(code).status, outside.cookie) == (401, "")
+    assert inside.sign_in(code).status == 303
+    assert inside.get("/dashboard").status == 200
+
+
 def test_signing_out(visitor: MakeVisitor) -> None:
     ada, elsewhere = visitor("ada"), visitor("ada")
     before = ada.cookie
@@ -230,6 +249,29 @@ def test_a_session_ends_with_its_token_also_on_open_streams(
     connection.close()
     assert ada.get("/dashboard").status == 303
     assert ada.get("/dashboard/tasks/t1/log/0/stream").status == 401
+
+
+def test_a_download_ends_with_the_token_and_does_not_look_whole(
+    server: Server, visitor: MakeVisitor, spec: MakeSpec
+) -> None:
+    chief = visitor("eve", "operate")
+    server.client.submit(spec("hold"))
+    log = server.client.wait("t1", {"running"}, 30).ranks[0].log
+    size = 48 << 20  # more than the buffers of a connection hold
+    Path(log).write_bytes(bytes(range(256)) * (size >> 8))
+    admin = Administration(server.client)
+    (view,) = [token for token in admin.tokens() if token.user == "eve"]
+    connection = http.client.HTTPConnection("127.0.0.1", chief.port, timeout=60)
+    connection.request("GET", "/dashboard/tasks/t1/log/0/text", headers={"Cookie": chief.cookie})
+    answer = connection.getresponse()
+    assert answer.read(1 << 16) == bytes(range(256)) * 256
+    admin.revoke_token(view.id)
+    with pytest.raises(http.client.IncompleteRead) as broken:
+        answer.read()
+    assert len(broken.value.partial) < size - (1 << 16)
+    connection.close()
+    Path(log).write_text("whole")
+    assert visitor().get("/dashboard/tasks/t1/log/0/text").text == "whole"
 
 
 @pytest.mark.parametrize(
@@ -300,6 +342,34 @@ def test_what_is_no_form_is_refused(visitor: MakeVisitor, server: Server) -> Non
     token = server.client.home.token.read_text()
     assert ask(server, "POST", "/dashboard/sign-in", token, b"{}")[0] in (400, 403)
     assert server.client.nodes()[0].state == "ready"
+
+
+@pytest.mark.parametrize(
+    "path", ["tasks?user=%00", "tasks?user=a%1Bb", "map?leaf=%0A", "map?leaf=%C2%85"]
+)
+def test_an_address_with_control_characters_is_refused_in_words(
+    visitor: MakeVisitor, path: str
+) -> None:
+    answer = visitor().get(f"/dashboard/{path}")
+    assert answer.status == 400
+    assert "this text of the address has control characters" in answer.text
+    assert visitor().get("/dashboard/tasks?user=" + "a" * 201).status == 400
+    assert visitor().get("/dashboard/tasks?user=%C3%A9%20%F0%9F%9A%80").status == 200
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "a\x1b[31mb", "a\nb", "a\x9bb", "x" * 501])
+def test_a_reason_is_a_line_as_the_api_has_it(
+    server: Server, visitor: MakeVisitor, reason: str
+) -> None:
+    owner = visitor()
+    answer = owner.post("/dashboard/nodes/n0/drain", reason=reason)
+    assert answer.status == 400
+    with pytest.raises(ConfigError) as refused:
+        server.client.drain("n0", reason, None)
+    assert escape(str(refused.value))[:200] in answer.text
+    assert server.client.nodes()[0].state == "ready"
+    assert owner.post("/dashboard/nodes/n0/drain", reason="x" * 500).status == 303
+    assert server.client.nodes()[0].reason == "x" * 500
 
 
 # -- headers -----------------------------------------------------------------------------------------

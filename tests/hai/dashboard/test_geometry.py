@@ -6,6 +6,7 @@ import pytest
 
 from fireflyer.hai.dashboard import clustermap, tail, words
 from fireflyer.hai.dashboard.timeline import ATTEMPTS, MOST_BARS, timeline
+from fireflyer.hai.dashboard.told import told
 from fireflyer.hai.ledger import segments
 from fireflyer.hai.model import Event, NodeView, TaskSpec
 from fireflyer.hai.server.logs import LogFile
@@ -153,6 +154,10 @@ def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
         ("<b>&amp;", "<b>&amp;"),
         ("\x1b", ""),
         ("\x1b[31", ""),
+        ("\x1b[31\nb", "\nb"),
+        ("\x1b]0;title\nb\nc", "\nb\nc"),
+        ("\x1b]0;title\r\nb", "\nb"),
+        *((f"a\x1b{begin}title\nb\x1b{begin}x\x1b\\c\n", "a\nbc\n") for begin in "PX_^"),
     ],
 )
 def test_what_steers_a_terminal_is_left_out(text: str, shown: str) -> None:
@@ -177,3 +182,60 @@ def test_words() -> None:
     assert words.percent(1, 10_000) == "< 0.1 %"
     assert words.clock(0) == "1970-01-01 00:00:00 UTC"
     assert words.title(TaskSpec(script="/a/train.py", cwd="/")) == "train.py"
+
+
+EXITED = {"rank": 1, "node": "n0", "code": 7, "signal": None, "suspended": False}
+BEAT = {"first": 1000.25, "last": 2000, "step": -1, "saved": 0.0, "saved_step": -1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "line"),
+    [
+        ("progress", BEAT, ["first heartbeat ", 1000.25, ", last ", 2000.0]),
+        (
+            "progress", {**BEAT, "step": 0, "saved": 1500.5, "saved_step": 0},
+            ["first heartbeat ", 1000.25, ", last ", 2000.0, ", step 0", ", saved ", 1500.5, " at step 0"],
+        ),
+        ("submitted", {}, []),
+        ("running", {}, []),
+        ("suspending", {"reason": "room for t2", "preempted": True}, ["room for t2"]),
+        ("starting", {"nodes": ["n0", "n1"]}, ["on n0, n1"]),
+        ("rank_started", {"rank": 1, "node": "n0", "pid": 9}, ["rank 1 on n0, pid 9"]),
+        ("rank_joined", {"rank": 1, "node": "n0", "incarnation": 2}, ["rank 1 on n0 (newcomer 2)"]),
+        ("rank_exited", EXITED, ["rank 1 on n0: exit 7"]),
+        ("rank_exited", {**EXITED, "suspended": True, "code": 0}, ["rank 1 on n0: suspended"]),
+        (
+            "rank_exited", {**EXITED, "code": None, "signal": 9, "lost": True},
+            ["rank 1 on n0: signal 9; the others go on"],
+        ),
+        (
+            "rank_exited", {**EXITED, "code": None, "lost": True},
+            ["rank 1 on n0: gone with its node; the others go on"],
+        ),
+        ("leased", {"generation": 2, "members": ["a", "b"], "token": "x"}, ["generation 2: a, b"]),
+        ("gang_ended", {"outcome": "finished", "reason": ""}, ["finished"]),
+        ("gang_ended", {"outcome": "failed", "reason": "exit 1"}, ["failed: exit 1"]),
+        (
+            "restarting",
+            {"reason": "exit 1", "restarts": 1, "max_restarts": 3, "node_faults": 0, "avoid": []},
+            ["1 of 3: exit 1"],
+        ),
+        (
+            "restarting",
+            {"reason": "hung", "restarts": 0, "max_restarts": 3, "node_faults": 2, "avoid": ["n1"]},
+            ["0 of 3, 2 by nodes, avoids n1: hung"],
+        ),
+        ("observed", {"what": "oom", "node": "", "wall": 1.0, "text": "out of memory"}, ["out of memory"]),
+        (
+            "acted",
+            {"action": "restart", "rule": "oom", "cause": "script", "why": "", "end": False, "node": "n0"},
+            ["n0: restart (rule oom)"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_event_says(kind: str, detail: dict[str, object], line: list[object]) -> None:
+    event = Event(
+        seq=1, task="t1", attempt=1, kind=kind, detail=detail, monotonic_ns=0, wall=0.0
+    )  # fmt: skip
+    assert told(event) == line
+    assert [type(part) for part in told(event)] == [type(part) for part in line]

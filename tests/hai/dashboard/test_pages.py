@@ -10,8 +10,9 @@ from tests.hai.dashboard.conftest import Tags, Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import Somebody
 
+from fireflyer import pulse
 from fireflyer.hai.administration import Administration
-from fireflyer.hai.identity import Quota
+from fireflyer.hai.identity import Quota, TokenRequest
 from fireflyer.hai.model import TaskSpec, TaskState
 
 MakeSpec = Callable[..., TaskSpec]
@@ -40,6 +41,13 @@ def check_markup(text: str) -> Tags:
             if name in ("href", "src", "action", "formaction"):
                 assert re.match(r"(/dashboard|#|$|data:image/svg)", value or ""), value
     return tags
+
+
+def lasting(text: str) -> list[str]:
+    """The lines of a page that do not say when it was made, nor hold a secret, which may have any letters."""
+    return [
+        line for line in text.splitlines() if 'id="as-of"' not in line and 'name="csrf"' not in line
+    ]
 
 
 def test_names_reasons_and_logs_are_text(
@@ -112,6 +120,25 @@ def test_every_state_has_a_page(server: Server, visitor: MakeVisitor, spec: Make
         assert re.findall(r'href="/dashboard/tasks/(t\d+)"', listed) == tasks
 
 
+def test_the_history_is_told_in_words(server: Server, visitor: MakeVisitor, spec: MakeSpec) -> None:
+    owner = visitor()
+    server.client.submit(spec("hold"))
+    log = Path(server.client.wait("t1", {"running"}, 30).ranks[0].log)
+    pulse.Writer(str(log.with_name("0.pulse"))).beat()
+    server.client.suspend("t1")
+    server.client.wait("t1", {"suspended"}, 30)
+    page = owner.get("/dashboard/tasks/t1").text
+    history = Tags(page[page.index('id="history"') :]).text
+    for line in (
+        r"on n0\n", r"rank 0 on n0, pid 1000\n",
+        r"rank 0 on n0: suspended\n", r"suspended: as asked for\n",
+        r"first heartbeat (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC), last \1\n",
+    ):  # fmt: skip
+        assert re.search(line, history), line
+    for raw in ("None", "False", "step", "saved", "['"):
+        assert raw not in history
+
+
 def test_forms_do_what_their_verbs_do(server: Server, visitor: MakeVisitor, spec: MakeSpec) -> None:
     ada, chief = visitor("ada"), visitor("eve", "operate")
     client = server.client
@@ -176,9 +203,7 @@ def test_another_users_task_is_as_if_it_were_not_there(
         missing = bob.get(f"/dashboard/tasks/t77{path}")
         found = bob.get(f"/dashboard/tasks/t1{path}")
         assert (found.status, missing.status) == (404, 404)
-        assert [line for line in found.text.replace("t1", "t77").splitlines() if "as-of" not in line] == [
-            line for line in missing.text.splitlines() if "as-of" not in line
-        ]  # fmt: skip
+        assert lasting(found.text.replace("t1", "t77")) == lasting(missing.text)
     assert ada.get("/dashboard/tasks/t1/log/0/text").text == "my secret"
 
 
@@ -221,6 +246,19 @@ def test_quotas_and_users_are_shown_to_an_admin(server: Server, visitor: MakeVis
         assert word in text
     assert ada.get("/dashboard/users").status == 403
     assert "/dashboard/users" not in ada.get("/dashboard").text
+
+
+def test_tokens_in_use_are_those_that_are_taken(server: Server, visitor: MakeVisitor) -> None:
+    owner = visitor()
+    admin = Administration(server.client)
+    admin.add_user("ada")
+    for days in (None, 30.0, 1e-9):
+        admin.create_token(TokenRequest(user="ada", days=days))
+    admin.revoke_token(admin.create_token(TokenRequest(user="ada")).view.id)
+    counted = r'data-label="Tokens in use">(\d+)<'
+    assert re.findall(counted, owner.get("/dashboard/users").text) == ["2"]
+    admin.disable_user("ada")
+    assert re.findall(counted, owner.get("/dashboard/users").text) == ["0"]
 
 
 @pytest.mark.parametrize("attempt", [None, 1, 2])

@@ -13,6 +13,10 @@ from fireflyer.hai.server.access import Accounts
 OWNER = Identity(user="owner", token=HOME_TOKEN, scope="admin")
 
 
+def anywhere(_token: str) -> bool:
+    return True
+
+
 class Desk:
     """Accounts with one user, a token of his, and a clock."""
 
@@ -91,17 +95,24 @@ def test_asking_whether_it_holds_does_not_make_it_last(desk: Desk) -> None:
 
 def test_a_code_is_taken_once_within_a_minute(desk: Desk) -> None:
     first, late = desk.sessions.code(desk.ada), desk.sessions.code(desk.ada)
-    assert desk.sessions.redeem(first) == desk.ada
-    assert desk.sessions.redeem(first) is None
+    assert desk.sessions.redeem(first, anywhere) == desk.ada
+    assert desk.sessions.redeem(first, anywhere) is None
     desk.now += sessions.CODE_S
-    assert desk.sessions.redeem(late) is None
-    assert desk.sessions.redeem("") is None
+    assert desk.sessions.redeem(late, anywhere) is None
+    assert desk.sessions.redeem("", anywhere) is None
+
+
+def test_a_door_that_may_not_take_a_code_does_not_use_it_up(desk: Desk) -> None:
+    code = desk.sessions.code(OWNER)
+    assert desk.sessions.redeem(code, lambda token: token != HOME_TOKEN) is None
+    assert desk.sessions.redeem(code, anywhere) == OWNER
+    assert desk.sessions.redeem(code, anywhere) is None
 
 
 def test_a_code_of_a_revoked_token_is_none(desk: Desk) -> None:
     code = desk.sessions.code(desk.ada)
     desk.accounts.revoke_token(desk.ada.token, OWNER)
-    assert desk.sessions.redeem(code) is None
+    assert desk.sessions.redeem(code, anywhere) is None
 
 
 def test_one_token_cannot_fill_the_memory(desk: Desk) -> None:
@@ -114,6 +125,6 @@ def test_one_token_cannot_fill_the_memory(desk: Desk) -> None:
     assert desk.sessions.holds(mine[5])
     assert desk.sessions.holds(kept)
     codes = [desk.sessions.code(desk.ada) for _ in range(sessions.CODES_PER_TOKEN + 2)]
-    assert [desk.sessions.redeem(code) is not None for code in codes] == (
+    assert [desk.sessions.redeem(code, anywhere) is not None for code in codes] == (
         [False] * 2 + [True] * sessions.CODES_PER_TOKEN
     )

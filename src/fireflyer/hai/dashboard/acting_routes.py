@@ -7,9 +7,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import RedirectResponse
 
 from fireflyer.errors import ConfigError
+from fireflyer.hai.admission import MAX_REASON, check_line
 from fireflyer.hai.dashboard import pages
 from fireflyer.hai.dashboard.door import ROOT
 from fireflyer.hai.dashboard.forms import checked_form
+from fireflyer.hai.dashboard.refusals import Refusals
 from fireflyer.hai.database.marks import Mark
 from fireflyer.hai.database.trail import Trail
 from fireflyer.hai.identity import Identity
@@ -17,17 +19,14 @@ from fireflyer.hai.lifecycle import Request as Wish
 from fireflyer.hai.server.auth import needing
 from fireflyer.hai.server.controller import Controller
 
-REASON = 200
-"""Characters of a reason."""
 
-
-def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
+def acting_routes(app: FastAPI, controller: Controller, trail: Trail, refusals: Refusals) -> None:
     """Adds them to the application."""
     needs = needing(trail)
 
     def steering(what: Wish) -> Callable[..., Coroutine[Any, Any, Response]]:
         async def steer(request: Request, task: str, who: Identity = needs("submit")) -> Response:
-            await checked_form(request)
+            await checked_form(request, refusals)
             with trail.change(who, what, task[:20]):
                 controller.check_owner(task, who.only)
                 controller.request(task, what)
@@ -48,18 +47,19 @@ def acting_routes(app: FastAPI, controller: Controller, trail: Trail) -> None:
     @app.post(f"{ROOT}/nodes/{{node}}/drain")
     async def drain(request: Request, node: str, who: Identity = needs("operate")) -> Response:
         """Starts nothing new on a node."""
-        form = await checked_form(request)
+        form = await checked_form(request, refusals)
         with trail.change(who, "drain", f"node {node[:63]}"):
             reason = form.get("reason", "").strip()
-            if not reason or len(reason) > REASON:
-                raise ConfigError(f"say why, in up to {REASON} characters")
+            if not reason:
+                raise ConfigError("say why")
+            check_line("the reason", reason, MAX_REASON)
             controller.drain(node, Mark(health="drained", reason=reason))
         return RedirectResponse(f"{ROOT}/nodes/{node}", 303)
 
     @app.post(f"{ROOT}/nodes/{{node}}/undrain")
     async def undrain(request: Request, node: str, who: Identity = needs("operate")) -> Response:
         """Uses a node again."""
-        await checked_form(request)
+        await checked_form(request, refusals)
         with trail.change(who, "undrain", f"node {node[:63]}"):
             controller.unmark(node)
         await controller.undrain_engine(node)

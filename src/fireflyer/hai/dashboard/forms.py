@@ -5,10 +5,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Request
 
-from fireflyer.errors import ConfigError, PermissionDenied
+from fireflyer.errors import ConfigError
+from fireflyer.hai.dashboard.refusals import Refusals
 
 MOST_BYTES = 16_384
 MOST_FIELDS = 20
+
+ELSEWHERE = "this form does not come from a page of this server"
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -50,17 +53,17 @@ def same_origin(request: Request) -> bool:
     return bool(origin.netloc) and origin.netloc == request.headers.get("host")
 
 
-async def checked_form(request: Request) -> dict[str, str]:
-    """The fields of a form of the session's own pages.
+async def checked_form(request: Request, refusals: Refusals) -> dict[str, str]:
+    """The fields of a form of the session's own pages; another is written down.
 
     Raises:
         PermissionDenied: it comes from elsewhere, or from a page of an earlier session.
         ConfigError: as `read_form`.
     """
     if not same_origin(request):
-        raise PermissionDenied("this form does not come from a page of this server")
+        raise refusals.form(request, ELSEWHERE)
     form = await read_form(request)
     given = form.pop("csrf", "")
     if not hmac.compare_digest(given.encode(), request.state.csrf.encode()):
-        raise PermissionDenied("the page is of an earlier session: load it again")
+        raise refusals.form(request, "the page is of an earlier session: load it again")
     return form

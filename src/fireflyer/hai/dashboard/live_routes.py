@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Send
 
 from fireflyer.hai.dashboard.door import ROOT
 from fireflyer.hai.dashboard.sessions import Sessions
@@ -41,16 +42,35 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
 
     @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/text")
     async def whole(
-        task: str, rank: int, attempt: Number | None = None, who: Identity = needs("read")
+        request: Request,
+        task: str,
+        rank: int,
+        attempt: Number | None = None,
+        who: Identity = needs("read"),
     ) -> Response:
         """All of a log that there is now, as it is, to be saved as a file."""
         controller.check_owner(task, who.only)
         file = controller.logs.find(task, rank, attempt)
         name = f"{file.task}-{file.attempt}-{rank}.log"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        return StreamingResponse(
-            _all_of(controller, file), headers=headers, media_type="text/plain"
-        )
+        answer = _Download(_all_of(controller, file), headers=headers, media_type="text/plain")
+        answer.allowed = allowed(request)
+        return answer
+
+
+class _Download(StreamingResponse):
+    """A body in chunks. Once `allowed` says no, nothing follows, and not the last, empty chunk either: the
+    server closes the connection amid the body, so that no client takes what it has got for the whole."""
+
+    allowed: Callable[[], bool]
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for piece in self.body_iterator:
+            if not self.allowed():
+                return
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _changes(controller: Controller, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:

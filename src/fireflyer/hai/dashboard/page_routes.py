@@ -1,10 +1,13 @@
 """The pages that are only looked at."""
 
+from collections import Counter
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Request, Response
+from pydantic import AfterValidator
 
 from fireflyer.errors import TaskError
+from fireflyer.hai.admission import check_line
 from fireflyer.hai.dashboard import clustermap, pages
 from fireflyer.hai.dashboard.door import ROOT
 from fireflyer.hai.dashboard.looks import (
@@ -23,8 +26,16 @@ from fireflyer.hai.server.access import Accounts
 from fireflyer.hai.server.auth import needing
 
 Number = Annotated[int, Query(ge=0, lt=1 << 31)]
-Text = Annotated[str, Query(max_length=200)]
 Window = Literal["1h", "24h", "7d"]
+
+
+def _line(text: str) -> str:
+    check_line("this text of the address", text, 200)
+    return text
+
+
+Text = Annotated[str, Query(), AfterValidator(_line)]
+"""Without control characters: what is asked for may go to the database, and PostgreSQL takes no NUL."""
 
 HOLDING: tuple[TaskState, ...] = ("starting", "running", "suspending")
 
@@ -59,9 +70,10 @@ def page_routes(app: FastAPI, looks: Looks, accounts: Accounts, store: Store, tr
     @app.get(f"{ROOT}/users")
     async def users(request: Request, who: Identity = needs("admin")) -> Response:
         """Users, their groups and tokens, and quotas."""
+        tokens = Counter(view.user for view in accounts.tokens(None) if accounts.taken(view.id))
         return await pages.page(
-            request, "users", users=accounts.users(), tokens=accounts.tokens(None), quotas=store.quotas()
-        )  # fmt: skip
+            request, "users", users=accounts.users(), tokens=tokens, quotas=store.quotas()
+        )
 
 
 def _cluster_pages(app: FastAPI, looks: Looks, trail: Trail) -> None:

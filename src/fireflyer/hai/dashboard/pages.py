@@ -12,6 +12,7 @@ from fastapi import Request
 from starlette.responses import HTMLResponse, Response
 
 from fireflyer.hai.dashboard import words
+from fireflyer.hai.dashboard.told import told
 from fireflyer.hai.identity import Identity
 from fireflyer.hai.simulation.style import STYLE
 
@@ -46,7 +47,7 @@ def templates() -> "Environment":
     )  # fmt: skip
     for call in (
         words.short, words.span, words.ago, words.stamp, words.clock, words.percent, words.hours,
-        words.title,
+        words.title, told,
     ):  # fmt: skip
         made.filters[call.__name__] = call
     return made

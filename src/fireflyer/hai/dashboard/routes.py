@@ -12,10 +12,11 @@ from fireflyer.errors import PermissionDenied, Unauthenticated
 from fireflyer.hai.dashboard import pages
 from fireflyer.hai.dashboard.acting_routes import acting_routes
 from fireflyer.hai.dashboard.door import ROOT, SIGN_IN, Door, next_page
-from fireflyer.hai.dashboard.forms import checked_form, read_form, same_origin
+from fireflyer.hai.dashboard.forms import ELSEWHERE, checked_form, read_form, same_origin
 from fireflyer.hai.dashboard.live_routes import live_routes
 from fireflyer.hai.dashboard.looks import Looks
 from fireflyer.hai.dashboard.page_routes import page_routes
+from fireflyer.hai.dashboard.refusals import Refusals
 from fireflyer.hai.dashboard.sessions import Sessions
 from fireflyer.hai.database.store import Store
 from fireflyer.hai.database.trail import Trail
@@ -45,16 +46,19 @@ def build(controller: Controller, store: Store, accounts: Accounts, sessions: Se
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     looks = Looks(controller, store)
-    _sign_in_routes(app, accounts, sessions, trail)
+    refusals = Refusals(trail, accounts)
+    _sign_in_routes(app, accounts, sessions, trail, refusals)
     _static_routes(app)
     page_routes(app, looks, accounts, store, trail)
-    acting_routes(app, controller, trail)
+    acting_routes(app, controller, trail, refusals)
     live_routes(app, controller, sessions, trail)
     app.add_middleware(Timed, meters=controller.meters)
     return app
 
 
-def _sign_in_routes(app: FastAPI, accounts: Accounts, sessions: Sessions, trail: Trail) -> None:
+def _sign_in_routes(
+    app: FastAPI, accounts: Accounts, sessions: Sessions, trail: Trail, refusals: Refusals
+) -> None:
     needs = needing(trail)
 
     @app.get(SIGN_IN)
@@ -68,19 +72,21 @@ def _sign_in_routes(app: FastAPI, accounts: Accounts, sessions: Sessions, trail:
     async def sign_in(request: Request) -> Response:
         """Begins a session."""
         if not same_origin(request):
-            raise PermissionDenied("this form does not come from a page of this server")
+            elsewhere = PermissionDenied(ELSEWHERE)
+            refusals.sign_in(request, "", elsewhere)
+            raise elsewhere
         form = await read_form(request)
         target = next_page(form.get("next", ""))
-        door: Door = request.state.door
+        text = form.get("token", "").strip()
         try:
-            who = _identify(form.get("token", "").strip(), request, accounts, sessions)
-            if not door.lets_in(who.token):
-                raise Unauthenticated("this code is for the server's own machine")
+            who = _identify(text, request, accounts, sessions)
         except Unauthenticated as error:
+            refusals.sign_in(request, text, error)
             return await pages.page(request, "sign_in", 401, next=target, message=str(error))
         with trail.change(who, "sign_in", ""):
             secret = sessions.begin(who)
         answer = RedirectResponse(target, 303)
+        door: Door = request.state.door
         door.set_cookie(answer, request.scope, secret)
         return answer
 
@@ -88,7 +94,7 @@ def _sign_in_routes(app: FastAPI, accounts: Accounts, sessions: Sessions, trail:
     async def sign_out(request: Request, who: Identity = needs("read")) -> Response:
         """Ends the session."""
         del who
-        await checked_form(request)
+        await checked_form(request, refusals)
         sessions.end(request.state.secret)
         answer = RedirectResponse(SIGN_IN, 303)
         request.state.door.set_cookie(answer, request.scope, "")
@@ -99,10 +105,11 @@ def _identify(text: str, request: Request, accounts: Accounts, sessions: Session
     address = request.client.host if request.client is not None else ""
     if text.startswith("hai_"):
         return accounts.identify(text, address)
-    who = sessions.redeem(text)
+    who = sessions.redeem(text, request.state.door.lets_in)
     if who is None:
         raise Unauthenticated(
-            "that is no token, and no code that is still good: a code is taken once, within a minute"
+            "that is no token, and no code that is still good here: a code is taken once, within a minute; "
+            "that of the home's own user on the server's own machine"
         )
     return who
 

@@ -75,12 +75,15 @@ class Sessions:
         self._codes[hash_secret(text)] = _Code(who, now + CODE_S)
         return text
 
-    def redeem(self, text: str) -> Identity | None:
-        """Whose code this is; from now on it is nobody's. None: it is none, is used up, or too old."""
-        code = self._codes.pop(hash_secret(text), None)
-        if code is None or code.until <= self._clock() or not self.taken(code.who):
+    def redeem(self, text: str, lets_in: Callable[[str], bool]) -> Identity | None:
+        """Whose code this is; from now on it is nobody's. None: it is none, is used up, or too old; or is of
+        a token that this door does not let in, and is left for the one that does."""
+        key = hash_secret(text)
+        code = self._codes.get(key)
+        if code is None or not lets_in(code.who.token):
             return None
-        return code.who
+        del self._codes[key]
+        return code.who if code.until > self._clock() and self.taken(code.who) else None
 
     # -- sessions ----------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 const REFRESH_MS = 2000; // at least, between two looks at what has changed
 const RATE = 50; // characters of pages a millisecond, at most
 const OLDEST_MS = 30000; // a page is never older
+const PATIENCE_MS = 15000; // for an answer
 const LINES = 5000; // of a log, that are kept in the page
 const CHARACTERS = 2000000;
 const LINE = 65536; // characters of a line that has not ended
@@ -28,7 +29,8 @@ function tell(time, today) {
 
 // -- signing in by a link -----------------------------------------------------------------------------------
 
-// The code is behind '#': it reaches the server in the form alone, and no log of addresses.
+// The code is behind '#': it reaches the server in the form alone, and no log of addresses. A link that is opened
+// in the tab that has this page already changes no more than what is behind '#'.
 function signIn() {
   const form = document.querySelector("form[data-sign-in]");
   const found = /^#code=([A-Za-z0-9_-]+)$/.exec(location.hash);
@@ -45,9 +47,19 @@ let looking = false;
 let looked = Date.now();
 let due = 0;
 let pause = REFRESH_MS;
+let away = false;
 
 function remember() {
   for (const part of document.querySelectorAll("[data-live]")) source.set(part.id, part.outerHTML);
+}
+
+async function ask() {
+  const answer = await fetch(location.href, {
+    redirect: "manual", headers: { Accept: "text/html" }, signal: AbortSignal.timeout(PATIENCE_MS),
+  });
+  if (answer.type === "opaqueredirect") location.reload();
+  if (answer.status >= 500) throw new Error(`${answer.status}`);
+  return answer.ok ? await answer.text() : "";
 }
 
 async function look() {
@@ -55,19 +67,27 @@ async function look() {
   if (looking || document.hidden) return;
   looking = true;
   looked = Date.now();
+  let text = "";
   try {
-    const answer = await fetch(location.href, { redirect: "manual", headers: { Accept: "text/html" } });
-    if (answer.type === "opaqueredirect") location.reload();
-    if (answer.ok) {
-      const text = await answer.text();
-      pause = Math.max(REFRESH_MS, text.length / RATE);
-      renew(new DOMParser().parseFromString(text, "text/html"));
-    }
+    text = await ask();
+    tellAway(false);
   } catch {
-    // the server is away: the next look may find it
+    tellAway(true);
   } finally {
     looking = false;
   }
+  if (!text) return;
+  pause = Math.max(REFRESH_MS, text.length / RATE);
+  renew(new DOMParser().parseFromString(text, "text/html"));
+}
+
+// The server does not answer: what is shown is as it was, and the page says so until it does.
+function tellAway(gone) {
+  if (away === gone) return;
+  away = gone;
+  const note = document.getElementById("away");
+  const since = new Date().toLocaleTimeString([], { hour12: false });
+  note.textContent = gone ? `No answer from the server since ${since}; trying again.` : "";
 }
 
 function soon() {
@@ -107,7 +127,7 @@ function follow(address) {
   const open = () => {
     changes = new EventSource(address);
     changes.addEventListener("change", soon);
-    changes.onerror = () => { if (changes && changes.readyState === EventSource.CLOSED) soon(); };
+    changes.onerror = soon;
   };
   document.addEventListener("visibilitychange", () => {
     if (changes) changes.close();
@@ -115,14 +135,15 @@ function follow(address) {
     if (!document.hidden) { open(); soon(); }
   });
   addEventListener("pagehide", () => { if (changes) changes.close(); });
-  setInterval(() => { if (Date.now() - looked >= OLDEST_MS) soon(); }, 1000);
+  setInterval(() => { if (away || Date.now() - looked >= OLDEST_MS) soon(); }, 1000);
   if (!document.hidden) open();
 }
 
 // -- logs -----------------------------------------------------------------------------------------------------
 
-const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\|[ -/]*[0-OQ-WYZ\\`-~])/g;
-const UNFINISHED = /\x1b[^\x1b]{0,4000}$/;
+// As words.py: a newline, like the next escape, ends a sequence that has no end of its own.
+const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*(?:[@-~]|(?=[^ -~]))|\][^\x07\x1b\n]*(?:\x07|\x1b\\|(?=[\x1b\n]))|[PX^_][^\x1b\n]*(?:\x1b\\|(?=[\x1b\n]))|[ -/]*[0-OQ-WYZ\\`-~])/g;
+const UNFINISHED = /\x1b[^\x1b\n]{0,4000}$/;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
 
 function last(line) {
@@ -257,5 +278,6 @@ function newAttempt(fresh) {
 remember();
 localize(document.body);
 signIn();
+addEventListener("hashchange", signIn);
 if (document.body.dataset.changes) follow(document.body.dataset.changes);
 watchLog();
