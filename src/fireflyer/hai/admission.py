@@ -135,6 +135,6 @@ def check_drain(reason: str, until: float | None, now: float) -> None:
     """
     check_line("the reason", reason, MAX_REASON)
     if not reason.strip():
-        raise ConfigError("say why the node is drained (--reason)")
+        raise ConfigError("say why the node is to be drained")
     if until is not None and until <= now:
         raise ConfigError("the time until which the node is to be drained is over")

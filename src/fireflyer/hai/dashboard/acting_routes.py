@@ -6,8 +6,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.responses import RedirectResponse
 
-from fireflyer.errors import ConfigError
-from fireflyer.hai.admission import MAX_REASON, check_line
 from fireflyer.hai.dashboard import pages
 from fireflyer.hai.dashboard.door import ROOT
 from fireflyer.hai.dashboard.forms import checked_form
@@ -49,11 +47,8 @@ def acting_routes(app: FastAPI, controller: Controller, trail: Trail, refusals: 
         """Starts nothing new on a node."""
         form = await checked_form(request, refusals)
         with trail.change(who, "drain", f"node {node[:63]}"):
-            reason = form.get("reason", "").strip()
-            if not reason:
-                raise ConfigError("say why")
-            check_line("the reason", reason, MAX_REASON)
-            controller.drain(node, Mark(health="drained", reason=reason))
+            mark = Mark(health="drained", reason=form.get("reason", "").strip())
+            controller.drain(node, mark)
         return RedirectResponse(f"{ROOT}/nodes/{node}", 303)
 
     @app.post(f"{ROOT}/nodes/{{node}}/undrain")
