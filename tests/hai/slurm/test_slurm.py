@@ -158,7 +158,29 @@ def test_a_job_that_somebody_cancels_is_lost(stage: SlurmStage) -> None:
         _, end = await s.ended(engine)
         assert end.outcome == "lost"
         assert "died with Slurm job" in end.reason
+        assert end.lost == ()  # no node is to be avoided for it
         assert not any(s.alive(pid) for pid in pids)
+
+    stage.play(scene)
+
+
+def test_a_node_that_slurm_calls_down_is_no_fault_of_the_others(stage: SlurmStage) -> None:
+    async def scene(s: Any) -> None:
+        engine = s.engine()
+        await engine.launch(s.gang("report(os.getpid())\nforever()"))
+        await s.reports(2)
+        s.cluster.command("scontrol", "update", "nodename=fn2", "state=down", "reason=pdu")
+        try:
+            _, end = await s.ended(engine)
+            assert end.outcome == "lost"
+            assert "fn1" not in end.lost  # nor is fn2, where Slurm has it back already
+        finally:
+            if "down" in s.cluster.command("sinfo", "-h", "-n", "fn2", "-o", "%T"):
+                s.cluster.command("scontrol", "update", "nodename=fn2", "state=resume")
+        while {node.state for node in engine.nodes()} != {"up"}:
+            async for event in engine.events():
+                if isinstance(event, NodesChanged):
+                    break
 
     stage.play(scene)
 
@@ -303,6 +325,7 @@ def test_a_frozen_node_is_lost_when_slurm_says_so(own_stage: SlurmStage) -> None
             events, end = await s.ended(engine)
             assert end.outcome == "lost"
             assert "fn2 is down*: Not responding" in end.reason
+            assert end.lost == ("fn2",)
             assert not s.alive(pids[0])
             assert not any(e.rank == 1 for e in events if isinstance(e, RankExited))
             gang = s.gang("report('up')", attempt=2, on=("fn1", "fn3"))

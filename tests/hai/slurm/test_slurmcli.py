@@ -53,10 +53,14 @@ def test_host_lists(text: str, names: list[str]) -> None:
             "fn6|fn6|never heard of|(null)|8|2|none",
             Node(name="fn6", state="down", reason="never heard of", cpus=2, memory_mib=8),
         ),
+        (
+            "fn7|fn7|unknown|(null)|8|2|none",
+            Node(name="fn7", state="drained", reason="unknown", cpus=2, memory_mib=8),
+        ),
     ],
 )
 def test_lines_of_sinfo(line: str, node: Node) -> None:
-    silent = node.reason == "allocated*"
+    silent = node.reason in ("allocated*", "unknown")
     assert parse_node(line, {"fn1": Spot("leaf1", "p1")}) == Place(node, line.split("|")[1], silent)
 
 

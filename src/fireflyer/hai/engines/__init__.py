@@ -122,7 +122,7 @@ class GangEnded(msgspec.Struct, frozen=True, kw_only=True, tag="gang_ended"):
     monotonic_ns: int
     wall: float
     lost: tuple[str, ...] = ()
-    """Nodes whose supervisors died."""
+    """Nodes whose supervisors died, but not because Slurm ended the job."""
 
 
 class NodeObserved(msgspec.Struct, frozen=True, kw_only=True, tag="node_observed"):

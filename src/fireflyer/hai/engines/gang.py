@@ -49,6 +49,7 @@ class GangState:
         self._never_began: tuple[Outcome, str] | None = None
         self._refused = ""
         self._lost: dict[str, str] = {}
+        self._blamed: list[str] = []
         self._last: Now | None = None
         self._seq: dict[str, int] = {}
         self._events: list[EngineEvent] = []
@@ -115,16 +116,21 @@ class GangState:
         self._look_for_the_end()
         self._end(Now(event.monotonic_ns, event.wall))
 
-    def lost(self, node: str, why: str, now: Now, *, doors: bool = False) -> None:
+    def lost(
+        self, node: str, why: str, now: Now, *, doors: bool = False, innocent: bool = False
+    ) -> None:
         """The node's supervisor is gone and nothing of the part is left, and no record says how it ended.
 
         Args:
             doors: the ranks of an elastic gang have opened their doors.
+            innocent: it was no fault of the node, as far as is known.
         """
         goes_on = doors and self.gang.elastic and self._members.began(node)
         if (node in self.parts or node in self._lost) and not self._members.expected(node):
             return
         self._lost[node] = why
+        if not innocent:
+            self._blamed.append(node)
         self.open.discard(node)
         stays = goes_on and not (self.aborting or self.leaving)
         self._events += self._members.lost(node, now.monotonic_ns, now.wall, goes_on=stays)
@@ -170,7 +176,7 @@ class GangState:
             reason=reason,
             monotonic_ns=self._last.monotonic_ns,
             wall=self._last.wall,
-            lost=tuple(self._lost) if outcome == "lost" else (),
+            lost=tuple(self._blamed) if outcome == "lost" else (),
         )
         self._events.append(self.ended)
 

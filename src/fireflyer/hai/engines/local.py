@@ -383,7 +383,7 @@ class LocalEngine:
         if left:
             _log.warning("%s on %s: the kernel does not end %s", run.gang.task, node, left)
 
-    def _settle(self, run: _Run, node: str, why: str) -> None:
+    def _settle(self, run: _Run, node: str, why: str, *, innocent: bool = False) -> None:
         """Nothing is left on the node: its journal says how the part ended, or it was lost."""
         try:
             for record in read_journal(journal_path(run.gang.directory, node)):
@@ -391,7 +391,7 @@ class LocalEngine:
         except (Corrupted, OSError) as error:
             why = f"{why}; {error}"
         doors = doors_path(run.gang.directory).exists()
-        run.state.lost(node, why, _now(), doors=doors)
+        run.state.lost(node, why, _now(), doors=doors, innocent=innocent)
         self._follow(run)
 
     def _follow(self, run: _Run) -> None:

@@ -265,7 +265,7 @@ class SlurmEngine(LocalEngine):
         for node in old:
             run.state.opened(node)
         for node in old - set(answers):
-            self._settle(run, node, self._why(job, node))
+            self._settle(run, node, self._why(job, node), innocent=self._innocent(job, node))
         port = 0
         for node in gang.nodes if len(old) < len(gang.nodes) else ():
             target = links[node]
@@ -273,7 +273,7 @@ class SlurmEngine(LocalEngine):
                 break
             run.state.opened(node)
             if target.gone.is_set():
-                self._settle(run, node, self._why(job, node))
+                self._settle(run, node, self._why(job, node), innocent=self._innocent(job, node))
                 break
             begin = Start(attempt=gang.attempt, port=port)
             if port:
@@ -374,9 +374,16 @@ class SlurmEngine(LocalEngine):
     async def _lose(self, task: str, job: Job, node: str) -> None:
         """The node's supervisor is gone; Slurm may know why."""
         await self._jobs.refresh()
+        if job.state != "RUNNING":
+            await self._look_at_nodes()
         for run in [r for (name, _), r in self._runs.items() if name == task]:
             if node in run.state.open:
-                self._settle(run, node, self._why(job, node))
+                self._settle(run, node, self._why(job, node), innocent=self._innocent(job, node))
+
+    def _innocent(self, job: Job, node: str) -> bool:
+        """Slurm has ended the whole job: that is the fault of the node alone that is down, if any is."""
+        down = any(known.name == node and known.state == "down" for known in self._nodes)
+        return not down and job.state not in ("RUNNING", "PENDING")
 
     def _why(self, job: Job, node: str) -> str:
         for known in self._nodes:

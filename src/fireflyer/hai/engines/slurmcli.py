@@ -67,7 +67,7 @@ class Place(msgspec.Struct, frozen=True):
     node: Node
     address: str
     silent: bool = False
-    """Slurm hears nothing of it as yet: it may come back, or go down."""
+    """Slurm hears nothing of it as yet, or has begun and not asked it: it may come back, or go down."""
 
 
 class Slurm:
@@ -198,11 +198,11 @@ def parse_node(line: str, spots: dict[str, Spot]) -> Place:
     """A line of `sinfo -o "%N|%o|%T|%G|%m|%c|%E"`."""
     name, address, state, gres, memory, cpus, reason = line.split("|", 6)
     plain = state.rstrip("*~#!%$@^-+")
-    silent = plain in _UP and "*" in state
+    silent = plain == "unknown" or (plain in _UP and "*" in state)
     usable: Literal["up", "drained", "down"] = "down"
     if plain in _UP and not silent:
         usable = "up"
-    elif plain in _UP | _DRAINED:
+    elif silent or plain in _DRAINED:
         usable = "drained"
     why = "" if usable == "up" else f"{state}: {reason}" if reason != "none" else state
     counts = re.findall(r"(?:^|,)gpu(?::[^,:]+)?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
