@@ -196,7 +196,10 @@ def _await_lead(leader: Leader, options: Options) -> None:
     told = ""
     while (other := leader.take()) is not None:
         if options.stand_by is None:
-            raise ConfigError(f"another server ({other}) leads with this database; ask that one")
+            raise ConfigError(
+                f"another server ({other}) leads with this database, or did until at most "
+                f"{options.lease_s:.0f} s ago: ask that one, or again in a moment"
+            )
         if other != told:
             options.stand_by(other)
             told = other
