@@ -117,6 +117,8 @@ def test_quotas_and_windows(
         "<p>Window: 3 of the nodes from 0.5 h until 1 h.</p>",
     ):
         assert line_of_page in page.read_text()
+    assert run_line([*line, "--html", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
     assert run_line([*line, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["jobs"], found["over_quota"], found["too_large"]) == (1, 1, 1)

@@ -73,12 +73,8 @@ def simulate(asked: Asked) -> None:
     done = [_replayed(trace, setup) for setup in setups]
     results = [result for result, _ in done]
     if asked.json is not None:
-        text = msgspec.json.format(as_json(results), indent=2) + b"\n"
-        if str(asked.json) == "-":
-            sys.stdout.write(text.decode())
-        else:
-            _write(asked.json, text)
-    if str(asked.json) != "-":
+        _write(asked.json, msgspec.json.format(as_json(results), indent=2) + b"\n")
+    if "-" not in (str(asked.json), str(asked.html)):
         _print(results)
     if asked.html is not None:
         _write(asked.html, page(done).encode())
@@ -213,7 +209,10 @@ def _print(results: list[Result]) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """The whole file or none."""
+    """The whole file or none; "-" is stdout."""
+    if str(path) == "-":
+        sys.stdout.write(data.decode())
+        return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_bytes(data)
