@@ -196,7 +196,7 @@ def test_a_supervisor_that_dies_before_it_is_told_to_launch(
         monkeypatch.setattr(LocalEngine, "_link", linked)
         await engine.launch(s.gang("forever()"))
         _, end = await s.ended(engine)
-        assert (end.outcome, end.lost) == ("lost", (node,))
+        assert (end.outcome, end.lost) == ("lost", (node,)), end
 
     stage.play(scene)
 
@@ -217,7 +217,7 @@ def test_a_supervisor_that_dies_before_anyone_connects(
         monkeypatch.setattr(local, "spawn", stillborn)
         await engine.launch(s.gang("forever()"))
         _, end = await s.ended(engine)
-        assert (end.outcome, end.lost) == ("lost", (node,))
+        assert (end.outcome, end.lost) == ("lost", (node,)), end
 
     stage.play(scene)
 
