@@ -182,17 +182,24 @@ def test_release_ends_what_still_runs(stage: Stage) -> None:
 def test_a_supervisor_that_dies_before_it_is_told_to_launch(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
-    real = LocalEngine._link
+    real, guards = LocalEngine._link, {}
+
+    def spawned(task: str, directory: Path, name: str) -> int:
+        guards[name] = link.spawn(task, directory, name)
+        return guards[name]
 
     async def linked(self: LocalEngine, gang: Gang, name: str) -> Any:
         made = await real(self, gang, name)
         if name == node and made is not None:
-            os.kill(stage.guard(node), signal.SIGKILL)
+            os.kill(
+                guards[name], signal.SIGKILL
+            )  # its /proc says nothing until its exec is complete
             await made.gone.wait()
         return made
 
     async def scene(s: Stage) -> None:
         engine = s.engine()
+        monkeypatch.setattr(local, "spawn", spawned)
         monkeypatch.setattr(LocalEngine, "_link", linked)
         await engine.launch(s.gang("forever()"))
         _, end = await s.ended(engine)
