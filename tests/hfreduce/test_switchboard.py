@@ -355,7 +355,9 @@ def test_a_peer_that_cannot_be_reached_is_named(board: Switchboard) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"x" * handshake.HELLO_BYTES, Hello.make(GROUP, Purpose.DATA, 0, 1).raw[:-1]]
+    "raw",
+    [b"", b"x" * handshake.HELLO_BYTES, Hello.make(GROUP, Purpose.DATA, 0, 1).raw[:-1]],
+    ids=["nothing", "no hello", "short"],
 )
 def test_what_is_no_hello_is_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match="hello"):

@@ -110,23 +110,19 @@ def test_a_log_grows_pauses_and_goes_on_with_the_next_attempt(
     browser: Browser, server: Server, root: str, spec: MakeSpec
 ) -> None:
     client = server.client
-    client.submit(spec("say", "first line\n"))
-    view = client.wait("t1", {"running"}, 30)
-    enter(browser, server)
-    browser.open(f"{root}/tasks/t1")
-    browser.until_text("#log-note", "Live.")
+    log = watched(browser, server, root, spec("say", "first line\n"))
     assert browser.text("#log") == "first line\n"
-    grow(view.ranks[0].log, f"{HOSTILE}\x1b[31mred\x1b[0m\n")
+    grow(log, f"{HOSTILE}\x1b[31mred\x1b[0m\n")
     browser.until_text("#log", f"first line\n{HOSTILE}red\n")
-    grow(view.ranks[0].log, "10%\r")
+    grow(log, "10%\r")
     browser.until_text("#log", "red\n10%")
-    grow(view.ranks[0].log, "20%\rdone\n\x1b[3")
+    grow(log, "20%\rdone\n\x1b[3")
     browser.until_text("#log", "red\ndone\n")
-    grow(view.ranks[0].log, "1mblue")
+    grow(log, "1mblue")
     browser.until_text("#log", "done\nblue")
     browser.find("#pause").click()
     browser.until_text("#log-note", "Paused.")
-    grow(view.ranks[0].log, " and more")
+    grow(log, " and more")
     client.drain("n1", "so that the page looks again", None)
     assert "and more" not in browser.text("#log")
     browser.find("#pause").click()
@@ -141,27 +137,33 @@ def test_a_log_grows_pauses_and_goes_on_with_the_next_attempt(
     assert browser.complaints() == []
 
 
-def test_a_sequence_without_an_end_hides_no_line(
-    browser: Browser, server: Server, root: str, spec: MakeSpec
-) -> None:
-    server.client.submit(spec("say", "\x1b]0;epoch 1\nbegin\n"))
+def watched(browser: Browser, server: Server, root: str, says: TaskSpec) -> str:
+    """The file of the log of a first task whose page is open and follows it."""
+    server.client.submit(says)
     view = server.client.wait("t1", {"running"}, 30)
     enter(browser, server)
     browser.open(f"{root}/tasks/t1")
     browser.until_text("#log-note", "Live.")
+    return view.ranks[0].log
+
+
+def test_a_sequence_without_an_end_hides_no_line(
+    browser: Browser, server: Server, root: str, spec: MakeSpec
+) -> None:
+    log = watched(browser, server, root, spec("say", "\x1b]0;epoch 1\nbegin\n"))
     shown = "\nbegin\n"
     assert browser.text("#log") == shown
     for begin in ("]0;", "P", "X", "_", "^", "[3"):
-        grow(view.ranks[0].log, f"{begin}\x1b{begin}1")
+        grow(log, f"{begin}\x1b{begin}1")
         shown += begin
         browser.until(lambda: browser.text("#log") == shown, f"what stands before {begin}")  # noqa: B023
-        grow(view.ranks[0].log, "2\nnext\x1b")
+        grow(log, "2\nnext\x1b")
         shown += "\nnext"
         browser.until(lambda: browser.text("#log") == shown, f"a line after {begin}")  # noqa: B023
-        grow(view.ranks[0].log, "[m\n")
+        grow(log, "[m\n")
         shown += "\n"
     grow(
-        view.ranks[0].log,
+        log,
         "\x1b]0;title\x1b[31mred\x1b[0m \x1b]8;;http://e\x1b\\link\x1b]8;;\x07.\n",
     )
     browser.until(lambda: browser.text("#log") == f"{shown}red link.\n", "sequences that end")
@@ -171,12 +173,8 @@ def test_a_sequence_without_an_end_hides_no_line(
 def test_a_page_keeps_only_the_end_of_a_long_log(
     browser: Browser, server: Server, root: str, spec: MakeSpec
 ) -> None:
-    server.client.submit(spec("say", "begin\n"))
-    view = server.client.wait("t1", {"running"}, 30)
-    enter(browser, server)
-    browser.open(f"{root}/tasks/t1")
-    browser.until_text("#log-note", "Live.")
-    grow(view.ranks[0].log, "".join(f"{HOSTILE} line {number}\n" for number in range(20_000)))
+    log = watched(browser, server, root, spec("say", "begin\n"))
+    grow(log, "".join(f"{HOSTILE} line {number}\n" for number in range(20_000)))
     browser.until_text("#log", "line 19999\n")
     text = browser.text("#log")
     assert 4000 <= text.count("\n") <= 5000

@@ -64,7 +64,7 @@ def test_a_long_queue_is_read_in_few_statements(place: Path | PostgreSQL, opened
     statements: list[str] = []
     engine = database.connection.engine
     sa.event.listen(engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
-    assert [task.id for task in store.load()] == names
+    assert [task.id for task, _ in store.load()] == names
     histories = store.of_live(["queued", "running"])
     kinds = {name: [event.kind for event in found] for name, found in histories.items()}
     assert kinds == {name: ["queued"] for name in names}
@@ -80,7 +80,7 @@ def test_a_database_of_version_1_opens_with_all_that_it_had(tmp_path: Path, open
         ("t1", "running", ""),
         ("t2", "queued", ""),
     ]
-    running, queued = store.load()
+    running, queued = (task for task, _ in store.load())
     assert (running.placement, running.started) == (("n0",), frozenset({0}))
     assert queued.state == "queued"
     assert [event.kind for event in store.events(0, "t1", 10)] == [
@@ -124,7 +124,7 @@ def test_the_history_and_the_audit_log_are_append_only(
 def test_a_transition_is_whole_or_not_at_all(database: Database) -> None:
     store = Store(database)
     name = add(store)
-    task = store.load()[0]
+    task, _ = store.load()[0]
     step = Step(
         task=msgspec.structs.replace(task, state="starting", attempt=1, placement=("n0",)),
         notes=(Note("starting", {"nodes": ["n0"]}),),
@@ -138,7 +138,7 @@ def test_a_transition_is_whole_or_not_at_all(database: Database) -> None:
         "queued",
         "starting",
     ]
-    assert store.load()[0].placement == ("n0",)
+    assert store.load()[0][0].placement == ("n0",)
     assert add(store) == "t2" or database.shared  # a sequence of PostgreSQL may leave numbers out
 
 

@@ -161,14 +161,14 @@ class Store:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def load(self) -> list[Task]:
+    def load(self) -> list[tuple[Task, TaskSpec]]:
         """The tasks that are not over, and those that are owed a release, as the scheduler knows them."""
         wanted = _task.c.state.not_in(TERMINAL) | _task.c.warm
         with self.database.reading() as connection:
             rows = connection.execute(sa.select(_task).where(wanted).order_by(_task.c.id)).all()
             return [self._revive(connection, row) for row in rows]
 
-    def _revive(self, connection: sa.Connection, row: sa.Row[Any]) -> Task:
+    def _revive(self, connection: sa.Connection, row: sa.Row[Any]) -> tuple[Task, TaskSpec]:
         spec = msgspec.json.decode(row.spec, type=TaskSpec)
         active = row.state in ACTIVE
         begun = row.attempt > 0  # else nothing but the row is to be looked at
@@ -184,7 +184,7 @@ class Store:
                 else:
                     ranks[event.kind].add(detail["rank"])
         nodes = last.nodes if last is not None else ()
-        return Task(
+        task = Task(
             id=f"t{row.id}",
             order=row.id,
             nodes=spec.nodes,
@@ -208,6 +208,7 @@ class Store:
             avoid=frozenset(avoid),
             user=row.user,
         )
+        return task, spec
 
     def _faults(self, connection: sa.Connection, task: int) -> tuple[int, tuple[str, ...]]:
         """Attempts that ended by faults of nodes and network, and the nodes that the task avoids."""

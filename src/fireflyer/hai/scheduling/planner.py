@@ -255,10 +255,7 @@ class _Plan:
     def _hopeless(self, shape: Shape, among: int) -> bool:
         """One that asked for no more, with or without GPUs as this one, has found nothing there."""
         nodes, gpus, memory_mib = shape
-        for (
-            other,
-            looked_at,
-        ) in self.failed:  # as long as the shapes are many; calls would cost more than it does
+        for other, looked_at in self.failed:  # asked often: no calls, no generator
             if (
                 not among & ~looked_at
                 and nodes >= other[0]

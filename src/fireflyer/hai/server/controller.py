@@ -136,12 +136,11 @@ class Controller:
         self.logs.close()
 
     def _take_up(self) -> None:
-        specs = {row.task: row.spec for row in self._store.rows(live=True)}
         histories = self._store.of_live(RECALLED)
-        for task in self._store.load():
+        for task, spec in self._store.load():
             if task.state not in TERMINAL:
                 self._tasks[task.id] = task
-                self.dispatch.take_up(task, specs[task.id], histories.get(task.id, []))
+                self.dispatch.take_up(task, spec, histories.get(task.id, []))
             if task.placement:
                 gang = self._gang(task.id, task.attempt, task.placement)
                 self._call(task.id, partial(self._engine.recover, gang))

@@ -241,7 +241,7 @@ def _settle_engine(options: Options, store: Store) -> None:
         known = None
     if known == wanted:
         return
-    if running := [task.id for task in store.load() if task.placement]:
+    if running := [task.id for task, _ in store.load() if task.placement]:
         name = "unknown" if known is None else known.engine
         raise ConfigError(
             f"{running[0]} was started on the engine {name!r} and may run on: end it there first, "
