@@ -2,8 +2,10 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
+TESTS = $(PY) -m pytest -n $(or $(JOBS),2) --dist loadgroup --no-loadscope-reorder
+export SEED
 
-.PHONY: help setup demo test lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants cluster-histories stubs clean
+.PHONY: help setup demo test test-all mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -13,9 +15,16 @@ setup:  ## create .venv, install, build the native module (once a change of the 
 demo: setup  ## train a model, lose a worker, carry on; ARGS="--seconds 60" passes options
 	@.venv/bin/fireflyer demo $(ARGS)
 
-test: setup  ## run all tests
+test: setup  ## the tests for each change, in minutes; ARGS=tests/hfreduce for one part, ARGS=--costs, SEED=7
 	@scripts/setup.sh --test-packages
-	@$(PY) -m pytest $(ARGS)
+	@$(TESTS) $(ARGS)
+
+test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all random cases
+	@scripts/setup.sh --test-packages
+	@$(TESTS) --full $(ARGS)
+
+mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1)
+	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) -- $(ARGS)
 
 lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings as errors
 	@scripts/lint.sh

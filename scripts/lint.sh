@@ -8,6 +8,7 @@ scripts/native-test.sh --build thread -DFF_WERROR=ON >build/lint-native.log 2>&1
 trap wait EXIT
 echo "lint: ruff";          $bin/ruff check --quiet .; $bin/ruff format --check --quiet .
 echo "lint: sizes";         $bin/python scripts/sizes.py
+echo "lint: test budgets";  $bin/python scripts/budget.py
 echo "lint: includes";      $bin/python scripts/includes.py
 echo "lint: mypy --strict"; $bin/mypy --no-error-summary
 echo "lint: imports";       $bin/lint-imports --no-cache >build/lint-imports.log || { cat build/lint-imports.log; exit 1; }

@@ -1,6 +1,7 @@
-"""What several parts' tests share: gangs of ranks forked from this process."""
+"""Share what several parts' tests need: tiers, load groups, and gangs of ranks forked from this process."""
 
 import contextlib
+import gc
 import logging
 import os
 import pickle
@@ -10,11 +11,16 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from tests import draws, guard
+
+pytest_plugins = ["tests.costs"]
 
 # Forked children hang in torch's thread pool if the parent ever used one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -27,6 +33,91 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEADLINE_S = 90.0
+
+SERVICES = {
+    "cluster_of_session": "slurm",
+    "own_cluster": "slurm",
+    "postgres_of_session": "postgresql",
+    "own_postgres": "postgresql",
+    "chromium": "chromium",
+}
+"""Load group of the tests that want a fixture: one worker runs them; they belong to the full tests."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fireflyer")
+    group.addoption(
+        "--full", action="store_true", help="also the tests marked full; all random cases"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    guard.start()
+    os.environ[draws.FULL] = "1" if config.option.full else "0"
+    settings.register_profile("fireflyer", max_examples=draws.cases(100), deadline=None)
+    settings.load_profile("fireflyer")
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(draws.seed())
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    tier = "full" if config.option.full else "quick (--full: all)"
+    return f"tier: {tier}; SEED={draws.seed()} draws the same random cases again"
+
+
+def _place(item: pytest.Item) -> None:
+    """Puts a test into a load group: its service's, or its module's if it has a fixture of a module."""
+    definitions = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
+    services = [SERVICES[name] for name in definitions if name in SERVICES]
+    if services:
+        item.add_marker("full")
+        item.add_marker(pytest.mark.xdist_group(services[0]))
+    elif any(found[-1].scope == "module" for found in definitions.values()):
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _place_in_queue(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    name = group.args[0] if group else ""
+    return 0 if name == "sanitizers" else 1 if name in SERVICES.values() else 2
+
+
+def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests of `make test`: none marked full, a sample of the cases where one is asked for."""
+    wanted, cases = set(), defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("full"):
+            continue
+        if sample := item.get_closest_marker("sample"):
+            cases[item.nodeid.partition("[")[0], sample.args[0]].append(item)
+        else:
+            wanted.add(item)
+    for (name, count), found in cases.items():
+        wanted.update(draws.drawn(name).sample(found, min(count, len(found))))
+    return [item for item in items if item in wanted]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            _place(item)
+    if hasattr(config, "workerinput"):  # the longest first, so that no worker ends alone with them
+        items.sort(key=_place_in_queue)
+    named = any("::" in argument for argument in config.args)
+    if not config.option.full and not named:
+        chosen = _quick(items)
+        left_out = set(items).difference(chosen)
+        items[:] = chosen
+        if left_out:
+            config.hook.pytest_deselected(items=[*left_out])
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector, here and in forked children, away from the thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +136,14 @@ def leave_group(result: object) -> None:
     if distributed is None or isinstance(result, BaseException) or not distributed.is_initialized():
         return
     distributed.destroy_process_group()
+
+
+def open_to_other_users(folder: Path) -> None:
+    """Lets other users of the machine pass through a test's folder and those of pytest above it."""
+    for each in (folder, *folder.parents):
+        each.chmod(0o755)
+        if each.name.startswith("pytest-of-"):
+            return
 
 
 def fork_child(body: Callable[[], None]) -> int:

@@ -25,6 +25,7 @@ def spec(collective: str, ranks: int, **changes: object) -> collectives.Spec:
     return collectives.Spec(collective=collective, ranks=ranks, **{**values, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("collective", "size", "count", "bus"),
     [

@@ -80,6 +80,7 @@ def rows(works: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[di
     return found
 
 
+@pytest.mark.full
 def test_every_group_gives_its_rows(rows: list[dict[str, Any]]) -> None:
     assert Counter(row["case"] for row in rows) == {
         "stall of a save, 16 MiB, tmpfs": 2,

@@ -52,6 +52,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return rows_of(report)
 
 
+@pytest.mark.full
 def test_every_case_has_its_rows_and_the_goals_that_are_asked_for(
     rows: list[dict[str, Any]],
 ) -> None:
@@ -84,6 +85,7 @@ def test_memory_stays_within_what_is_asked(rows: list[dict[str, Any]]) -> None:
             assert row["ratio"] >= 1, row
 
 
+@pytest.mark.full
 def test_peers_that_cannot_be_had_are_shown_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_worker_uses_a_mounted_file_system_likewise(tmp_path: Path) -> None:
         Worker("peer", {"do": "mounted", "root": str(tmp_path / "nothing")})
 
 
+@pytest.mark.full
 @pytest.mark.netns
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_incast_measures_each_number_of_senders(tmp_path: Path) -> None:
@@ -246,6 +249,7 @@ def test_incast_measures_each_number_of_senders(tmp_path: Path) -> None:
             assert row["ours"] >= 1000
 
 
+@pytest.mark.full
 def test_growth_draws_every_curve(tmp_path: Path) -> None:
     code, report = run(tmp_path, "--growth", "--plots", str(tmp_path / "plots"))
     assert code == 0

@@ -10,6 +10,7 @@ from fireflyer.program import run_app
 SIZE = 1 << 20
 
 
+@pytest.mark.full
 @pytest.mark.netns
 def test_two_hosts() -> None:
     if reason := namespaces.why_not():

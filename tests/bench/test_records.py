@@ -45,6 +45,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return list(found["rows"])
 
 
+@pytest.mark.full
 def test_every_group_gives_rows(rows: list[dict[str, Any]]) -> None:
     cases = {row["case"].split(",")[0].split(" of ")[0] for row in rows}
     assert cases == {

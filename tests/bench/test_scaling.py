@@ -155,6 +155,7 @@ def test_the_figures_show_the_papers_numbers() -> None:
     assert "Weak scaling: a model" in svg
 
 
+@pytest.mark.full
 @pytest.mark.netns
 def test_a_small_calibration_in_the_lab() -> None:
     if reason := namespaces.why_not():

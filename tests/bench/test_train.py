@@ -29,6 +29,8 @@ from fireflyer.haiscale import pending
 from fireflyer.lab import namespaces
 from fireflyer.program import run_app
 
+pytestmark = pytest.mark.full
+
 TINY = train_models.Sizes(vocabulary=1024, context=16, width=64, layers=2, heads=2, channels=8)
 
 

@@ -82,6 +82,7 @@ def test_conclusions() -> None:
     assert "virtual nodes, 2x1" in tuned.table.machine
 
 
+@pytest.mark.full
 def test_over_virtual_nodes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "table.toml", tmp_path / "report.json"
     arguments = ["--nodes", "2", "--ranks-per-host", "2", "--sizes", "1M,1K", "--rounds", "1"]

@@ -20,6 +20,7 @@ def text_in(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_every_wire_learns(tmp_path: Path) -> None:
     sizes = Sizes(vocabulary=300, context=16, width=32, layers=1, heads=2)
     spec = train_wire.Spec(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.checkpoint.conftest import Machine
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "callbacks" / "bin" / "python"
 

@@ -89,6 +89,7 @@ def die_with_a_save_in_memory_alone(place: Path, **options: Any) -> Body:
     return body
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lost", ["n0", "n1", None])
 @pytest.mark.parametrize("world", [4, 2])
 def test_a_lost_node_costs_nothing_that_was_in_memory(

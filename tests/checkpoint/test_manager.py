@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import open_to_other_users
 
 import fireflyer.checkpoint
 from fireflyer.checkpoint import CheckpointManager, InMemory
@@ -467,8 +468,7 @@ def test_a_read_only_directory(tmp_path: Path, forked: Forked) -> None:
         with pytest.raises(StorageError, match="cannot create"):
             mine.save(3, {})
 
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
+    open_to_other_users(tmp_path)
     assert forked(reader) == [0]
     assert data.exists()
 

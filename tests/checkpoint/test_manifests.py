@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests import draws
 from tests.checkpoint.conftest import SOAK
 
 from fireflyer._native import crc32
@@ -24,7 +25,7 @@ from fireflyer.storage import DirectoryStorage
 
 Differences = Callable[[Any, Any], list[str]]
 Body = dict[str, Any]
-LIES = 20_000 if SOAK else 800
+LIES = 20_000 if SOAK else draws.cases(800)
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def loaded(place: Path, step: int | None) -> Any:
 
 @pytest.mark.timeout(60 + LIES)
 def test_whatever_a_manifest_says(good: Path, place: Path, differences: Differences) -> None:
-    rng, body = random.Random(3), body_of(good)
+    rng, body = draws.drawn("lies"), body_of(good)
     back = new = 0
     for number in range(LIES):
         shutil.rmtree(place)

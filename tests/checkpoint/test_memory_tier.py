@@ -163,6 +163,7 @@ def test_the_newest_save_outlives_the_gang(
     assert start_gang(read, world, nodes).results() == [(True, SAVES[-1])] * world
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lost", ["n0", "n1", "n2"])
 def test_a_lost_node_is_read_from_its_buddy(
     machine: Machine, start_gang: StartGang, lost: str
@@ -205,6 +206,7 @@ def _dies_at(message: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire, "send", send)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_rank_killed_anywhere_in_a_save(
     machine: Machine, start_gang: StartGang, victim: int, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.checkpoint import CheckpointManager, Shard
 from fireflyer.errors import CheckpointError
@@ -88,7 +89,7 @@ states = st.recursive(
 
 
 @given(states)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 def test_any_tree_comes_back_exactly(differences: Differences, state: Any) -> None:
     manager = CheckpointManager(f"memory://roundtrip-{next(numbers)}")
     manager.save(7, state).wait()

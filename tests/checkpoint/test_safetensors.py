@@ -300,6 +300,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         safetensors.load(tmp_path / "empty")
 
 
+@pytest.mark.full
 def test_memory_is_bounded(tmp_path: Path, forked: Callable[..., list[int]]) -> None:
     """In a process of its own, whose peak is measured: 256 MiB go out and in again."""
     state = {"w": torch.arange(32 << 20, dtype=torch.int64).reshape(1 << 10, -1)}

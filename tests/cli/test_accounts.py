@@ -16,6 +16,7 @@ def served(shell: Shell, started: Callable[[Running], Running]) -> Shell:
     return shell
 
 
+@pytest.mark.full
 def test_a_user_from_the_first_account_to_the_audit_log(served: Shell) -> None:
     assert "ada" in served.run("user", "add", "ada").stdout
     made = served.run("token", "create", "ada", "--out", "ada.token", "--days", "1").stdout
@@ -65,6 +66,7 @@ def test_a_token_is_printed_once_or_written_to_a_new_file(served: Shell) -> None
     assert served.run("token", "list").stdout.count("ada") == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

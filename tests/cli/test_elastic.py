@@ -14,6 +14,8 @@ from tests.haiscale.elastic_job import check
 from fireflyer.hai.client import Client
 from fireflyer.hai.model import Event, TaskView
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 GPT = [
     str(ROOT / "examples" / "elastic_gpt.py"),

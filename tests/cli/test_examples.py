@@ -100,6 +100,7 @@ def assert_alike(some: dict[int, float], others: dict[int, float]) -> None:
     assert all(abs(loss - others[step]) < 2e-3 for step, loss in some.items()), (some, others)
 
 
+@pytest.mark.full
 def test_gpt_learns_the_same_by_python_torchrun_and_ranks_of_every_mode(
     start_gang: StartGang, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_gpt_learns_the_same_by_python_torchrun_and_ranks_of_every_mode(
         assert_alike(ddp, others)
 
 
+@pytest.mark.full
 def test_gpt_killed_half_way_ends_as_if_it_had_not_been(
     start_gang: StartGang, tmp_path: Path
 ) -> None:
@@ -166,12 +168,14 @@ def run_with_packages(shell: Any, *arguments: str) -> str:
     return str(done.stdout)
 
 
+@pytest.mark.full
 def test_digits_are_read_after_eight_epochs(shell: Any) -> None:
     printed = run_with_packages(shell, "digits_cnn.py")
     reached = re.findall(r"^epoch 8 of 8: .* test accuracy ([0-9.]+),", printed, re.MULTILINE)
     assert [float(one) > 0.95 for one in reached] == [True], printed
 
 
+@pytest.mark.full
 def test_a_llama_learns_sharded_as_replicated_and_is_saved(shell: Any) -> None:
     flags = ["--steps", "20", "--batch", "16", "--context", "64", "--hidden", "64"]
     sharded = losses(run_with_packages(shell, "hf_transformers.py", *flags, "--parallel", "fsdp"))
@@ -192,6 +196,7 @@ def test_a_llama_learns_sharded_as_replicated_and_is_saved(shell: Any) -> None:
     assert saved.stat().st_size == (shell.folder / "alone/model/model.safetensors").stat().st_size
 
 
+@pytest.mark.full
 def test_a_lightning_module_learns_over_hfreduce(shell: Any) -> None:
     printed = run_with_packages(shell, "lightning_module.py", "--epochs", "3")
     reached = re.findall(

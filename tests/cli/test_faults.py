@@ -42,6 +42,7 @@ def history(shell: Shell, kind: str, task: str = "t1") -> list[dict[str, Any]]:
     return [e.detail for e in shell.client.events(task) if e.kind == kind]
 
 
+@pytest.mark.full
 def test_a_hung_rank_leaves_its_stacks_and_the_task_finishes_elsewhere(shell: Shell) -> None:
     shell.client.connect(shell.home, nodes=3)
     script = shell.script(HANGS_ONCE)
@@ -147,6 +148,7 @@ def until_joined(shell: Shell, count: int) -> None:
         shell.client.events("t1", after=shell.client.task_at("t1")[1], wait_s=1.0)
 
 
+@pytest.mark.full
 def test_what_an_elastic_attempt_goes_on_without_is_observed_and_counted(shell: Shell) -> None:
     shell.client.connect(shell.home, nodes=2)
     options = ("--elastic", "--detach", "--start", "exec", "-n", "2", "--ranks", "2")

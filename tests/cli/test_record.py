@@ -151,6 +151,7 @@ def test_the_preview_page(here: Path, capsysbinary: Any) -> None:
     )
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
@@ -250,6 +251,7 @@ def rows():
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", ["-o a.ffr", "-o parts --file-size 1M"])
 @pytest.mark.parametrize(
     ("number", "code", "last"),

@@ -125,6 +125,7 @@ def test_a_detached_task_is_steered(shell: Any, started: Started) -> None:
     assert shell.client.task("t1").restarts == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("verb", "goal"), [("suspend", "suspended"), ("stop", "stopped")])
 def test_who_had_to_be_killed_is_said(shell: Any, started: Started, verb: str, goal: str) -> None:
     script = shell.script(DEAF)
@@ -200,6 +201,7 @@ def test_up_serves_until_ctrl_c(shell: Any, started: Started) -> None:
         database.close()
 
 
+@pytest.mark.full
 def test_many_first_commands_start_one_server(shell: Any, started: Started) -> None:
     script = shell.script(STEPS)
     runs = [started(shell.start("run", "-d", "--start", "exec", script)) for _ in range(4)]

@@ -136,6 +136,7 @@ print(tinydep.TEXT, sys.prefix != sys.base_prefix, flush=True)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("start", ["exec", "fork"])
 def test_an_environment_by_lock_file(shell: Any, start: str) -> None:
     digest = wheel(shell.folder, "locked")

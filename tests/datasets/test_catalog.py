@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.conftest import open_to_other_users
 
 from fireflyer.datasets import Catalog, DistributedLoader
 from fireflyer.errors import (
@@ -258,9 +259,7 @@ def test_modes_close_private_versions(tmp_path: Path, records: Records) -> None:
 def test_another_user_of_the_machine_cannot_enter(
     tmp_path: Path, records: Records, forked: Callable[[Callable[[], None]], int]
 ) -> None:
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory.stat().st_uid == 0 and directory.name.startswith(("pytest", "test_")):
-            directory.chmod(0o755)
+    open_to_other_users(tmp_path)
     root = tmp_path / "root"
     catalog = Catalog(root, user="root")
     catalog.publish("open", records(3), licence="x")

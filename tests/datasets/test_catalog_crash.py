@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import draws
 
 from fireflyer.datasets import Catalog
 from fireflyer.errors import NoSuchDataset
@@ -15,6 +16,7 @@ DieAt = Callable[[int], None]
 Forked = Callable[[Callable[[], None]], int]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("readers", [None, ["bob"]])
 def test_a_publisher_killed_at_any_call(
     tmp_path: Path, records: Records, forked: Forked, die_at: DieAt, readers: list[str] | None
@@ -28,9 +30,8 @@ def test_a_publisher_killed_at_any_call(
         Catalog(root).publish("a", paths, licence="x", version=2, readers=readers)
 
     outcomes = []
-    call, status = 0, -signal.SIGKILL
-    while status != 0:
-        call += 1
+    call = 0
+    for call in draws.points("publisher", 400):
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(tmp_path / "base", root)
         status = forked(lambda at=call: victim(at))  # type: ignore[misc]
@@ -51,10 +52,13 @@ def test_a_publisher_killed_at_any_call(
         catalog.sweep(-1.0)
         kept = {d.manifest.data for d in catalog.list("a")}
         assert {path.name for path in root.rglob("data-*")} == kept
+        if status == 0:
+            break
     assert call > 15
     assert outcomes == sorted(outcomes), "once it is there it stays"
-    assert outcomes[-2:] == [True, True], "killed behind the manifest: published"
-    assert not outcomes[0]
+    assert outcomes[-1]
+    assert outcomes[-2] or not draws.full(), "killed behind the manifest: published"
+    assert not outcomes[0] or not draws.full()
 
 
 def test_a_remover_killed_at_any_call(

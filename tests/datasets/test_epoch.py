@@ -110,6 +110,7 @@ def history(log: Path, before: tuple[int, int] | None) -> dict[tuple[int, int], 
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("workers", [None, 0, 1, 3])
 def test_killed_and_resumed_every_sample_comes_once_in_one_order(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from tests import draws
 
 from fireflyer.datasets import DistributedLoader
 from fireflyer.datasets.loader import Plan
@@ -178,7 +179,7 @@ def test_a_state_moves_the_iteration_under_way() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("last", ["keep", "drop"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", draws.seeds("loaders", 8))
 def test_each_sample_comes_once_however_often_ranks_are_divided_anew(
     seed: int, last: Any, prefetch: int
 ) -> None:

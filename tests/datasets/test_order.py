@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.datasets.order import ORDER_VERSION, Order
 
@@ -39,7 +40,7 @@ def test_every_small_n_is_a_permutation(block: int | None) -> None:
         assert np.array_equal(np.sort(order), np.arange(n)), n
 
 
-@settings(deadline=None, max_examples=200 if LONG else 60)
+@settings(deadline=None, max_examples=cases(200))
 @given(
     n=st.integers(0, 20_000),
     seed=SEEDS,
@@ -50,7 +51,7 @@ def test_any_order_is_a_permutation(n: int, seed: int, epoch: int, block: int | 
     assert np.array_equal(np.sort(whole(n, seed, epoch, block)), np.arange(n))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=cases(100))
 @given(
     n=st.integers(1, 2**62 - 1),
     seed=SEEDS,

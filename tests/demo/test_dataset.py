@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 from tokenizers import Tokenizer
 
 from fireflyer.demo import dataset
@@ -60,7 +61,7 @@ def test_bpe_records_decode_to_the_text(texts: Path, tmp_path: Path) -> None:
         assert tokenizer.decode(row.tolist(), skip_special_tokens=False) in joined
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=cases(50), deadline=None)
 @given(st.text(max_size=60))
 def test_the_bpe_is_byte_level_so_any_text_comes_back(text: str) -> None:
     tokenizer = train_bpe([b"def f(x): return x\n" * 20], 280)

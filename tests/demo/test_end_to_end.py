@@ -17,6 +17,7 @@ from fireflyer.demo.figures import Figures
 DEMO = [sys.executable, "-P", "-m", "fireflyer.demo"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_a_short_demo_reaches_its_goal(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -52,6 +53,7 @@ def test_a_short_demo_reaches_its_goal(tmp_path: Path) -> None:
     assert lines[resumed]["step"] == lines[resumed - 1]["step"] + 1, "a suspend loses no step"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("said", ["platform started", "loss"])
 def test_ctrl_c_ends_everything(tmp_path: Path, said: str) -> None:

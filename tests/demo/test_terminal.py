@@ -124,6 +124,7 @@ def command(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

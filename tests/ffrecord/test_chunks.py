@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import draws
 from tests.conftest import fork_child
 
 from fireflyer.errors import ConfigError, StorageError
@@ -154,10 +155,11 @@ def test_a_damaged_counter_is_counted_anew(tmp_path: Path) -> None:
 def test_killed_at_any_call_the_cache_is_sound_and_within_its_limit(tmp_path: Path) -> None:
     """A child dies at its n-th call of the system; whatever it left, chunks are right and few enough."""
     calls = ("open", "close", "pwrite", "replace", "unlink", "makedirs", "stat", "scandir")
-    points, status = 0, -signal.SIGKILL
+    status = -signal.SIGKILL
     cache = ChunkCache(tmp_path, 1350, 100)
-    while status != 0:
-        points += 1
+    for points in draws.points("chunks", 400):
+        if status == 0:
+            break
 
         def victim(point: int = points) -> None:
             count = 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer._native import crc32
 from fireflyer.errors import Corrupted, StorageError
@@ -130,7 +131,7 @@ def test_an_index_that_does_not_fit_the_file_is_refused(
         FileReader(tmp_path / "a.ffr")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(300), deadline=None)
 @given(
     st.binary(max_size=120)
     | st.builds(
@@ -207,6 +208,7 @@ def test_validate_checks_samples_across_its_block_and_sees_later_damage(
         reader.validate()
 
 
+@pytest.mark.full
 def test_a_sample_of_more_than_two_gibibytes() -> None:
     """One read call of Linux moves at most 2 GiB - 4 KiB. The sample is a hole in a tmpfs, free to read."""
     if _available_memory() < 6 << 30:

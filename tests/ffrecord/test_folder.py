@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.errors import ConfigError, Corrupted, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter, PackedFolder, open_folder, pack_folder
@@ -305,7 +306,7 @@ def test_names_that_are_not_utf8_come_back() -> None:
 GOOD = pickle.dumps(OrderedDict({"a": 0, "d": OrderedDict({"b": 1, "c": 2})}), 4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4))
 def test_a_damaged_tree_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]

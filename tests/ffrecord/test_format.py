@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter, dump
@@ -55,7 +56,7 @@ def test_a_file_of_the_independent_writer_is_read(store: Callable[..., Path]) ->
         assert [reader.read_one(i).tobytes() for i in range(6)] == SAMPLES
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     st.lists(st.lists(st.binary(max_size=300), max_size=12), min_size=1, max_size=4),
     st.booleans(),

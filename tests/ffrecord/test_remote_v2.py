@@ -127,6 +127,7 @@ def publish(server: RangeServer, paths: Sequence[Path]) -> list[str]:
     return urls
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("make", [plain, appended, aligned])
 @pytest.mark.parametrize("remote", ["memory", "http"])
 def test_batches_equal_local_ones(
@@ -260,6 +261,7 @@ def outcome(read: Callable[[], list[bytes]]) -> list[bytes] | type[Exception]:
         return type(error) if "a.ffr" in str(error) else AssertionError
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cached", [False, True])
 def test_flips_and_cuts_are_found_as_a_local_reader_finds_them(
     memory: FsspecStorage, tmp_path: Path, encode_v2: Encode, cached: bool

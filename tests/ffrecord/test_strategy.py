@@ -73,6 +73,7 @@ def test_every_strategy_reads_what_is_not_cached(reader: FileReader, paths: list
     assert matches(reader, 1, 1)
 
 
+@pytest.mark.sample(3)
 def test_a_child_of_a_process_that_reads(reader: FileReader) -> None:
     assert matches(reader, 1, 300)
     children = []
@@ -85,6 +86,7 @@ def test_a_child_of_a_process_that_reads(reader: FileReader) -> None:
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
 
 
+@pytest.mark.sample(1)
 def test_children_of_threads_that_read(reader: FileReader) -> None:
     """A lock that another thread held at the fork would stop the child for ever."""
 
@@ -105,6 +107,7 @@ def test_children_of_threads_that_read(reader: FileReader) -> None:
         assert all(future.result() for future in reading)
 
 
+@pytest.mark.sample(3)
 def test_a_spawned_process(reader: FileReader) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:

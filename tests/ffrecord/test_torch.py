@@ -95,6 +95,7 @@ def test_a_batch_is_one_block_of_memory(store: Store) -> None:
     assert "4 samples, 1006 bytes" in repr(batch)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_samples_of_any_length_cross_as_one_block(store: Store, workers: int, method: str) -> None:
@@ -185,6 +186,7 @@ def test_the_options_of_torchs_loader_reach_it(numbers: Numbers) -> None:
     assert values(loader) == [[1, 1], [2]]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("step", [0, 1, 5, 6])

@@ -14,6 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.draws import cases
 
 from fireflyer.errors import ConfigError, Corrupted
 from fireflyer.ffrecord import FileReader, FileWriter
@@ -111,7 +112,7 @@ def test_the_bytes_of_schema_and_row(tmp_path: Path, encode_v2: Encode) -> None:
     assert FileReader(tmp_path / "a.ffr").read_one(0).tobytes() == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 @given(
     hnp.arrays(
         st.sampled_from(["?", "i1", "<i8", "<u2", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]),

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import draws
 from tests.ffrecord.conftest import intercept
 
 from fireflyer.errors import Corrupted, NoSpace, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter
 
 Encode = Callable[..., bytes]
-ROUNDS = 1000 if os.environ.get("FIREFLYER_SOAK") else 100
+ROUNDS = 1000 if os.environ.get("FIREFLYER_SOAK") else draws.cases(100)
 FIRST, SECOND = [b"alpha", b"", b"beta" * 9], [b"gamma", b"d" * 5000]
 
 

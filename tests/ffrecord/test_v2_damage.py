@@ -47,6 +47,7 @@ def _last_slot(file: bytes) -> int:
     return 1 if struct.unpack_from("<Q", file, SLOTS + 4096 + 40)[0] else 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mask", [0x01, 0xFF])
 @pytest.mark.parametrize("commits", [[FIRST], [FIRST, SECOND]], ids=["one", "two"])
 def test_a_flip_of_any_byte_is_found_or_changes_nothing(
@@ -79,6 +80,7 @@ def test_a_flip_of_any_byte_is_found_or_changes_nothing(
     assert path.read_bytes() == good
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("commits", [[[]], [FIRST], [FIRST, SECOND]])
 def test_truncation_at_every_length_is_found(
     tmp_path: Path, encode_v2: Encode, commits: list[list[bytes]]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer._native.ffrecord import Reader
 from fireflyer.errors import ConfigError, Corrupted, StorageError
@@ -77,7 +78,7 @@ def test_a_file_of_the_independent_writer_is_read_and_added_to(
     FileReader(path).validate()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=9), max_size=12))
 def test_any_commits_are_read_and_have_few_runs(
     tmp_path_factory: pytest.TempPathFactory, encode_v2: Encode, commits: list[list[bytes]]

@@ -72,6 +72,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("strategy", get_args(Strategy))
 @pytest.mark.parametrize("layout", FORMATS)
 def test_every_layout_reads_the_same(make: Make, layout: str, strategy: Strategy) -> None:

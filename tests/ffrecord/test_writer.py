@@ -50,6 +50,7 @@ def killed_at(step: int, path: Path, announce: bool) -> bool:
     return status != 0
 
 
+@pytest.mark.sample(2)
 @announced
 @pytest.mark.parametrize("existing", [None, [b"old"]], ids=["new", "replaced"])
 def test_a_writer_killed_before_any_of_its_system_calls_leaves_a_whole_file_or_none(

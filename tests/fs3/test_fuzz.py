@@ -1,6 +1,6 @@
 """Damaged frames on every port: the service stays up, says nothing wrong, and all files keep their bytes.
 
-FIREFLYER_FUZZ_FRAMES frames a port (default 100,000), FIREFLYER_FUZZ_SEED (default 1).
+FIREFLYER_FUZZ_FRAMES frames a port (default 100,000 with --full, else 10,000).
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import draws
 from tests.fs3.fuzzing import (
     LIMIT_S,
     Control,
@@ -30,8 +31,8 @@ from fireflyer.fs3.find import attach, find
 from fireflyer.rpc.address import Address
 from fireflyer.rpc.proof import Secret
 
-FRAMES = int(os.environ.get("FIREFLYER_FUZZ_FRAMES", "100000"))
-SEED = int(os.environ.get("FIREFLYER_FUZZ_SEED", "1"))
+FRAMES = int(os.environ.get("FIREFLYER_FUZZ_FRAMES") or draws.cases(100_000))
+SEED = draws.seed()
 BEFORE = 50
 """Of so many frames one comes before the handshake."""
 SIZES = (0, 1, 5000, 1 << 20, (3 << 20) + 7)

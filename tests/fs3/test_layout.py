@@ -92,6 +92,7 @@ def test_a_file_uses_as_many_chains_as_its_stripe_evenly() -> None:
     assert sorted(used.values()) == [10] * 5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("n", [3, 8, 16, 100])
 @pytest.mark.parametrize("x", [0, 1, 2])
 def test_files_spread_over_the_chains(n: int, x: int) -> None:

@@ -156,6 +156,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         nodes.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wipe", [False, True])
 def test_a_node_goes_and_comes_back(nodes: Nodes, wipe: bool) -> None:
     rng = random.Random(wipe)

@@ -6,7 +6,6 @@ import random
 import select
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import IO
 
 import msgspec
 import pytest
+from tests.ports import take_ports
 from tests.waiting import until
 
 from fireflyer.cli.app import run_line
@@ -112,6 +112,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_was_put_is_there_after_a_kill(tmp_path: Path, start: Start, replicas: int) -> None:
     where = tmp_path / "fs"
@@ -183,15 +184,9 @@ def test_a_folder_is_served_once(
     assert "does not run" in capfd.readouterr().err
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as taken:
-        lines = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [line.getsockname()[1] for line in lines]
-
-
 def write_cluster(folder: Path) -> Path:
     """Three nodes; ports of loopback."""
-    manager, *ports = free_ports(4)
+    manager, *ports = take_ports(4)
     (folder / "secret").write_text("the secret of three nodes")
     (folder / "secret").chmod(0o600)
     nodes = "".join(

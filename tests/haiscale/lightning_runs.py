@@ -1,7 +1,6 @@
 """HaiScaleStrategy with the real Lightning; test_lightning.py runs this: lightning_runs.py DIRECTORY"""
 
 import os
-import socket
 import sys
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 import torch._dynamo  # which optimizers import: once here, not in each forked rank
 from lightning.pytorch import LightningModule, Trainer
 from tests.conftest import Gang
+from tests.ports import take_ports
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -96,9 +96,7 @@ def of_a_rank(directory: Path, rank: int, world: int, accumulate: int) -> tuple[
 
 
 def ranks(directory: Path, world: int, accumulate: int) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(take_ports(1)[0])
 
     def body(rank: int, _world: int) -> tuple[Weights, float]:
         os.environ.update(MASTER_PORT=port, LOCAL_RANK=str(rank))

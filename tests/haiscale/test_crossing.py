@@ -85,6 +85,7 @@ def pending(model: nn.Module) -> list[bool]:
     return [type(p) is Pending for p in model.parameters()]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("world", "nodes"), [(2, 1), (4, 2)])

@@ -208,6 +208,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("selective", [False, True])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_crossing_equals_classic(

@@ -83,6 +83,7 @@ WAYS = [*itertools.product(LIMITS, (True, False), (1, 2))]
 """Type, gradients set to None, backwards a step."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (2, 2), (4, 2)])
 def test_equals_one_process_with_the_global_batch(
     start_gang: Callable[..., Any], store_path: str, world: int, nodes: int
@@ -153,6 +154,7 @@ def test_reductions_start_before_backward_ends_and_in_one_order(
         assert waited
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wire", [None, "bf16"])
 def test_a_large_parameter_is_reduced_in_pieces(
     start_gang: Callable[..., Any], store_path: str, wire: str | None

@@ -40,6 +40,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIREFLYER_SECRET", "of this job")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("point", POINTS)
 def test_four_ranks_become_two(start_gang: Start, store_path: str, point: str, seed: int) -> None:
@@ -59,6 +60,7 @@ def test_four_ranks_become_two(start_gang: Start, store_path: str, point: str, s
     check([result for result in results if result is not None], 2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("late", [(0,), (1, 2), (0, 2)])
 def test_who_is_behind_takes_the_states_of_who_is_ahead(
     start_gang: Start, store_path: str, late: tuple[int, ...]

@@ -72,6 +72,7 @@ class Sharded(Job):
         }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("point", "zero"), [("forward", 3), ("backward", 3), ("backward", 2)])
 def test_a_lost_host_whose_shards_have_replicas(
     start_gang: Start, store_path: str, point: str, zero: int
@@ -110,6 +111,7 @@ def test_a_newcomer_gets_its_shards(start_gang: Start, store_path: str, tmp_path
     check(start_gang(body, 4).results(), 4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("restores", [True, False])
 def test_lost_shards_without_replicas(
     start_gang: Start, store_path: str, tmp_path: Path, restores: bool

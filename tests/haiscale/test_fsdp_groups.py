@@ -29,6 +29,7 @@ def held() -> tuple[int, int]:
     return len(dist.distributed_c10d._world.pg_map), len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "crossing"), [("group", True), ("mesh", False), ("hybrid", False)]
 )

@@ -67,6 +67,7 @@ def bound(mode: str) -> float:
     return travels / 2 * MODES[mode][1]  # (n - 1)/n
 
 
+@pytest.mark.sample(2)
 @pytest.mark.netns
 @pytest.mark.parametrize(
     ("mode", "crossing"), [("zero-3", False), *((mode, mode != "zero-2") for mode in MODES)]

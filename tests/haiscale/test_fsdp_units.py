@@ -39,6 +39,7 @@ class Either(nn.Module):
         return x
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("crossing", [False, True])
 @pytest.mark.parametrize("case", ["gather", "reduce", "replicate"])
 def test_ranks_that_run_other_units(

@@ -65,6 +65,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
         yield step
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", MODES)
 def test_all_leave_behind_the_same_step_and_have_saved(
     start_gang: Start, store_path: str, tmp_path: Path, mode: str
@@ -98,6 +99,7 @@ def test_all_leave_behind_the_same_step_and_have_saved(
     assert results == [(first, known, 3, [first])] * 2, "nobody is asked once it was said"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_rank_that_cannot_tell_fails_all_in_the_same_backward(
     start_gang: Start, store_path: str, mode: str
@@ -126,6 +128,7 @@ def test_a_rank_that_cannot_tell_fails_all_in_the_same_backward(
     assert start_gang(body, 2).results() == [1 + MODES[mode][2]] * 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "world", "nodes"), [(Job, 3, 1), (Sharded, 4, 2)])
 def test_elastic_ranks_that_have_lost_one_ask_again_and_leave_together(
     start_gang: Start, store_path: str, tmp_path: Path, kind: type[Job], world: int, nodes: int

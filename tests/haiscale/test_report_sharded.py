@@ -124,6 +124,7 @@ MODES: dict[str, tuple[dict[str, Any], int, float, float]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_bytes_and_memory(start_gang: Callable[..., Any], store_path: str, mode: str) -> None:
     given, world, gathered, reduced = MODES[mode]

@@ -19,6 +19,7 @@ from fireflyer.hfreduce import devices
 LONG = datetime.timedelta(seconds=20)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", ["A", "AA", "AB", "AABB"])
 def test_every_collective_waits_for_the_stream_and_the_stream_for_it(
     play: Play, shape: str

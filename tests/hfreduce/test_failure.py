@@ -101,6 +101,7 @@ def test_a_forked_child_lets_go_of_its_parents_group(
     assert start_gang(body, 2, nodes).results() == [2.0, 2.0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_frozen_rank_ends_the_operation_at_its_timeout(
     start_gang: Callable[..., Any], store_path: str, nodes: int
@@ -272,6 +273,7 @@ def test_a_secret_that_one_rank_lacks_is_said_on_all(
         assert ends == [f"rank 1 cannot take part: {reason}", reason]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [10, 3_000_000])
 @pytest.mark.parametrize(("world", "nodes"), [(3, 1), (4, 2), (6, 3)])
 @pytest.mark.parametrize("frozen", [False, True])

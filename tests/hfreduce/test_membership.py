@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+from tests import draws
 
 from fireflyer.hfreduce.membership import (
     Accept,
@@ -34,7 +35,7 @@ from fireflyer.hfreduce.membership import (
 )
 from fireflyer.hfreduce.topology import Card
 
-SCHEDULES = int(os.environ.get("FIREFLYER_SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("FIREFLYER_SCHEDULES") or draws.cases(2000))
 EPOCHS = 3
 
 
@@ -203,7 +204,7 @@ def run(seed: int) -> int:
 
 
 def test_at_most_one_view_an_epoch_and_progress_where_a_quorum_survives() -> None:
-    decided = [run(seed) for seed in range(SCHEDULES)]
+    decided = [run(seed) for seed in draws.drawn("schedules").sample(range(1 << 31), SCHEDULES)]
     assert decided.count(EPOCHS) > SCHEDULES // 4, "most worlds should live on"
     assert decided.count(0) > SCHEDULES // 100, "and some should not"
 

@@ -52,6 +52,7 @@ def check_sums(tree: PlannedHierarchy, rank: int, world: int, nodes: int) -> lis
     return digests
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("levels", "world", "nodes", "even"),
     [

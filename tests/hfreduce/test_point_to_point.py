@@ -68,6 +68,7 @@ def test_strided_tensors(play: Play, shape: str) -> None:
     play(body, shape)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_every_type(play: Play, dtype: torch.dtype) -> None:
     def body(rank: int, world: int) -> None:

@@ -73,6 +73,7 @@ def close(got: Any, wanted: list[torch.Tensor], limit: float = 1e-9) -> bool:
 # -- data parallelism ------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "options",
     [

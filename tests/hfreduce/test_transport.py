@@ -54,6 +54,7 @@ def reduce_for_ever(tensor: torch.Tensor) -> None:
 # -- the stack over UCX ----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @with_ucx
 @pytest.mark.usefixtures("over_ucx")
 @pytest.mark.parametrize("shape", ["AABB", "ABC"])

@@ -25,6 +25,7 @@ def exact(world: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.stack([values(r, dtype=dtype).double() for r in range(world)]).sum(0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("codec", "bytes_each"), [("bf16", 2), ("fp16", 2), ("int8", 1 + 4 / 256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_codec_keeps_its_bound_and_its_bytes(
@@ -128,6 +129,7 @@ def test_ranks_with_different_codecs_are_told_so(
     assert any("int8" in m and "bf16" in m for m in start_gang(body, 2, nodes=2).results())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("world", "nodes"), [(1, 1), (3, 1), (4, 2), (3, 3)])
 @pytest.mark.parametrize("zero_copy", [True, False])
 def test_a_shared_result_lies_once_a_host(

@@ -8,7 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.full
+@pytest.mark.xdist_group("sanitizers")
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_native_tests_pass_under(sanitizer: str) -> None:
     done = subprocess.run(

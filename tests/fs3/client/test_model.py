@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from tests.draws import cases
 from tests.fs3.client.conftest import Cluster
 
 from fireflyer.errors import FileError
@@ -330,11 +331,12 @@ def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Cli
         cluster.close()
 
 
+@pytest.mark.sample(1)
 def test_contents_and_names_are_those_of_the_model(clients: list[Client]) -> None:
     run_state_machine_as_test(
         cast(Any, lambda: Comparison(clients)),
         settings=settings(
-            max_examples=120,
+            max_examples=cases(120),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

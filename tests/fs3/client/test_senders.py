@@ -13,6 +13,7 @@ from fireflyer.rpc.loop import LoopThread
 CHUNK = 256 << 10
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("senders", [1, 2, 3])
 def test_so_many_nodes_send_at_a_time(tmp_path: Path, senders: int) -> None:
     data = random.Random(senders).randbytes(60 * CHUNK + 5)

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from tests import draws
 
 from fireflyer.fs3.client.walk import LAST_INDEX, Answers, Asks, walk
 
@@ -43,7 +44,7 @@ class Chains:
         return [index for part in reversed(parts) for index in part.tolist()]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", draws.seeds("walks", 40))
 def test_all_that_stands_is_found(seed: int) -> None:
     rng = random.Random(seed)
     stripe = rng.choice((1, 2, 3, 8, 31))
@@ -76,10 +77,11 @@ def test_a_sparse_file_costs_what_it_holds() -> None:
 
 def test_chains_that_are_behind_are_waited_for() -> None:
     """One has holes everywhere, the others none: what they have above it is kept, and never much."""
-    indexes = {i for i in range(200_000) if i % 4 or i % 8 == 0}
+    highest = draws.cases(200_000)
+    indexes = {i for i in range(highest) if i % 4 or i % 8 == 0}
     chains = Chains(4, indexes)
     assert chains.found() == sorted(indexes)
-    assert chains.questions <= 25_000 + 3 * (-(-50_000 // MOST_RUN) + 1)
+    assert chains.questions <= highest // 8 + 3 * (-(-highest // 4 // MOST_RUN) + 1)
 
 
 def test_only_chains_that_may_hold_some_are_asked() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import draws
 
 from fireflyer.errors import FileError, Unavailable
 from fireflyer.fs3.kv import Engine, MemoryEngine, Outcome, SqliteEngine, Transaction, run
@@ -177,7 +178,7 @@ def test_a_transaction_too_old_to_be_checked_conflicts(engine: Engine) -> None:
     assert engine.commit_many([old, blind]) == [Outcome.CONFLICT, Outcome.COMMITTED]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", draws.seeds("transactions", 12))
 def test_committed_transactions_fit_one_serial_order(engine: Engine, seed: int) -> None:
     """Interleaved at random; each committed one must have read what the order of commits gives it,
     and one that only reads what was committed when it began."""
@@ -314,7 +315,7 @@ def test_a_request_sent_again_gets_its_first_answer(engine: Engine) -> None:
     assert run(engine, lambda t: t.get(record_key(7, 1))) == b"first"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", draws.seeds("requests", 5))
 def test_uncertain_commits_happen_once(seed: int) -> None:
     engine = MemoryEngine(seed, conflicts=0.3, maybe=0.3)
 

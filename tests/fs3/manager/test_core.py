@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests import draws
 
 from fireflyer.errors import ConfigError, NotPrimary, Stale, Unavailable
 from fireflyer.fs3.manager.chains import Chain, Local, LocalState, Public
@@ -487,7 +488,7 @@ def test_a_lease_counts_from_the_sending() -> None:
     assert not lease.runs(103.5)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", draws.seeds("managers", 30))
 def test_random_lives(seed: int) -> None:
     """Nodes come and go; primaries too. Whoever serves has a lease; in the end all serve."""
     chance, made = random.Random(seed), cluster(3, slots=2, replicas=3)

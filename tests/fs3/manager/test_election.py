@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests import draws
 
 from fireflyer.fs3.manager.election import Election, Primary
 from fireflyer.fs3.manager.leases import Times
@@ -64,7 +65,7 @@ def test_the_loser_stops_at_once() -> None:
     assert not one.holds(0.1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", draws.seeds("elections", 20))
 def test_never_two_at_a_time(seed: int) -> None:
     """Three processes with clocks of their own (rates within 1 %), late commits and long pauses."""
     chance = random.Random(seed)

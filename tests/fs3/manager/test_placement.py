@@ -22,6 +22,7 @@ def check(placement: Placement, nodes: int, targets: int, replicas: int) -> None
     assert all(number < targets for _, number in taken)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 5])
 def test_every_small_cluster(replicas: int) -> None:
     for nodes, targets in itertools.product(range(replicas, 13), range(1, 9)):

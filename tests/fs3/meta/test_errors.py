@@ -146,6 +146,7 @@ CASES: list[tuple[str, m.Call, User, int]] = [
 ]
 
 
+@pytest.mark.sample(113)
 @pytest.mark.parametrize(
     ("call", "user", "number"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
@@ -245,6 +246,7 @@ def test_many_are_looked_at_as_each_alone(ask: Ask, user: User) -> None:
     assert ask(m.StatMany(targets), user).items == [alone(*target) for target in targets]
 
 
+@pytest.mark.full
 def test_forty_thousand_levels_by_handles() -> None:
     engine = MemoryEngine()
     service = MetaService(engine)

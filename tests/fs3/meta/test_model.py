@@ -9,6 +9,7 @@ from typing import Any, cast
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.draws import cases
 from tests.fs3.meta.posix_model import File, Folder, Model, Node, Sym, Wrong
 
 from fireflyer.errors import FileError
@@ -291,7 +292,7 @@ class OnDisk(Comparison):
 
 
 SETTINGS = settings(
-    max_examples=120,
+    max_examples=cases(120),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -302,4 +303,4 @@ TestMemory.settings = SETTINGS
 TestInjured = cast(Any, Injured).TestCase
 TestInjured.settings = SETTINGS
 TestSqlite = cast(Any, OnDisk).TestCase
-TestSqlite.settings = settings(SETTINGS, max_examples=40)
+TestSqlite.settings = settings(SETTINGS, max_examples=cases(40))

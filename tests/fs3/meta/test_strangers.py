@@ -1,7 +1,6 @@
 """What no client of ours sends: wrong types, impossible numbers, damaged frames: typed errors, service up."""
 
 import copy
-import random
 import socket
 import typing
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests import draws
 
 from fireflyer.errors import FileError, FireflyerError, ProtocolMismatch, Stale
 from fireflyer.fs3.client.metadata import METHOD
@@ -81,9 +81,9 @@ def test_every_call_is_among_those_that_are_damaged() -> None:
 
 
 def test_wrong_and_impossible_values_get_typed_errors(client: Client) -> None:
-    rng = random.Random(6)
+    rng = draws.drawn("values")
     refused = done = 0
-    for turn in range(12_000):
+    for turn in range(draws.cases(12_000)):
         request = Request(ROOT, rng.randrange(3), rng.choice(CALLS), rng.randrange(2) and turn + 1)
         tree = msgspec.msgpack.decode(msgspec.msgpack.encode(request))
         for _ in range(rng.choice((1, 1, 2))):
@@ -101,7 +101,7 @@ def test_wrong_and_impossible_values_get_typed_errors(client: Client) -> None:
             refused += 1
         except FireflyerError as error:
             pytest.fail(f"{tree} was answered with {error!r}")
-    assert min(refused, done) > 300
+    assert min(refused, done) > draws.cases(300)
     listing = client.call(METHOD, Request(ROOT, 1, m.ReadDirectory(1, plus=True)), m.Listing)
     assert len(listing.inodes) == len(listing.entries)
 
@@ -119,8 +119,8 @@ def proved(address: str) -> socket.socket:
 def test_damaged_frames_are_answered_or_end_their_connection_alone(
     address: str, client: Client
 ) -> None:
-    rng = random.Random(7)
-    for turn in range(300):
+    rng = draws.drawn("frames")
+    for turn in range(draws.cases(300)):
         whole = bytearray(framed((1, METHOD, 1000, Request(ROOT, 1, rng.choice(CALLS)))))
         for _ in range(rng.randrange(1, 8)):
             whole[rng.randrange(4, len(whole))] = rng.randrange(256)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests import draws
 from tests.fs3.sim.mutations import MUTANTS, Mutant
 from tests.fs3.sim.profiles import FAMILIES, KINDS, Profile
 from tests.fs3.sim.simulate import HISTORIES, Result, chunk_history, history, many
@@ -18,11 +19,14 @@ def passed(results: list[Result], count: int) -> None:
         assert not result.error, f"make sim SEED={result.seed} ({result.family}): {result.error}"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["chunks", "meta"])
 def test_random_histories(kind: str) -> None:
-    passed(list(many(kind, range(1, 151), PROCESSES)), 150)
+    seeds = draws.seeds(kind, 150)
+    passed(list(many(kind, seeds, PROCESSES)), len(seeds))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_family_of_faults(family: str) -> None:
     results = list(many(family, range(1, 7), PROCESSES))
@@ -37,6 +41,7 @@ def test_one_kind_of_fault(fault: str) -> None:
     passed([chunk_history(seed, profile) for seed in range(2)], 2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["chunks", "meta", "lies"])
 def test_a_seed_repeats_itself(kind: str) -> None:
     one, two = (HISTORIES[kind](11, traced=True) for _ in range(2))

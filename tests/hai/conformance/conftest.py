@@ -79,7 +79,10 @@ def make_engine(kind: str, folder: Path) -> Engine:
     return SlurmEngine(folder, "low", preload=()) if kind == "slurm" else LocalEngine(4, preload=())
 
 
-@pytest.fixture(params=["local", "slurm"])
+SLURM = pytest.param("slurm", marks=[pytest.mark.full, pytest.mark.xdist_group("slurm")])
+
+
+@pytest.fixture(params=["local", SLURM])
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     found: Any
     if request.param == "slurm":

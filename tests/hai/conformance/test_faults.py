@@ -23,6 +23,7 @@ def stacks(s: Stage, rank: int) -> str:
     return (s.folder / s.task / "1" / f"{rank}.stacks").read_text()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("start", ["fork", "exec"])
 def test_a_hung_gang_is_failed_with_its_stacks_saved(stage: Stage, start: str) -> None:
     async def scene(s: Stage) -> None:

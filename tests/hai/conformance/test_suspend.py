@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from tests.hai.engine.conftest import Stage
 
 from fireflyer.hai.engines import RankExited
@@ -18,6 +19,7 @@ LOOP = """
 """
 
 
+@pytest.mark.sample(1)
 def test_all_ranks_are_told_at_one_call_and_resume_elsewhere(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine(4)

@@ -13,7 +13,7 @@ from tests.hai.server.test_access import Somebody
 from fireflyer.hai.administration import Administration
 from fireflyer.hai.model import TaskSpec
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = [pytest.mark.full, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 MakeSpec = Callable[..., TaskSpec]
 

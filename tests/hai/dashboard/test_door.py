@@ -12,7 +12,8 @@ from starlette.responses import Response
 from tests.hai.dashboard.conftest import Visitor
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import NoEngine, Somebody, ask
-from tests.hai.server.test_public import free_port, public
+from tests.hai.server.test_public import public
+from tests.ports import take_ports
 
 from fireflyer.errors import ConfigError
 from fireflyer.hai.administration import Administration
@@ -209,7 +210,7 @@ def test_the_homes_code_is_refused_where_others_are_served_and_still_good(
     server.start()
     Somebody(server, tmp_path, "ada", "submit")
     server.client.shutdown()
-    port = free_port()
+    port = take_ports(1)[0]
     server.start(public=public(port=port))
     code = server.client.dashboard_link().partition("#code=")[2]
     outside, inside = Visitor(server), Visitor(server)

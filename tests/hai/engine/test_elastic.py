@@ -101,6 +101,7 @@ def test_what_a_dead_rank_had_started_goes_with_it(stage: Stage) -> None:
     stage.play(scene)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("victim", ["supervisor", "guard", "ranks"])
 def test_a_lost_node_leaves_the_others_running_and_is_launched_on_again(
     stage: Stage, victim: str

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests import draws
 from tests.hai.engine.test_gang import GANG as PLAIN
 
 from fireflyer.hai.engines import (
@@ -279,7 +280,7 @@ def outcome_allowed(world: World) -> None:
     assert world.told[-1] is ended
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", draws.seeds("gangs", 400))
 def test_any_history_ends_and_is_told_once(seed: int) -> None:
     dice = random.Random(seed)
     world = World()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import Corrupted
@@ -80,7 +81,7 @@ class ModelServer:
         return step
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 @given(st.data())
 def test_same_answer_on_every_rank_in_every_interleaving(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
@@ -134,7 +135,7 @@ class ModelMember(ModelRank):
         self.generation, self.begun, self.calls, self.apart = generation, 0, 0, True
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 @given(st.data())
 def test_same_answer_on_every_member_through_losses_and_newcomers(data: st.DataObject) -> None:
     nodes = [ModelNode(0), ModelNode(0)]
@@ -202,6 +203,7 @@ def _hammer(page: SuspendPage, slot: int, go: int, result: int) -> None:
     os.write(result, f"{calls}\n".encode())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("round_", range(5))
 def test_processes_that_hammer_the_page_agree(round_: int) -> None:
     pages = [SuspendPage.create(2), SuspendPage.create(2)]

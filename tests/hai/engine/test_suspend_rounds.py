@@ -31,6 +31,7 @@ def _rank(rank: int, rounds: list[list[SuspendPage]], go: int, result: int) -> N
         os.write(result, f"{number} {rank} {calls}\n".encode())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("seed", range(ROUNDS // PER_TEST))
 def test_every_rank_is_told_at_the_same_call(seed: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.hai.faults.kernel import LINE_BYTES, message, parse
 from fireflyer.hai.faults.kernellog import KernelLog, chosen, open_kernel_log
@@ -95,7 +96,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=cases(500), deadline=None)
 @given(st.lists(st.one_of(PIECES, st.binary(max_size=30)), max_size=12).map(b"".join))
 def test_no_bytes_break_it(record: bytes) -> None:
     text = message(record)

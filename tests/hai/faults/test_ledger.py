@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.cli.ledgering import MARKS, bar
 from fireflyer.hai.ledger import (
@@ -289,7 +290,7 @@ def play(seed: int) -> History:
     return history
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 @given(st.integers(0, 1 << 32), st.floats(0, 300), st.floats(0, 300))
 def test_the_parts_always_add_up_to_the_whole(seed: int, until: float, since: float) -> None:
     history = play(seed)
@@ -320,7 +321,7 @@ def clipped(segment: Segment, books: Books) -> bool:
     return segment.end > books.since and segment.begin < books.until
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_bar_has_its_width_and_shows_what_is_big(seed: int) -> None:
     found = play(seed).books(400.0).cluster

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from tests import draws
 from tests.hai.plan.bench import Bench, launched
 from tests.hai.plan.histories import History
 
@@ -11,20 +12,20 @@ from fireflyer.hai.scheduling import planner, preempting
 
 def test_the_promises_hold_over_random_histories() -> None:
     total: Counter[str] = Counter()
-    for seed in range(400):
+    for seed in draws.seeds("histories", 400):
         total += History(seed).run()
     for what in (
         "Launch", "Preempt", "fault", "drain", "suspend", "quota", "ended", "impossible",
         "narrow plan", "narrow find",
     ):  # fmt: skip
-        assert total[what] > 0, f"no history had a {what}"
+        assert total[what] > 0 or not draws.full(), f"no history had a {what}"
 
 
 def test_they_hold_where_plans_and_looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "BATCH", 2)
     monkeypatch.setattr(preempting, "LOOKS", 1)
     total: Counter[str] = Counter()
-    for seed in range(400, 500):
+    for seed in draws.seeds("short plans", 300):
         total += History(seed).run()
     assert total["Launch"] > 0
     assert total["cut"] > 0

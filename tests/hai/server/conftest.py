@@ -168,7 +168,12 @@ def postgresql(postgres_of_session: Postgres) -> PostgreSQL:
     return PostgreSQL(url=postgres_of_session.url(name))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+POSTGRESQL = pytest.param(
+    "postgresql", marks=[pytest.mark.full, pytest.mark.xdist_group("postgresql")]
+)
+
+
+@pytest.fixture(params=["sqlite", POSTGRESQL])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | PostgreSQL:
     """Where an empty database is, of each kind."""
     if request.param == "sqlite":

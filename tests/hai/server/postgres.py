@@ -5,12 +5,13 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import psycopg
+from tests.guard import marked
+from tests.ports import take_ports
 
 USER = "fireflyer"
 
@@ -59,9 +60,7 @@ class Postgres:
             assert nobody is not None
             self._uid, self._gid = nobody.pw_uid, nobody.pw_gid
             os.chown(root, nobody.pw_uid, -1)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        (self.port,) = take_ports(1)
         self._run(
             "initdb", "-D", str(root / "data"), "-U", USER, "--auth=trust", "--no-sync",
             "--encoding=UTF8", "--locale=C",
@@ -86,7 +85,7 @@ class Postgres:
         with (self._root / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._root,
-                start_new_session=True, env={"LC_ALL": "C"}, user=self._uid, group=self._gid,
+                start_new_session=True, env={"LC_ALL": "C", **marked()}, user=self._uid, group=self._gid,
             )  # fmt: skip
         deadline = time.monotonic() + 60
         while True:

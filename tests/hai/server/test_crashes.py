@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.hai.server.conftest import POSTGRESQL
 from tests.hai.server.postgres import Postgres
 
 from fireflyer.errors import FireflyerError, NoSpace, TaskError
@@ -236,7 +237,7 @@ def check_history(
 Fresh = Callable[[Path], Path | PostgreSQL]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", POSTGRESQL])
 def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
     """Where a database without tasks is, for a home in this folder: a copy, for they are many."""
     if request.param == "sqlite":
@@ -261,6 +262,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
     return create
 
 
+@pytest.mark.sample(1)
 def test_a_crash_at_every_point(tmp_path: Path, spec: MakeSpec, fresh: Fresh) -> None:
     """At each third point, on PostgreSQL at each eleventh; with FIREFLYER_SOAK at all of them."""
     step = 1 if SOAK else 3 if isinstance(fresh(tmp_path / "probe"), Path) else 11

@@ -9,10 +9,11 @@ import hypothesis
 import msgspec
 import pytest
 import schemathesis
+from tests import draws
 from tests.hai.server.conftest import Server
 from tests.hai.server.test_access import PUBLIC, ask
 
-EXAMPLES = int(os.environ.get("FIREFLYER_FUZZ_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("FIREFLYER_FUZZ_EXAMPLES") or draws.cases(20))
 """Of each operation."""
 
 LEFT_OUT = {"POST /shutdown", "GET /events/stream", "GET /tasks/{task}/log/{rank}/stream"}
@@ -66,7 +67,6 @@ def test_no_request_of_the_document_ends_in_a_5xx(server: Server, tmp_path: Path
             max_examples=EXAMPLES,
             deadline=None,
             database=None,
-            derandomize=True,
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         @hypothesis.given(case=operation.as_strategy())
@@ -90,6 +90,7 @@ def test_a_path_is_never_a_way_out(server: Server, target: str) -> None:
     assert ask(server, "GET", target, token)[0] in (404, 405)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "rank", ["..", "../0", "%2e%2e%2f0", "-1", "0%00", "99999999999999999999", "0.log"]
 )
@@ -101,6 +102,7 @@ def test_a_rank_is_a_number(server: Server, spec: Any, rank: str) -> None:
     assert ask(server, "GET", f"/tasks/t1/log/{rank}", token)[0] in (400, 404, 409)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "request_",
     [

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.draws import cases
 
 from fireflyer.errors import TaskError
 from fireflyer.hai import lifecycle
@@ -154,7 +155,7 @@ def test_a_new_attempt_begins_at_generation_0() -> None:
     assert lifecycle.decide(over, Launch("t1", 2, ("n0", "n1"))).task.lease is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(st.data())
 def test_of_the_parts_of_a_generation_one_goes_on(data: st.DataObject) -> None:
     """Processes form parts at random and ask, each part from the latest generation that its first member was
@@ -486,4 +487,4 @@ class Platform(RuleBasedStateMachine):
 
 
 TestPlatform = Platform.TestCase
-TestPlatform.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPlatform.settings = settings(max_examples=cases(150), stateful_step_count=40, deadline=None)

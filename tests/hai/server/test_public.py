@@ -1,6 +1,5 @@
 """Served beyond loopback: only with users, only with TLS or a proxy in front, and how a client gets there."""
 
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.hai.server.conftest import Server
+from tests.ports import take_ports
 
 from fireflyer.errors import ConfigError, PeerLost, Unauthenticated
 from fireflyer.hai.administration import Administration
@@ -35,12 +35,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def public(**fields: Any) -> dict[str, Any]:
     return msgspec.to_builtins(Public(host="127.0.0.1", **fields))  # type: ignore[no-any-return]
 
@@ -56,7 +50,7 @@ def token_file(server: Server, folder: Path, name: str = "ada") -> Path:
 
 
 def test_without_a_users_token_nothing_is_served_beyond_loopback(server: Server) -> None:
-    said = public(port=free_port())
+    said = public(port=take_ports(1)[0])
     with server.starting(public=said) as ready:
         assert ready.read() == b""
     assert server.wait() == 1
@@ -73,7 +67,7 @@ def test_a_user_elsewhere_by_tls(
     server.start()
     file = token_file(server, tmp_path)
     server.client.shutdown()
-    port = free_port()
+    port = take_ports(1)[0]
     cert, key = map(str, certificate)
     server.start(public=public(port=port, certificate=cert, key=key))
     monkeypatch.setenv("FIREFLYER_SERVER", f"https://127.0.0.1:{port}")

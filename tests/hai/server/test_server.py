@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.ports import take_ports
 
 from fireflyer.errors import (
     ConfigError,
@@ -114,9 +115,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 
 def test_a_given_port_is_served(server: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = take_ports(1)
     server.start(port=port)
     assert server.client.server().port == port
 

@@ -129,6 +129,7 @@ def test_odd_names(server: Any, path: str) -> None:
         server.client.call("GET", path)
 
 
+@pytest.mark.full
 def test_two_tasks_make_an_environment_once_though_the_server_is_killed_meanwhile(
     server: Any, spec: MakeSpec
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_quota_is_waited_for_by_hand() -> None:
     assert ends(replay(trace, setup)) == [100, 150, 50]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_is_above_a_quota_and_no_gpu_second_is_lost(

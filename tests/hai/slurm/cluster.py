@@ -7,15 +7,16 @@ CPUs and, where device files can be made, 8 GPUs.
 import contextlib
 import os
 import pwd
-import random
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import time
 from pathlib import Path
+
+from tests.guard import marked
+from tests.ports import take_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -81,18 +82,6 @@ def missing() -> str:
             f"no Slurm ({', '.join(absent)}): scripts/setup.sh --test-packages, as root on Debian"
         )
     return ""
-
-
-def _free_ports(count: int) -> list[int]:
-    """Below the range that the kernel takes ports of outgoing connections from: nobody gets one of them while
-    its owner is away."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            found.add(port)
-    return list(found)
 
 
 class Cluster:
@@ -200,7 +189,7 @@ class Cluster:
         return True
 
     def _write(self) -> None:
-        controller, *ports = _free_ports(1 + len(NODES))
+        controller, *ports = take_ports(1 + len(NODES))
         gres = f" Gres=gpu:{GPUS}" if self.gpus else ""
         lines = [NODE.format(name=n, port=p, gres=gres) for n, p in zip(NODES, ports, strict=True)]
         gres = ("GresTypes=gpu\n" if self.gpus else "") + "".join(lines)
@@ -220,7 +209,7 @@ class Cluster:
         with (self.root / f"{name}.out").open("ab") as output:
             self._processes[name] = subprocess.Popen(
                 command,
-                env={"PATH": PATH, "SLURM_CONF": str(self.conf)},
+                env={"PATH": PATH, "SLURM_CONF": str(self.conf), **marked()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -4,9 +4,9 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
+from tests import draws
 
 from fireflyer.errors import Corrupted, WorkspaceError
 from fireflyer.hai.workspaces.depot import Depot
@@ -220,8 +220,8 @@ def test_killed_at_any_point_there_is_a_whole_workspace_or_none(
         depot.open()
         place_task(depot, ship(depot, snapshot), "", home / "copy")
 
-    points, order = 0, Random(1)
-    for point in range(1, 400):
+    points, order = 0, draws.drawn("depot order")
+    for point in draws.points("depot", 399):
         home = tmp_path / f"home{point}"
         home.mkdir()
         killed = killed_at(point, lambda home=home: act(home))  # type: ignore[misc]

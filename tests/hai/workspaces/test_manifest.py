@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.errors import Corrupted, WorkspaceError
 from fireflyer.hai.workspaces import manifest as manifests
@@ -113,7 +114,7 @@ ENTRIES = st.builds(
 )
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=cases(700), deadline=None)
 @given(st.lists(ENTRIES, max_size=8), st.booleans())
 def test_what_is_passed_writes_nothing_outside(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Entry], mend: bool
@@ -148,7 +149,7 @@ def _mended(entry: Entry) -> Entry:
     return msgspec.structs.replace(entry, size=0, sha256=HASH, target="")
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=cases(1500), deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_a_workspace_error_or_a_sound_manifest(data: st.DataObject) -> None:
     good = encode(Manifest(entries=(folder("a"), file("a/b"), link("c", "a/b"))))

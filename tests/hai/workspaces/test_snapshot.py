@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.draws import cases
 
 from fireflyer.errors import WorkspaceError
 from fireflyer.hai.workspaces.snapshot import take
@@ -94,7 +95,7 @@ NAMES = ["a", "b", "x.o", "x.p", "#a", "!a", "deep"]
 
 @example(["**/b", "!/b"], [], [])
 @example(["a/**"], ["!x.o"], [])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     st.lists(PATTERNS, max_size=5), st.lists(PATTERNS, max_size=3), st.lists(PATTERNS, max_size=2)
 )

@@ -1,0 +1,151 @@
+"""Measure CPU and wall seconds of each test; hold the parts to their budgets.
+
+A test's CPU seconds are its process's and those of its children that were waited for. What a fixture of the
+session costs is counted to the test that starts it, and to the one that ends it.
+"""
+
+import json
+import resource
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BUDGET = ROOT / "tests" / "budget.toml"
+RECORD = ROOT / "build" / "costs.json"
+SHOWN = 40
+YARDSTICK = 1_000_000
+"""Additions that are timed, so that budgets hold on slower machines."""
+
+Cost = tuple[str, float, float]
+"""A test's name, CPU seconds, wall seconds."""
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and its children that were waited for."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def yardstick_s() -> float:
+    """CPU seconds of a fixed piece of work, the least of several."""
+    found = []
+    for _ in range(5):
+        began = time.thread_time()
+        total = 0
+        for number in range(YARDSTICK):
+            total += number
+        found.append(time.thread_time() - began)
+    return min(found)
+
+
+def part_of(name: str) -> str:
+    """The part whose budget a test counts to: the folder below tests/."""
+    folders = name.partition("::")[0].split("/")
+    return folders[1] if len(folders) > 2 else "root"
+
+
+def by_part(costs: list[Cost]) -> dict[str, float]:
+    """CPU seconds of each part."""
+    parts: dict[str, float] = defaultdict(float)
+    for name, cpu, _ in costs:
+        parts[part_of(name)] += cpu
+    return dict(sorted(parts.items()))
+
+
+class Recorder:
+    """Runs where tests run: in pytest itself, or in each worker, which tells the costs at its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.costs: list[Cost] = []
+        self._began = cpu_s(), time.monotonic()
+
+    def pytest_collection_finish(self) -> None:
+        cpu, wall = self._began
+        self.costs.append(("collection", cpu_s() - cpu, time.monotonic() - wall))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        cpu, wall = cpu_s(), time.monotonic()
+        try:
+            return (yield)
+        finally:
+            name = item.nodeid.partition("@")[0]
+            self.costs.append((name, cpu_s() - cpu, time.monotonic() - wall))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["costs"] = self.costs
+
+
+class Report:
+    """Runs once: adds up, keeps the record of a whole run, and shows what costs most."""
+
+    def __init__(self, config: pytest.Config, recorder: Recorder) -> None:
+        self._config = config
+        self._costs = recorder.costs
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._costs += map(tuple, getattr(node, "workeroutput", {}).get("costs", []))
+
+    def _whole(self) -> bool:
+        option = self._config.option
+        chosen = option.keyword or option.markexpr or option.collectonly or option.lf
+        return not chosen and self._config.args_source.name != "ARGS"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._whole():
+            tier = "full" if self._config.option.full else "quick"
+            record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+            record[tier] = {"yardstick_s": yardstick_s(), "parts": by_part(self._costs)}
+            RECORD.parent.mkdir(exist_ok=True)
+            RECORD.write_text(json.dumps(record, indent=1))
+        if self._config.option.costs:
+            self._show(terminalreporter)
+
+    def _show(self, to: pytest.TerminalReporter) -> None:
+        to.section("CPU seconds")
+        for part, cpu in sorted(by_part(self._costs).items(), key=lambda each: -each[1]):
+            to.write_line(f"{cpu:8.1f}  {part}")
+        to.write_line(f"{sum(cpu for _, cpu, _ in self._costs):8.1f}  in all")
+        to.section(f"the {SHOWN} most expensive tests: CPU seconds, wall seconds")
+        for name, cpu, wall in sorted(self._costs, key=lambda cost: -cost[1])[:SHOWN]:
+            to.write_line(f"{cpu:8.2f} {wall:8.2f}  {name}")
+
+
+def over_budget() -> list[str]:
+    """Parts of the last whole runs that cost more than 1.5 times their budget, a line each."""
+    if not RECORD.exists():
+        return []
+    budget = tomllib.loads(BUDGET.read_text())
+    found = []
+    for tier, run in json.loads(RECORD.read_text()).items():
+        slower = max(1.0, run["yardstick_s"] / budget["yardstick_s"])
+        for part, cpu in run["parts"].items():
+            allowed = budget[tier].get(part, 0.0)
+            if cpu > 1.5 * slower * allowed + 1:
+                found.append(
+                    f"{part} costs {cpu / slower:.0f} CPU seconds in the {tier} tests, its budget is "
+                    f"{allowed:g}: make its tests cheaper, or argue for more in tests/budget.toml"
+                )
+    return found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fireflyer")
+    group.addoption("--costs", action="store_true", help=f"show the {SHOWN} most expensive tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    recorder = Recorder(config)
+    config.pluginmanager.register(recorder)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Report(config, recorder))

@@ -1,0 +1,56 @@
+"""Draw the random cases of tests: how many, and from which seed.
+
+`make test` runs a tenth of the cases, `make test-all` all of them. The seed comes from the commit, so each
+commit tries other cases and a run can be repeated; `SEED=...` chooses another one.
+"""
+
+import functools
+import os
+import subprocess
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+FULL = "FIREFLYER_TEST_FULL"
+"""Set to 1 in the environment by `pytest --full`, for workers and sub-processes."""
+
+
+def full() -> bool:
+    return os.environ.get(FULL) == "1"
+
+
+@functools.cache
+def seed() -> int:
+    """`$SEED`, or a number that the commit's hash gives; 0 outside a repository."""
+    if given := os.environ.get("SEED"):
+        return int(given)
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    root = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return int(done.stdout, 16)
+
+
+def cases(count: int) -> int:
+    """`count` with `--full`, else a tenth of it, at least 1."""
+    return count if full() else max(1, count // 10)
+
+
+def drawn(name: str) -> Random:
+    """Random numbers that depend on the seed and the name alone."""
+    return Random(zlib.crc32(name.encode()) ^ seed())
+
+
+def seeds(name: str, count: int) -> list[int]:
+    """`cases(count)` different seeds, for tests that are parametrized by one."""
+    return drawn(name).sample(range(1 << 31), cases(count))
+
+
+def points(name: str, most: int) -> Iterator[int]:
+    """1, 2, 3, ..., `most` with `--full`, else about a tenth of them: where a process is to be killed."""
+    chance, point = drawn(name), 0
+    while (point := point + (1 if full() else chance.randint(1, 19))) <= most:
+        yield point

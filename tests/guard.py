@@ -1,0 +1,61 @@
+"""End what a run of the tests started, however the run ends.
+
+Every process that tests start inherits `FIREFLYER_TEST_RUN`, a mark of the run; a test that gives a process
+an environment of its own adds `marked()`. The guard waits for the end of pytest, also by SIGKILL, kills every
+process with the mark, and ends: `python guard.py MARK PID`.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import uuid
+
+VARIABLE = "FIREFLYER_TEST_RUN"
+
+
+def marked() -> dict[str, str]:
+    """The mark, for the environment of a process that does not inherit this one's."""
+    return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+
+
+def start() -> None:
+    """Marks this process and all that it will start, and starts the guard; once a run."""
+    if VARIABLE in os.environ:  # a worker's, from pytest
+        return
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-P", __file__, mark, str(os.getpid())]
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+    os.posix_spawn(sys.executable, command, os.environ, file_actions=quiet, setsid=True)
+    os.environ[VARIABLE] = mark
+
+
+def _marked_processes(mark: str) -> list[int]:
+    wanted = f"{VARIABLE}={mark}".encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as environment:
+            if wanted in environment.read().split(b"\0"):
+                found.append(int(name))
+    return found
+
+
+def _wait_for_end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        select.select([process], [], [])
+        os.close(process)
+
+
+def main() -> None:
+    mark, pid = sys.argv[1], int(sys.argv[2])
+    _wait_for_end(pid)
+    while found := _marked_processes(mark):
+        for each in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The tests' own machinery: draws, budgets, ports, and the guard that ends what a run started."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests import costs, draws, ports
+
+ROOT = Path(__file__).parents[1]
+SERVICE = """
+import subprocess, sys
+from tests import guard
+guard.start()
+service = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print(service.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_services_die_with_the_run_that_started_them(number: signal.Signals) -> None:
+    environment = {name: os.environ[name] for name in os.environ if name != "FIREFLYER_TEST_RUN"}
+    run = subprocess.Popen(
+        [sys.executable, "-c", SERVICE],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert run.stdout is not None
+    service = os.pidfd_open(int(run.stdout.readline()))
+    run.send_signal(number)
+    assert select.select([service], [], [], 60)[0], "the service outlives its run"
+    os.close(service)
+    run.communicate()
+
+
+def test_a_tenth_is_drawn_and_a_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(draws.FULL, "0")
+    assert (draws.cases(400), draws.cases(3)) == (40, 1)
+    few = draws.seeds("a name", 400)
+    assert few == draws.seeds("a name", 400)
+    assert len(set(few)) == 40
+    assert few != draws.seeds("another", 400)
+    some = [*draws.points("a name", 100)]
+    assert 5 <= len(some) <= 100
+    assert some == sorted(set(some))
+    monkeypatch.setenv(draws.FULL, "1")
+    assert len(draws.seeds("a name", 400)) == 400
+    assert [*draws.points("a name", 100)] == [*range(1, 101)]
+
+
+def test_a_port_is_taken_once() -> None:
+    found = ports.take_ports(20)
+    assert len(set(found)) == 20
+    assert set(ports.take_ports(20)).isdisjoint(found)
+
+
+def test_a_part_over_its_budget_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, budget = tmp_path / "costs.json", tmp_path / "budget.toml"
+    monkeypatch.setattr(costs, "RECORD", record)
+    monkeypatch.setattr(costs, "BUDGET", budget)
+    assert costs.over_budget() == []
+    budget.write_text("yardstick_s = 0.05\n[quick]\nkv = 40\nfs3 = 30\n[full]\n")
+    parts = {"kv": 70.0, "fs3": 40.0}
+    record.write_text(json.dumps({"quick": {"yardstick_s": 0.05, "parts": parts}}))
+    (found,) = costs.over_budget()
+    assert found.startswith("kv costs 70 CPU seconds in the quick tests, its budget is 40")
+    record.write_text(json.dumps({"quick": {"yardstick_s": 0.1, "parts": parts}}))
+    assert costs.over_budget() == [], "on a machine of half the speed"
+
+
+def test_tests_count_to_the_folder_of_their_part() -> None:
+    assert costs.part_of("tests/fs3/client/test_files.py::test_a[b/c]") == "fs3"
+    assert costs.part_of("tests/test_tiers.py::test_a") == "root"
