@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
 
-.PHONY: help setup demo test lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants cluster-histories stubs clean
+.PHONY: help setup demo test torch-suite lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -16,6 +16,9 @@ demo: setup  ## train a model, lose a worker, carry on; ARGS="--seconds 60" pass
 test: setup  ## run all tests
 	@scripts/setup.sh --test-packages
 	@$(PY) -m pytest $(ARGS)
+
+torch-suite: setup  ## torch's own tests of collectives and DDP, over hfreduce
+	@$(PY) -m tests.torch_suite $(ARGS)
 
 lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings as errors
 	@scripts/lint.sh
