@@ -4,7 +4,9 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import warnings
+from pathlib import Path
 from typing import IO
 
 from tests.torch_suite.ranks import Outcome, die_with
@@ -19,9 +21,13 @@ def _serve(requests: IO[str], replies: IO[str]) -> None:
 
 
 class Host:
-    """The process: imports torch's tests once, forks the ranks of every test, ends with its parent."""
+    """The process: imports torch's tests once, forks the ranks of every test, ends with its parent.
 
-    def __init__(self) -> None:
+    Args:
+        folder: a place for the tests' temporary files; some stay there if this process is killed.
+    """
+
+    def __init__(self, folder: Path) -> None:
         requests_read, requests_write = os.pipe()
         replies_read, replies_write = os.pipe()
         parent = os.getpid()
@@ -36,6 +42,7 @@ class Host:
                 # pytest's settings are no part of torch's tests.
                 sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
                 warnings.resetwarnings()
+                tempfile.tempdir = str(folder)
                 with os.fdopen(requests_read) as requests, os.fdopen(replies_write, "w") as replies:
                     _serve(requests, replies)
             finally:

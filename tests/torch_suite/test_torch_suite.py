@@ -13,8 +13,8 @@ from tests.torch_suite.ranks import Outcome, Ranks, outcome_of
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    host = Host()
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    host = Host(tmp_path_factory.mktemp("torch-suite"))
     yield host
     host.close()
 
