@@ -3,7 +3,8 @@
 import importlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.torch_suite.ranks import DEADLINE_S, Outcome, Ranks, outcome_of, temp
 
 BARRIER_S = 60.0
 
-# Tests whose bodies know gloo and NCCL by name alone, and then leave a model out.
+# Tests whose bodies build a model for gloo, MPI or NCCL by name, and none for any other backend.
 BODY_TAKES_FOR = {
     "test_accumulate_gradients_no_sync": "gloo",
     "test_accumulate_gradients_no_sync_allreduce_hook": "gloo",
@@ -25,7 +26,11 @@ BODY_TAKES_FOR = {
 class Suite:
     """The tests of `_DistTestBase`, run in ranks forked from this process.
 
-    torch's tests are imported here; a process that has created one should do nothing else with torch.
+    Creating a suite imports torch's tests. They change torch's settings for the whole process, so the
+    process should do nothing else with torch.
+
+    Args:
+        hosts: virtual hosts over which the ranks are spread.
     """
 
     def __init__(self, hosts: int = 1) -> None:
@@ -36,7 +41,7 @@ class Suite:
         }
         self._common = importlib.import_module("torch.testing._internal.common_distributed")
         self._case = _case_of(self._module)
-        _be_patient(self._module.Barrier)
+        _be_patient(self._module)
 
     def names(self) -> list[str]:
         """Names of all tests, sorted."""
@@ -103,14 +108,23 @@ def _case_of(module: Any) -> Any:
     return OverHFReduce
 
 
-def _be_patient(barrier: Any) -> None:
-    """Let torch's barrier of files wait longer: a busy machine is no failure."""
-    sync = barrier.sync
+def _be_patient(module: Any) -> None:
+    """Make torch's helpers fit for a busy machine."""
+    sync = module.Barrier.sync
+    rank_temp_file = module._rank_temp_file
 
-    def patient(wait_for: int | None = None, timeout: float = BARRIER_S) -> None:
+    def patient_sync(wait_for: int | None = None, timeout: float = BARRIER_S) -> None:
         sync(wait_for, max(timeout, BARRIER_S))
 
-    barrier.sync = patient
+    @contextmanager
+    def kept_temp_file() -> Iterator[str]:
+        """Let all ranks read the file before rank 0 removes it, which torch's own helper does not."""
+        with rank_temp_file() as name:
+            yield name
+            module.dist.barrier()
+
+    module.Barrier.sync = patient_sync
+    module._rank_temp_file = kept_temp_file
 
 
 def _joined(ended: list[tuple[int, Outcome]], ranks: Ranks) -> Outcome:
