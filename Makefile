@@ -5,7 +5,7 @@ SAN ?= address
 TESTS = $(PY) -m pytest -n $(or $(JOBS),2) --dist loadgroup --no-loadscope-reorder
 export SEED
 
-.PHONY: help setup demo test test-all mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants cluster-histories stubs clean
+.PHONY: help setup demo test test-all mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants torch-suite cluster-histories stubs clean
 help:
 	@grep -E '^[a-z0-9-]+: .*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
@@ -25,6 +25,9 @@ test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all r
 
 mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1)
 	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) -- $(ARGS)
+
+torch-suite: setup  ## torch's own tests of collectives and DDP, over hfreduce
+	@$(PY) -m tests.torch_suite $(ARGS)
 
 lint: setup  ## ruff, mypy strict, import contracts, size limits, C++ warnings as errors
 	@scripts/lint.sh
