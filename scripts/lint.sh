@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
-# The build of the tests under the thread sanitizer is also the one that looks for warnings; it runs beside the rest.
-scripts/native-test.sh --build thread -DFF_WERROR=ON >build/lint-native.log 2>&1 & native=$!
+# The build of all tests, for the address sanitizer, is also the one that looks for warnings; it runs beside the rest.
+scripts/native-test.sh --build address >build/lint-native.log 2>&1 & native=$!
 trap wait EXIT
 echo "lint: ruff";          $bin/ruff check --quiet .; $bin/ruff format --check --quiet .
 echo "lint: sizes";         $bin/python scripts/sizes.py

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the C++ tests with a sanitizer and runs those whose programs changed since they last passed:
-#     native-test.sh address|thread                           address includes undefined
-#     native-test.sh --build address|thread [CMAKE OPTIONS]   builds them alone; the options stay in force
+#     native-test.sh address|thread                           address includes undefined;
+#                                                             thread leaves out tests that start no thread
+#     native-test.sh --build address|thread                   builds them alone; a warning is an error in any case
 #     native-test.sh --ahead address|thread                   runs them; the next call without it tells the results
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,14 +14,15 @@ dir=build/native-test-$san
 mkdir -p build
 exec {lock}>"$dir.lock" && flock "$lock"  # one build at a time
 [ "$san" = address ] && san=address,undefined
-cmake -S . -B "$dir" -G Ninja -DFF_TESTS=ON -DFF_SANITIZE="$san" -DCMAKE_BUILD_TYPE=RelWithDebInfo "${@:2}" >/dev/null
+cmake -S . -B "$dir" -G Ninja -DFF_TESTS=ON -DFF_SANITIZE="$san" -DFF_WERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
 cmake --build "$dir"
 [ "$goal" = build ] && exit 0
 cmake --build "$dir" --target check --parallel "$(nproc)"
 [ "$goal" = ahead ] && exit 0
 cd "$dir"
 failed=0
-for status in *.status; do
+mapfile -t checks <checks
+for status in "${checks[@]}"; do
   name=${status%.status}
   case $(cat "$status") in
     0) ;;
@@ -28,4 +30,4 @@ for status in *.status; do
     *) echo "FAILED: $name"; tail -n 60 "$name.out"; rm "$status"; failed=1 ;;  # it runs again next time
   esac
 done
-[ "$failed" = 0 ] && echo "all $(ls -- *.status | wc -l) tests passed"
+[ "$failed" = 0 ] && echo "all ${#checks[@]} tests passed"

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 
 namespace {
 

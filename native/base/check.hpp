@@ -1,8 +1,14 @@
-// CHECK for the C++ tests: says where and ends the program.
+// CHECK for the C++ tests: says where and ends the program. FF_THREAD_SANITIZER: is this that build?
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
+
+#ifdef __SANITIZE_THREAD__
+#define FF_THREAD_SANITIZER true
+#else
+#define FF_THREAD_SANITIZER false
+#endif
 
 #define CHECK(condition)                                                        \
   do {                                                                          \

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 
 namespace {
 

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 
 namespace {
 

@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/one_thread.hpp"
 #include "base/segment.hpp"
 
 namespace {

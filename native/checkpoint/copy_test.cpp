@@ -13,6 +13,7 @@
 #include "base/check.hpp"
 #include "base/error.hpp"
 #include "base/stream_copy.hpp"
+#include "base/test_bytes.hpp"
 
 namespace {
 
@@ -35,7 +36,7 @@ struct State {
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t bytes = random() % 4 == 0 ? random() % 100 : random() % most;
       std::vector<char>& tensor = tensors.emplace_back(bytes + 1);  // the source is not aligned
-      for (char& byte : tensor) byte = static_cast<char>(random());
+      ff::fill_random(tensor.data(), tensor.size(), random());
       end += random() % 3 == 0 ? random() % 100 : 0;
       pieces.push_back({tensor.data() + 1, end, bytes});
       end += bytes;
@@ -53,15 +54,10 @@ struct State {
   bool gaps_untouched(const char* arena, std::size_t size) const {
     std::size_t at = 0;
     for (const Piece& piece : pieces) {
-      for (; at < piece.offset; ++at) {
-        if (arena[at] != kUntouched) return false;
-      }
+      if (!ff::all_are(arena + at, piece.offset - at, kUntouched)) return false;
       at = piece.offset + piece.bytes;
     }
-    for (; at < size; ++at) {
-      if (arena[at] != kUntouched) return false;
-    }
-    return true;
+    return ff::all_are(arena + at, size - at, kUntouched);
   }
 };
 

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 #include "ffrecord/reader.hpp"
 #include "ffrecord/v2_encode.hpp"
 

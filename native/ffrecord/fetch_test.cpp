@@ -16,6 +16,7 @@
 #include "base/check.hpp"
 #include "base/crc32.hpp"
 #include "base/error.hpp"
+#include "base/test_bytes.hpp"
 #include "ffrecord/reader.hpp"
 
 namespace {
@@ -147,7 +148,7 @@ struct Data {
     for (int i = 0; i < 300; ++i) {
       const std::size_t sizes[] = {0, 1 + random() % 50, 1000 + random() % 5000, 30'000 + random() % 60'000};
       samples.emplace_back(i == 17 ? 300'000 : i == 211 ? 1'500'001 : sizes[random() % 4]);
-      for (auto& byte : samples.back()) byte = static_cast<unsigned char>(random());
+      ff::fill_random(samples.back().data(), samples.back().size(), random());
     }
     paths = {store({samples.begin(), samples.begin() + 120}, "-a.ffr"),
              store({samples.begin() + 120, samples.end()}, "-b.ffr")};

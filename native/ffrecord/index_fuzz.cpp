@@ -13,6 +13,7 @@
 #include "base/check.hpp"
 #include "base/error.hpp"
 #include "base/fuzz_driver.hpp"
+#include "base/one_thread.hpp"
 #include "ffrecord/reader.hpp"
 #include "ffrecord/v2_encode.hpp"
 

@@ -31,7 +31,7 @@ class Scratch {
   const std::string& store(const Bytes& bytes) const {
     std::FILE* file = std::fopen(path_.c_str(), "wb");
     CHECK(file != nullptr);
-    for (const unsigned char byte : bytes) CHECK(std::fputc(byte, file) == byte);
+    CHECK(bytes.empty() || std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size());
     std::fclose(file);
     return path_;
   }
@@ -134,11 +134,13 @@ int main() {
   };
   const std::vector<Bytes> few = {bytes(5), bytes(0), bytes(40), bytes(1), bytes(7)};
   CHECK(readable(scratch.store(encode_v1(few)), true));
-  damage(scratch, encode_v1(few), random);
+  if (!FF_THREAD_SANITIZER) {  // one thread
+    damage(scratch, encode_v1(few), random);
+    damage_v2(scratch, encode_v2({few}, "{}"));
+  }
   std::vector<Bytes> many;
   for (std::size_t i = 0; i < 500; ++i) many.push_back(bytes(i * 37 % 5000));
   share(scratch, encode_v1(many), many);
-  damage_v2(scratch, encode_v2({few}, "{}"));
   const auto middle = many.begin() + 300;
   share(scratch, encode_v2({{many.begin(), middle}, {middle, many.end()}}), many);
   return 0;

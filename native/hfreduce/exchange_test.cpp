@@ -17,6 +17,7 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/one_thread.hpp"
 #include "hfreduce/simulated_network.hpp"
 
 using namespace ff;

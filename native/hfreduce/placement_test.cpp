@@ -3,6 +3,7 @@
 #include <linux/mempolicy.h>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 #include "base/segment.hpp"
 #include "hfreduce/team.hpp"
 

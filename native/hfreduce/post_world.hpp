@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/test_bytes.hpp"
 #include "hfreduce/post.hpp"
 
 namespace ff::hfreduce::test {
@@ -62,7 +63,7 @@ inline Posts make_world(int world, bool tcp = false, bool linked = true, bool lo
 
 inline Bytes pattern(std::size_t bytes, std::uint64_t seed) {
   Bytes data(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + seed);
+  fill_steps(data.data(), bytes, 31, seed);
   return data;
 }
 

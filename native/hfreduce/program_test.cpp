@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 #include "hfreduce/program.hpp"
 
 using namespace ff::hfreduce;

@@ -35,7 +35,7 @@ void join(UcxTransport& from, int from_rank, UcxTransport& to, int to_rank) {
 
 std::vector<char> pattern(std::size_t bytes, std::size_t seed) {
   std::vector<char> data(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 7 + i / 251 + seed);
+  fill_random(data.data(), bytes, seed);
   return data;
 }
 

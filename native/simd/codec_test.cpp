@@ -15,6 +15,7 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/one_thread.hpp"
 #include "simd/kernels.hpp"
 #include "simd/reference.hpp"
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 #include "simd/reference.hpp"
 
 using namespace ff;

@@ -12,6 +12,7 @@
 
 #include "base/check.hpp"
 #include "base/io_queue.hpp"
+#include "base/test_bytes.hpp"
 
 namespace ff::storage {
 
@@ -46,9 +47,8 @@ class TemporaryFile {
 };
 
 inline std::vector<char> random_bytes(std::size_t size, unsigned seed) {
-  std::mt19937 random(seed);
   std::vector<char> bytes(size);
-  for (char& byte : bytes) byte = static_cast<char>(random());
+  fill_random(bytes.data(), size, seed);
   return bytes;
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/check.hpp"
 #include "base/error.hpp"
+#include "base/one_thread.hpp"
 
 namespace ff::fs3::client {
 namespace {

@@ -2,6 +2,7 @@
 #include "fs3/io/holding.hpp"
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 
 using namespace ff::fs3;
 using namespace ff::fs3::io;

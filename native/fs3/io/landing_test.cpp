@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/one_thread.hpp"
 #include "fs3/io/scripted_node.hpp"
 
 namespace ff::fs3::io {

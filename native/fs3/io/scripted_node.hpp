@@ -19,6 +19,7 @@
 
 #include "base/check.hpp"
 #include "base/crc32c.hpp"
+#include "base/test_bytes.hpp"
 #include "fs3/io/wire.hpp"
 
 namespace ff::fs3::io {
@@ -27,10 +28,7 @@ using Bytes = std::vector<std::byte>;
 
 inline Bytes random_bytes(std::size_t size, std::uint64_t seed) {
   Bytes bytes(size);
-  for (std::byte& byte : bytes) {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    byte = static_cast<std::byte>(seed >> 56);
-  }
+  fill_random(bytes.data(), size, seed);
   return bytes;
 }
 

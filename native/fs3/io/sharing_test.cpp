@@ -13,6 +13,7 @@
 
 #include "base/check.hpp"
 #include "base/crc32c.hpp"
+#include "base/one_thread.hpp"
 #include "fs3/io/holding.hpp"
 #include "fs3/io/local.hpp"
 #include "fs3/store/directory_disk.hpp"

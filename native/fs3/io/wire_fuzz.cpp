@@ -13,6 +13,7 @@
 #include "base/check.hpp"
 #include "base/crc32c.hpp"
 #include "base/fuzz_driver.hpp"
+#include "base/one_thread.hpp"
 #include "fs3/io/line.hpp"
 #include "fs3/io/messages.hpp"
 

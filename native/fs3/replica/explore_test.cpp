@@ -361,6 +361,8 @@ void say_seed(int) {
 
 #include <csignal>
 
+#include "base/one_thread.hpp"
+
 int main(int argc, char** argv) {
   const std::uint64_t histories = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 3000;
   const std::uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/one_thread.hpp"
 #include "fs3/store/sim_disk.hpp"
 
 using namespace ff::fs3;

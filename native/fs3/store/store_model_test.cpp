@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/one_thread.hpp"
+
 #include "fs3/store/model.hpp"
 
 namespace ff::fs3::store {
