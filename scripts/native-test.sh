@@ -3,12 +3,11 @@
 #     native-test.sh address|thread                           address includes undefined;
 #                                                             thread leaves out tests that start no thread
 #     native-test.sh --build address|thread                   builds them alone; a warning is an error in any case
-#     native-test.sh --ahead address|thread                   runs them; the next call without it tells the results
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 goal=results
-case ${1:-} in --build) goal=build; shift ;; --ahead) goal=ahead; shift ;; esac
+case ${1:-} in --build) goal=build; shift ;; esac
 san=${1:-address}
 dir=build/native-test-$san
 mkdir -p build
@@ -18,7 +17,6 @@ cmake -S . -B "$dir" -G Ninja -DFF_TESTS=ON -DFF_SANITIZE="$san" -DFF_WERROR=ON 
 cmake --build "$dir"
 [ "$goal" = build ] && exit 0
 cmake --build "$dir" --target check --parallel "$(nproc)"
-[ "$goal" = ahead ] && exit 0
 cd "$dir"
 failed=0
 mapfile -t checks <checks

@@ -98,7 +98,7 @@ byte_code() {  # of what the product and its tests import, a third of all that w
   env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX .venv/bin/python - <<'E2'
 import alembic.command, fastapi.testclient, fsspec.implementations.local, hypothesis, jinja2, msgspec, numpy
 import prometheus_client, psycopg, pytest, rich.progress, safetensors.torch, sqlalchemy.dialects.sqlite, sqlalchemy.orm
-import tokenizers, typer, uvicorn, zstandard
+import tokenizers, typer, uvicorn, xdist.plugin, zstandard
 import torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.run
 import torch.distributed.tensor.parallel, torch.utils.data
 E2
