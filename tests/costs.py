@@ -1,7 +1,7 @@
 """Measure CPU and wall seconds of each test; hold the parts to their budgets.
 
-A test's CPU seconds are its process's and those of its children that were waited for. What a fixture of the
-session costs is counted to the test that starts it, and to the one that ends it.
+A test's CPU seconds are its process's and those of its children that were waited for. A service that several
+tests use counts to the test that starts it and, at the end of all, to "services".
 """
 
 import json
@@ -45,7 +45,9 @@ def yardstick_s() -> float:
 
 
 def part_of(name: str) -> str:
-    """The part whose budget a test counts to: the folder below tests/."""
+    """The part whose budget a test counts to: the folder below tests/, or "collection" and "services"."""
+    if "::" not in name:
+        return name
     folders = name.partition("::")[0].split("/")
     return folders[1] if len(folders) > 2 else "root"
 
@@ -65,6 +67,7 @@ class Recorder:
         self._config = config
         self.costs: list[Cost] = []
         self._began = cpu_s(), time.monotonic()
+        self._ending = 0.0, 0.0
 
     def pytest_collection_finish(self) -> None:
         cpu, wall = self._began
@@ -76,8 +79,21 @@ class Recorder:
         try:
             return (yield)
         finally:
-            name = item.nodeid.partition("@")[0]
-            self.costs.append((name, cpu_s() - cpu, time.monotonic() - wall))
+            name, (ended_cpu, ended_wall) = item.nodeid.partition("@")[0], self._ending
+            cpu, wall = cpu_s() - cpu - ended_cpu, time.monotonic() - wall - ended_wall
+            self.costs.append((name, cpu, wall))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(
+        self, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        cpu, wall = cpu_s(), time.monotonic()
+        try:
+            return (yield)
+        finally:
+            if nextitem is None:
+                self._ending = cpu_s() - cpu, time.monotonic() - wall
+                self.costs.append(("services", *self._ending))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:

@@ -78,3 +78,4 @@ def test_a_part_over_its_budget_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_tests_count_to_the_folder_of_their_part() -> None:
     assert costs.part_of("tests/fs3/client/test_files.py::test_a[b/c]") == "fs3"
     assert costs.part_of("tests/test_tiers.py::test_a") == "root"
+    assert costs.part_of("services") == "services"
