@@ -20,7 +20,7 @@ test: setup  ## the tests for each change, in minutes; ARGS=tests/hfreduce for o
 	@$(TESTS) $(ARGS)
 
 test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all random cases
-	@scripts/setup.sh --test-packages
+	@scripts/setup.sh --all-test-packages
 	@$(TESTS) --full $(ARGS)
 
 mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Brings the checkout to a working state: .venv, dependencies by constraints.txt, the native module. Does nothing when
-# a stamp named by the hash of the build files is there. `--test-packages` adds what else tests need: Debian packages, and
-# Lightning, transformers and scikit-learn in an environment of their own. `--fuzz-packages`: clang for `make fuzz`.
+# a stamp named by the hash of the build files is there. `--test-packages` adds what else `make test` needs, from Debian;
+# `--all-test-packages` what `make test-all` does: services, and Lightning, transformers and scikit-learn in an environment
+# of their own; `--fuzz-packages` clang for `make fuzz`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/setup.log
@@ -46,7 +47,7 @@ callback_packages() {  # into build/callbacks, which sees what .venv has and is 
 }
 
 if [[ ${1:-} = --*-packages ]]; then
-  if [ "$1" = --test-packages ]; then
+  if [ "$1" = --all-test-packages ]; then
     peers=build/callbacks/.of-$(sha256sum <constraints.txt | cut -c1-16)
     [ -e "$peers" ] || stage "Lightning, scikit-learn" callback_packages "$peers"
   fi
@@ -57,6 +58,7 @@ if [[ ${1:-} = --*-packages ]]; then
   fi
   command -v ip >/dev/null && command -v tc >/dev/null || stage "Debian packages" apt_install iproute2
   [[ $(ldconfig -p) = *libucp.so.0* ]] || stage "UCX" try_apt_install libucx0
+  [ "$1" = --all-test-packages ] || exit 0
   compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || stage "PostgreSQL" try_install_postgresql
   [ -x /usr/bin/chromedriver ] || stage "Chromium" try_apt_install chromium chromium-driver fonts-dejavu-core
   [ -x /usr/sbin/slurmctld ] || stage "Slurm" try_apt_install slurmctld slurmd slurm-client munge

@@ -100,6 +100,7 @@ def test_every_group_gives_its_rows(rows: list[dict[str, Any]]) -> None:
         assert row["ratio"] == pytest.approx(row["peer_value"] / row["ours"])
 
 
+@pytest.mark.full
 def test_what_is_asked_is_asked_of_the_right_rows(rows: list[dict[str, Any]]) -> None:
     asked = {
         (row["case"].replace(", 16 MiB", ""), row["peer"].split(" by ")[0].split(", 2")[0]): row[
@@ -126,6 +127,7 @@ def test_what_is_asked_is_asked_of_the_right_rows(rows: list[dict[str, Any]]) ->
     }
 
 
+@pytest.mark.full
 def test_peers_are_those_of_the_issue(rows: list[dict[str, Any]]) -> None:
     saved = {row["peer"] for row in rows if row["case"].startswith("save until durable")}
     assert {
@@ -137,6 +139,7 @@ def test_peers_are_those_of_the_issue(rows: list[dict[str, Any]]) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_nothing_is_left_where_it_worked(rows: list[dict[str, Any]], works: list[Path]) -> None:
     assert rows
     assert [list(work.iterdir()) for work in works] == [[], []]

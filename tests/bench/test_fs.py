@@ -69,6 +69,7 @@ def test_every_case_has_its_rows_and_the_goals_that_are_asked_for(
     }
 
 
+@pytest.mark.full
 def test_ratios_above_one_mean_that_ours_is_better(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         assert set(row) - {"aim"} == ROW_KEYS
@@ -79,6 +80,7 @@ def test_ratios_above_one_mean_that_ours_is_better(rows: list[dict[str, Any]]) -
         assert row["rounds"] == (2 if more_is_better else 1)
 
 
+@pytest.mark.full
 def test_memory_stays_within_what_is_asked(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["unit"] in ("B", "MiB"):

@@ -59,6 +59,7 @@ def test_every_group_gives_rows(rows: list[dict[str, Any]]) -> None:
             assert row["ratio"] == pytest.approx(row["peer_value"] / row["ours"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["warm 64 KiB", "warm 1 KiB", "cold 64 KiB"])
 def test_loose_files_are_measured_and_missing_peers_are_shown(
     rows: list[dict[str, Any]], case: str
@@ -72,6 +73,7 @@ def test_loose_files_are_measured_and_missing_peers_are_shown(
         assert found["memcpy"]["of_bound"] == found["memcpy"]["ratio"]
 
 
+@pytest.mark.full
 def test_the_goals_are_those_that_are_asked_for(rows: list[dict[str, Any]]) -> None:
     goal_of = {(row["case"].split(" of ")[0], row["peer"]): row["goal"] for row in rows}
     assert goal_of["warm 64 KiB", "memcpy"] == 0.6

@@ -14,11 +14,12 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "callbacks" / "bin" / "python"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
 def test_resumed_runs_are_bit_equal(machine: Machine, tmp_path: Path, library: str) -> None:
     """With one keeper at most, which `machine` ends."""
     if not PYTHON.exists():
-        pytest.skip(f"{library} is not installed: scripts/setup.sh --test-packages")
+        pytest.skip(f"{library} is not installed: scripts/setup.sh --all-test-packages")
     script = Path(__file__).parent / "callbacks" / f"{library}_runs.py"
     environment = {
         **os.environ,

@@ -144,9 +144,10 @@ def test_gpt_killed_half_way_ends_as_if_it_had_not_been(
     broken = Ranks(start_gang, 2, tmp_path / "broken", "--save-every", "8")
     broken.until("step 20")
     broken.kill()
+    saved = CheckpointManager(tmp_path / "broken").latest()
+    assert saved in (8, 16, 24)
     again = Ranks(start_gang, 2, tmp_path / "broken", "--save-every", "8").end()
-    assert {20, 30} >= again.keys() >= {30}
-    assert again == {step: loss for step, loss in whole.items() if step in again}
+    assert again == {step: loss for step, loss in whole.items() if step > saved}
     ends = [CheckpointManager(tmp_path / name).load() for name in ("whole", "broken")]
     assert same_bits(*ends)
     assert Ranks(start_gang, 2, tmp_path / "broken", "--save-every", "8").end() == {}
@@ -161,7 +162,9 @@ def test_a_batch_that_cannot_be_divided_is_refused(start_gang: StartGang, tmp_pa
 def run_with_packages(shell: Any, *arguments: str) -> str:
     """`fireflyer run` with two ranks where scikit-learn, transformers and Lightning are installed."""
     if not PACKAGES.exists():
-        pytest.skip("no scikit-learn, transformers, Lightning: scripts/setup.sh --test-packages")
+        pytest.skip(
+            "no scikit-learn, transformers, Lightning: scripts/setup.sh --all-test-packages"
+        )
     shell.env |= {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
     script, *flags = arguments
     done = shell.run("run", "--ranks", "2", str(EXAMPLES / script), *flags, python=PACKAGES)

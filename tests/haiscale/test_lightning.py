@@ -11,9 +11,10 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "callbacks" / "bin" / "python"
 
 
+@pytest.mark.full
 def test_two_ranks_train_as_one_does(tmp_path: Path) -> None:
     if not PYTHON.exists():
-        pytest.skip("lightning is not installed: scripts/setup.sh --test-packages")
+        pytest.skip("lightning is not installed: scripts/setup.sh --all-test-packages")
     run = subprocess.run(
         [PYTHON, Path(__file__).parent / "lightning_runs.py", tmp_path],
         cwd=tmp_path,

@@ -4,6 +4,7 @@ CMA beside it (by which a receiver on the same machine fetches as it does over R
 import ctypes.util
 import datetime
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,7 +220,10 @@ def test_a_rank_whose_ucx_does_not_start_fails_the_group(
 
     texts = start_gang(body, 3, 3).results()
     assert "UCX: ucp_init" in texts[1]
-    assert all("rank 1" in text for text in texts[::2]), texts
+    # Who meets a rank that has already given up because of rank 1 names that one.
+    assert any("rank 1" in text for text in texts[::2]), texts
+    assert re.search("rank [12]", texts[0]), texts
+    assert re.search("rank [01]", texts[2]), texts
 
 
 @with_ucx

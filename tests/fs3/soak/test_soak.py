@@ -33,6 +33,7 @@ def test_kills(tmp_path: Path) -> None:
     assert summary.verdict.doubtful == 0
 
 
+@pytest.mark.full
 @pytest.mark.netns
 @needs_lab
 def test_anything(tmp_path: Path) -> None:

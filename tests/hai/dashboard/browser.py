@@ -21,7 +21,7 @@ def missing() -> str:
         return "selenium is not installed (pip install 'fireflyer[dev]')"
     for path in (CHROMIUM, DRIVER):
         if not path.exists():
-            return f"{path} is missing: scripts/setup.sh --test-packages as root (chromium, chromium-driver)"
+            return f"{path} is missing: scripts/setup.sh --all-test-packages as root (Chromium)"
     return ""
 
 

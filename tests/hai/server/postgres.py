@@ -28,7 +28,7 @@ def folder_of_programs() -> Path | None:
 def missing() -> str:
     """Why there can be no PostgreSQL here; empty: there can."""
     if folder_of_programs() is None:
-        return "no PostgreSQL (initdb): scripts/setup.sh --test-packages, as root on Debian"
+        return "no PostgreSQL (initdb): scripts/setup.sh --all-test-packages, as root on Debian"
     if os.geteuid() == 0 and _unprivileged() is None:
         return "PostgreSQL does not run as root, and there is no user nobody"
     return ""

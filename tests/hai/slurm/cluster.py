@@ -78,9 +78,7 @@ def missing() -> str:
     """Why there can be no Slurm here; empty: there can."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if absent:
-        return (
-            f"no Slurm ({', '.join(absent)}): scripts/setup.sh --test-packages, as root on Debian"
-        )
+        return f"no Slurm ({', '.join(absent)}): scripts/setup.sh --all-test-packages, as root on Debian"
     return ""
 
 

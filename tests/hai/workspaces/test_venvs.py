@@ -103,6 +103,7 @@ def test_servers_that_want_the_same_environment_make_it_once(making: Making) -> 
     making.works()
 
 
+@pytest.mark.full
 def test_killed_while_it_is_made_again_and_again(making: Making) -> None:
     """At its first file, while pip is put into it, and with the last package there."""
     for number, point in enumerate(("pyvenv.cfg", "pip/_internal", "tinydep.py")):
@@ -118,6 +119,7 @@ def test_killed_while_it_is_made_again_and_again(making: Making) -> None:
     making.works()
 
 
+@pytest.mark.full
 def test_what_is_being_made_is_not_pruned(making: Making) -> None:
     server = making.start("log")
     await_file(making.place / "pyvenv.cfg", server)
