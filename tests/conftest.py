@@ -83,14 +83,15 @@ def _place_in_queue(item: pytest.Item) -> int:
     return 0 if name == "sanitizers" else 1 if name in SERVICES.values() else 2
 
 
-def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests of `make test`: none marked full, a sample of the cases where one is asked for."""
+def _chosen(items: list[pytest.Item], full: bool) -> list[pytest.Item]:
+    """The tests of a tier: those marked full or not, and a sample of the cases where one is asked for."""
     wanted, cases = set(), defaultdict(list)
     for item in items:
-        if item.get_closest_marker("full"):
+        if item.get_closest_marker("full") and not full:
             continue
-        if sample := item.get_closest_marker("sample"):
-            cases[item.nodeid.partition("[")[0], sample.args[0]].append(item)
+        sample = item.get_closest_marker("sample")
+        if sample and full < len(sample.args):
+            cases[item.nodeid.partition("[")[0], sample.args[full]].append(item)
         else:
             wanted.add(item)
     for (name, count), found in cases.items():
@@ -106,8 +107,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):  # the longest first, so that no worker ends alone with them
         items.sort(key=_place_in_queue)
     named = any("::" in argument for argument in config.args)
-    if not config.option.full and not named:
-        chosen = _quick(items)
+    if not named:
+        chosen = _chosen(items, config.option.full)
         left_out = set(items).difference(chosen)
         items[:] = chosen
         if left_out:

@@ -79,3 +79,19 @@ def test_tests_count_to_the_folder_of_their_part() -> None:
     assert costs.part_of("tests/fs3/client/test_files.py::test_a[b/c]") == "fs3"
     assert costs.part_of("tests/test_tiers.py::test_a") == "root"
     assert costs.part_of("services") == "services"
+
+
+def test_a_load_group_stays_on_one_worker(tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('number', range(40))\n"
+        "@pytest.mark.xdist_group('a service')\n"
+        "def test_it(number, worker_id):\n"
+        "    with open('workers', 'a') as file:\n"
+        "        file.write(worker_id + chr(10))\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", str(test)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert len(set((tmp_path / "workers").read_text().split())) == 1

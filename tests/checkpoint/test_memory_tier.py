@@ -206,7 +206,7 @@ def _dies_at(message: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire, "send", send)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_rank_killed_anywhere_in_a_save(
     machine: Machine, start_gang: StartGang, victim: int, monkeypatch: pytest.MonkeyPatch

@@ -83,7 +83,7 @@ WAYS = [*itertools.product(LIMITS, (True, False), (1, 2))]
 """Type, gradients set to None, backwards a step."""
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 3)
 @pytest.mark.parametrize(("world", "nodes"), [(2, 1), (3, 1), (2, 2), (4, 2)])
 def test_equals_one_process_with_the_global_batch(
     start_gang: Callable[..., Any], store_path: str, world: int, nodes: int

@@ -72,7 +72,7 @@ class Sharded(Job):
         }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(("point", "zero"), [("forward", 3), ("backward", 3), ("backward", 2)])
 def test_a_lost_host_whose_shards_have_replicas(
     start_gang: Start, store_path: str, point: str, zero: int

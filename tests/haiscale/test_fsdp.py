@@ -164,7 +164,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 8)
 @pytest.mark.parametrize("mode", MODES)
 def test_equals_one_process_with_the_global_batch(
     start_gang: Callable[..., Any], store_path: str, mode: str
@@ -187,7 +187,7 @@ def test_equals_one_process_with_the_global_batch(
             assert wrong == {}, way
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(("reshard", "crossing"), [(True, True), (False, False), (2, True)])
 def test_four_ranks_on_two_hosts(
     start_gang: Callable[..., Any], store_path: str, reshard: bool | int, crossing: bool
@@ -205,7 +205,7 @@ def test_four_ranks_on_two_hosts(
     assert max(differences(ranks[0], reference).values()) <= 2e-6
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(
     ("given", "crossing"), [("helper", True), ("mesh", False), ("one a host", True)]
 )

@@ -225,7 +225,7 @@ def run(rank: int, world: int, name: str, crossing: bool, **more: Any) -> list[t
     return [t.clone() for t in model.state_dict(full=True).values()]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 6)
 @pytest.mark.parametrize("name", CASES)
 def test_late_works_change_no_bit(
     start_gang: Callable[..., Any], store_path: str, name: str
@@ -244,7 +244,7 @@ def test_late_works_change_no_bit(
     assert start_gang(body, 2).results() == [True, True]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("crossing", [False, True], ids=["classic", "crossing"])
 def test_late_works_between_replicas(
     start_gang: Callable[..., Any], store_path: str, crossing: bool

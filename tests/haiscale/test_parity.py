@@ -51,7 +51,7 @@ def with_fsdp(rank: int, world: int, crossing: bool, levels: Any) -> dict[str, A
     return outcome(rank, world, torch.float32, "adamw", crossing, mesh=mesh)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize("crossing", [False, True])
 @pytest.mark.parametrize("trained", [with_ddp, with_fsdp])
 def test_one_hierarchy_gives_the_same_bits_on_one_host_and_on_two(
@@ -114,7 +114,7 @@ WAYS: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 4)
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_of_adamw_in_float32(
     start_gang: Callable[..., Any], store_path: str, way: str
@@ -153,7 +153,7 @@ def test_losses_of_adamw_in_float32(
     assert max(abs(a - b) for a, b in zip(means, wanted, strict=True)) <= 1e-4
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize("reshard", [True, False])
 def test_float64_and_both_optimizers(

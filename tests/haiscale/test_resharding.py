@@ -112,7 +112,7 @@ MODES = [
 ]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(("crossing", "zero3"), MODES)
 def test_through_several_layouts(
     start_gang: Callable[..., Any],
@@ -263,7 +263,7 @@ def lose_a_rank(
     default.reform(MINUTE, quorum=4 - len(victims))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize(("crossing", "where"), [(False, "forward"), (True, "backward")])
 def test_a_lost_host_whose_shards_have_replicas(
     start_gang: Callable[..., Any],

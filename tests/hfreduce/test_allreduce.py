@@ -36,7 +36,7 @@ def bound(values: list[torch.Tensor], dtype: torch.dtype, hosts: int) -> torch.T
     return magnitude * (len(values) * accumulate + (hosts + 1) * EPSILON[dtype]) + 1e-300
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 8)
 @pytest.mark.parametrize("kind", ["zero-copy", "staged", "mixed"])
 @pytest.mark.parametrize(
     ("world", "nodes"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 3), (4, 2), (5, 2)]

@@ -70,13 +70,13 @@ def generated(shape: str, examples: int) -> list[Case]:
     return found
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_generated_cases(play: Play, shape: str) -> None:
     check_cases(play, shape, generated(shape, EXAMPLES))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("shape", ["AAA", "AAABB"])
 def test_every_collective_at_the_borders_of_chunks(play: Play, shape: str) -> None:
     """In float32 a direct call, a chunk and a staging ring end at or near these counts."""
@@ -94,7 +94,7 @@ def test_every_collective_at_the_borders_of_chunks(play: Play, shape: str) -> No
     )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("shape", ["AA", "ABB"])
 def test_every_collective_with_large_tensors(play: Play, shape: str) -> None:
     world = len(shape)
@@ -109,7 +109,7 @@ def test_every_collective_with_large_tensors(play: Play, shape: str) -> None:
     )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("shape", ["AAAA", "AAABB"])
 def test_every_collective_with_every_kind_of_memory(play: Play, shape: str) -> None:
     world = len(shape)
@@ -125,7 +125,7 @@ def test_every_collective_with_every_kind_of_memory(play: Play, shape: str) -> N
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("shape", ["AAAA", "AAABB", "ABAB"])
 def test_bits_are_the_same_in_another_run(play: Play, shape: str) -> None:
     """Two gangs, each with its own timing."""

@@ -154,7 +154,7 @@ def test_a_child_may_end_a_copy_of_the_group_without_harm(
     assert start_gang(body, 2, nodes).results() == [None, None]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 2)
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("at_exit", [False, True])
 def test_a_clean_end_raises_nothing_anywhere(

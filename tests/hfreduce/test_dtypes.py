@@ -28,7 +28,7 @@ by_name = pytest.mark.parametrize("dtype", DTYPES, ids=name)
 floats_by_name = pytest.mark.parametrize("dtype", FLOATS, ids=name)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 10)
 @pytest.mark.parametrize("shape", ["AAA", "AABBC"])
 @by_name
 def test_every_operation(play: Play, shape: str, dtype: torch.dtype) -> None:
@@ -44,7 +44,7 @@ def test_every_operation(play: Play, shape: str, dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 10)
 @pytest.mark.parametrize("shape", ["AAA", "AABBC"])
 @by_name
 def test_every_move(play: Play, shape: str, dtype: torch.dtype) -> None:
@@ -165,7 +165,7 @@ def test_tiny_numbers_are_not_flushed_to_zero(play: Play, dtype: torch.dtype) ->
     play(body, "AAB")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(8, 12)
 @floats_by_name
 @pytest.mark.parametrize("shape", ["AA", "AB"])
 def test_not_a_number_is_not_lost(play: Play, dtype: torch.dtype, shape: str) -> None:

@@ -243,7 +243,7 @@ def test_groups_come_and_go(play: Play, store_path: str) -> None:
     assert all(extra <= 0 for extra in play(body, "AABB", leave=False))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.parametrize("shape", ["AAA", "ABC"])
 def test_whoever_is_done_may_leave(play: Play, shape: str) -> None:
     """A rank that has its result destroys the group and goes; the slower ones still get theirs."""

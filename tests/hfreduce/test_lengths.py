@@ -65,7 +65,7 @@ WRONG: tuple[Wrong, ...] = (
 )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 4)
 @pytest.mark.parametrize("memory", ["zero-copy", "staged"])
 @pytest.mark.parametrize("shape", ["AA", "AABB", "AAB", "AB"])
 def test_lengths_that_differ_are_told_to_every_rank(play: Play, shape: str, memory: str) -> None:

@@ -43,7 +43,7 @@ def held() -> dict[str, int]:
     return {"shared": shared_bytes(), "threads": len(os.listdir("/proc/self/task")), **kinds}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @pytest.mark.timeout(3_700)
 @pytest.mark.parametrize(("world", "nodes"), [(2, 1), (2, 2), (4, 2)])
 def test_operations_leave_nothing_behind(

@@ -19,7 +19,7 @@ def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.T
     return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 8)
 @pytest.mark.parametrize("zero_copy", [True, False])
 @pytest.mark.parametrize(("codec", "bytes_each"), [("bf16", 2), ("fp16", 2), ("int8", 1 + 4 / 256)])
 @pytest.mark.parametrize(("world", "nodes"), [(2, 2), (4, 2), (3, 3), (3, 2)])

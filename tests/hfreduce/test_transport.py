@@ -55,7 +55,7 @@ def reduce_for_ever(tensor: torch.Tensor) -> None:
 # -- the stack over UCX ----------------------------------------------------------------------------
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 @with_ucx
 @pytest.mark.usefixtures("over_ucx")
 @pytest.mark.parametrize("shape", ["AABB", "ABC"])

@@ -129,7 +129,7 @@ def test_ranks_with_different_codecs_are_told_so(
     assert any("int8" in m and "bf16" in m for m in start_gang(body, 2, nodes=2).results())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 4)
 @pytest.mark.parametrize(("world", "nodes"), [(1, 1), (3, 1), (4, 2), (3, 3)])
 @pytest.mark.parametrize("zero_copy", [True, False])
 def test_a_shared_result_lies_once_a_host(

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 import pytest
+from tests import costs
 from tests.hai.server.postgres import Postgres, missing
 
 from fireflyer.hai.client import Client
@@ -34,6 +35,7 @@ class Forks:
         with theirs:
             command = [sys.executable, "-P", str(FAKE_SERVER), str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        costs.watch(self._process.pid)
         self._codes: dict[int, int] = {}
 
     def fork(self, options: dict[str, Any], ready: int, output: int) -> int:

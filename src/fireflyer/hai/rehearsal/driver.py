@@ -54,7 +54,7 @@ class Rehearsal:
 
     def start(self) -> None:
         """Begins; `finish` ends it."""
-        for thread in self._threads:
+        for thread in [*self._threads]:  # the first one adds those that read output
             thread.start()
 
     def finish(self) -> Report:
