@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
-TESTS = $(PY) -m pytest -n $(or $(JOBS),2) --dist loadgroup --no-loadscope-reorder
+TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder
 export SEED
 
 .PHONY: help setup demo test test-all mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants torch-suite cluster-histories stubs clean
@@ -17,11 +17,11 @@ demo: setup  ## train a model, lose a worker, carry on; ARGS="--seconds 60" pass
 
 test: setup  ## the tests for each change, in minutes; ARGS=tests/hfreduce for one part, ARGS=--costs, SEED=7
 	@scripts/setup.sh --test-packages
-	@$(TESTS) $(ARGS)
+	@$(TESTS) -n $(or $(JOBS),2) $(ARGS)
 
 test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all random cases
 	@scripts/setup.sh --all-test-packages
-	@$(TESTS) --full $(ARGS)
+	@$(TESTS) -n $(or $(JOBS),3) --full $(ARGS)
 
 mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1)
 	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) -- $(ARGS)

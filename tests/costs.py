@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BUDGET = ROOT / "tests" / "budget.toml"
 RECORD = ROOT / "build" / "costs.json"
-SHOWN = 120
+SHOWN = 40
 YARDSTICK = 1_000_000
 """Additions that are timed, so that budgets hold on slower machines."""
 

@@ -91,7 +91,19 @@ def test_a_load_group_stays_on_one_worker(tmp_path: Path) -> None:
         "    with open('workers', 'a') as file:\n"
         "        file.write(worker_id + chr(10))\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", str(test)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "xdist",
+        "-n",
+        "2",
+        "--dist",
+        "loadgroup",
+        test,
+    ]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert len(set((tmp_path / "workers").read_text().split())) == 1

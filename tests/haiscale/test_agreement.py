@@ -165,6 +165,7 @@ def test_gradients_that_are_not_finite(
     assert loud == ["rank 1 has gradients that are not finite: 0.bias, 0.weight"]
 
 
+@pytest.mark.sample(2, 2)
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("crossing", [False, True])
 def test_compiled_modules(

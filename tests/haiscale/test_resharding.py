@@ -205,7 +205,7 @@ def attempt(training: Training, where: str, act: Callable[[], None]) -> None:
     hook.remove()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 2)
 @pytest.mark.parametrize(
     ("crossing", "zero3", "where"),
     [

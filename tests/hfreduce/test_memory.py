@@ -39,7 +39,10 @@ def held() -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            kinds[os.readlink(f"/proc/self/fd/{number}").split(":[")[0]] += 1
+            name = os.readlink(f"/proc/self/fd/{number}").removesuffix(" (deleted)")
+            kinds[name.split(":[")[0]] += (
+                1  # a file of pytest's own process may be removed meanwhile
+            )
     return {"shared": shared_bytes(), "threads": len(os.listdir("/proc/self/task")), **kinds}
 
 

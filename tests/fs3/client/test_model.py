@@ -331,7 +331,7 @@ def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Cli
         cluster.close()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, 1)
 def test_contents_and_names_are_those_of_the_model(clients: list[Client]) -> None:
     run_state_machine_as_test(
         cast(Any, lambda: Comparison(clients)),

@@ -29,7 +29,7 @@ from fireflyer.hai.engines.local import LocalEngine
 from fireflyer.hai.engines.messages import Request
 from fireflyer.rpc import FrameBuffer, frame
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SECRET = "5ec7e7" * 8
 T = TypeVar("T")
 

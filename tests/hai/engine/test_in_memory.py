@@ -46,6 +46,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.sample(1, 2)
 @pytest.mark.full
 @pytest.mark.parametrize("loss", ["n0", "n1", "a rank"])
 def test_a_gang_that_loses_a_node_goes_on_from_memory(stage: Stage, loss: str) -> None:
