@@ -7,6 +7,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fireflyer.extras import need_torch
+
 if TYPE_CHECKING:
     from fireflyer.haiscale.recorder import Recorder as Recorder
     from fireflyer.haiscale.reporting import Report as Report
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from fireflyer.haiscale.reporting import show as show
 
 __all__ = ["Recorder", "Report", "peak_flops", "record", "report", "show"]
+
+need_torch(__name__)
 
 
 def __getattr__(name: str) -> Any:

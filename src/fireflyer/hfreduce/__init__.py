@@ -13,6 +13,8 @@ face. Importing this package alone does not import torch.
 
 from typing import TYPE_CHECKING, Any
 
+from fireflyer.extras import need_torch
+
 if TYPE_CHECKING:
     from fireflyer.hfreduce.torch import (
         ProcessGroupHFReduce as ProcessGroupHFReduce,
@@ -71,6 +73,7 @@ def _create_group(options: Any, _backend_options: object) -> Any:
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        need_torch(f"{__name__}.{name}")
         import fireflyer.hfreduce.torch as face
 
         return getattr(face, name)
