@@ -101,7 +101,7 @@ def test_a_load_group_stays_on_one_worker(tmp_path: Path) -> None:
         "2",
         "--dist",
         "loadgroup",
-        test,
+        str(test),
     ]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
