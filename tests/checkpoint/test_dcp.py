@@ -4,6 +4,7 @@ import os
 import pickle
 import struct
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from tests.checkpoint.conftest import SOAK
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor import Shard as ShardOn
@@ -274,7 +275,17 @@ def test_a_foreign_directory_is_imported(
     assert [len(nodes[f"uneven {way}"].pieces) for way in ("rows", "columns", "all")] == [2, 2, 1]
 
 
-def test_a_foreign_state_is_whole(tmp_path: Path, differences: Differences) -> None:
+@pytest.mark.parametrize("form", ["by value", "by name"])
+def test_a_foreign_state_is_whole(
+    tmp_path: Path, differences: Differences, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Members of enums are pickled by value or by name, as the release of Python will have it."""
+
+    def reduce(member: Enum, _protocol: int) -> tuple[Any, ...]:
+        kind = type(member)
+        return (kind, (member.value,)) if form == "by value" else (getattr, (kind, member.name))
+
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduce)
     state = whole_state()
     dcp.save(state, checkpoint_id=tmp_path / "foreign")
     found = DcpDirectory(tmp_path / "foreign")
@@ -304,8 +315,13 @@ def test_no_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "metadata" / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(Corrupted, match=r"it names (posix|os)\.mkdir"):
         DcpDirectory(tmp_path / "metadata")
-    for name in (b"builtins\neval\n", b"torch\nload\n", b"torch.serialization\nload\n"):
-        (tmp_path / "metadata" / ".metadata").write_bytes(b"c" + name + b".")
+    for program in (
+        b"cbuiltins\neval\n.",
+        b"ctorch\nload\n.",
+        b"ctorch.serialization\nload\n.",
+        b"cbuiltins\ngetattr\n(ctorch\nSize\nVcount\ntR.",
+    ):
+        (tmp_path / "metadata" / ".metadata").write_bytes(program)
         with pytest.raises(Corrupted, match="it names"):
             DcpDirectory(tmp_path / "metadata")
     assert not (tmp_path / "ran").exists()

@@ -85,6 +85,13 @@ def _dtype_name(name: str) -> Callable[[], str] | str | None:
     return name if isinstance(getattr(torch, name, None), torch.dtype) else None
 
 
+def _member(enum: object, name: object) -> str:
+    """Stands for getattr, by which some releases of Python 3.11 name the member of an enum. Looks nothing up."""
+    if enum is not int or not isinstance(name, str):
+        raise pickle.UnpicklingError("it names builtins.getattr")
+    return name
+
+
 _META = "torch.distributed.checkpoint.metadata"
 _KNOWN: dict[tuple[str, str], Any] = {
     (_META, "Metadata"): _Metadata,
@@ -96,6 +103,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
     (_META, "StorageMeta"): _Facts,
     (_META, "_MEM_FORMAT_ENCODING"): int,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Facts,
+    ("builtins", "getattr"): _member,
     ("torch", "Size"): tuple,
     ("torch.serialization", "_get_layout"): str,
     ("collections", "OrderedDict"): dict,
