@@ -2,7 +2,10 @@
 #include <nanobind/stl/vector.h>
 #include <sys/prctl.h>
 
+#include <string_view>
+
 #include "base/error.hpp"
+#include "hai/process_title.hpp"
 #include "hai/suspend_page.hpp"
 
 namespace nb = nanobind;
@@ -34,6 +37,10 @@ void set_child_subreaper() {
 
 void set_parent_death_signal(int signal) {
   if (::prctl(PR_SET_PDEATHSIG, signal) != 0) ff::throw_errno("setting the parent death signal");
+}
+
+void show_title(const nb::bytes& arguments, const nb::bytes& environment) {
+  ff::hai::set_process_title({arguments.c_str(), arguments.size()}, {environment.c_str(), environment.size()});
 }
 
 }  // namespace
@@ -74,4 +81,7 @@ void ff::hai::bind(nb::module_ m) {
         "Orphans among the descendants of this process become its children.");
   m.def("set_parent_death_signal", &set_parent_death_signal, nb::arg("signal"),
         "Sends `signal` to this process when its parent dies; kept over execve.");
+  m.def("set_process_title", &show_title, nb::arg("arguments"), nb::arg("environment"),
+        "What /proc shows as command line and first variables, each ended by a NUL, cut off where execve left no "
+        "room. An empty environment leaves the shown one. REQUIRES: one thread.");
 }

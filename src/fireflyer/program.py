@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import typer
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in a shell: 128 and the number of SIGINT."""
+
+
 def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
     """Runs a Typer program under the name that people call it by, and returns its exit code.
 
@@ -28,7 +32,7 @@ def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
 
 
 def in_one_line(act: Callable[[], int]) -> int:
-    """The exit code of `act`; every error becomes one line on stderr and 1, a wrong command line 2."""
+    """The exit code of `act`; every error is one line on stderr and 1, a wrong command line 2, Ctrl-C 130."""
     from typer.exceptions import Abort, TyperException
 
     try:
@@ -38,7 +42,7 @@ def in_one_line(act: Callable[[], int]) -> int:
     except TyperException as error:
         return _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, Abort):
-        return _fail("interrupted", 1)
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

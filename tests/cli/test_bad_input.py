@@ -61,7 +61,7 @@ def test_usage(home: Path, capsys: pytest.CaptureFixture[str], line: str, messag
     [
         ("run missing.py", r"no script \S*/missing.py"),
         ("run folder", "folder is a directory"),
-        ("run --start spoon good.py", "--start must be fork or exec, not 'spoon'"),
+        ("run --start spoon good.py", "--start must be auto, fork, exec, not 'spoon'"),
         ("run -e NOT_SET_HERE good.py", "NOT_SET_HERE: not set here"),
         ("run -e RANK=1 good.py", "RANK is set by the platform"),
         ("run -e =1 good.py", "'' has no usable name"),

@@ -255,7 +255,7 @@ def rows():
 @pytest.mark.parametrize("options", ["-o a.ffr", "-o parts --file-size 1M"])
 @pytest.mark.parametrize(
     ("number", "code", "last"),
-    [(signal.SIGINT, 1, "fireflyer: interrupted"), (signal.SIGTERM, 143, "under way")],
+    [(signal.SIGINT, 130, "fireflyer: interrupted"), (signal.SIGTERM, 143, "under way")],
 )
 def test_ctrl_c_and_sigterm_leave_no_partial_file(
     shell: Any, started: Any, options: str, number: int, code: int, last: str

@@ -159,9 +159,11 @@ def test_ctrl_c_stops_the_task(shell: Any, started: Started) -> None:
     run = started(shell.start("run", "--start", "exec", shell.script(HOLD)))
     run.until("stdout", "holding")
     run.process.send_signal(signal.SIGINT)
-    _, err = run.end(1)
+    _, err = run.end(130)
     assert "fireflyer: stopping t1; Ctrl-C again returns at once\n" in err
-    assert err.splitlines()[-1].startswith("fireflyer: t1 stopped")
+    *_, stopped, last = err.splitlines()
+    assert stopped.startswith("fireflyer: t1 stopped")
+    assert last == "fireflyer: interrupted"
     assert "Traceback" not in err
 
 
@@ -175,7 +177,7 @@ def test_a_second_ctrl_c_returns_at_once(shell: Any, started: Started) -> None:
     while "stopping" not in seen:
         seen = [event.kind for event in shell.client.events("t1", wait_s=60)]
     run.process.send_signal(signal.SIGINT)
-    _, err = run.end(1)
+    _, err = run.end(130)
     assert "t1 is left to itself" in err
     os.kill(shell.client.task("t1").ranks[0].pid, signal.SIGKILL)
     assert shell.client.wait("t1", {"stopped"}, 60).state == "stopped"

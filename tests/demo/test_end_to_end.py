@@ -76,7 +76,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, said: str) -> None:
         assert len(running) >= (1 if said == "platform started" else 5), (seen, running)
         os.killpg(demo.pid, signal.SIGINT)
         rest = demo.stderr.read()
-    assert demo.returncode == 1
+    assert demo.returncode == 130
     assert "interrupted" in rest
     assert "Traceback" not in rest
     assert processes.outliving(running, 0) == []

@@ -222,5 +222,5 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path: Path) -> 
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 130
     assert done.stderr == "fireflyer: interrupted; every process of the demo has ended\n"

@@ -194,6 +194,13 @@ def test_hidden_communication_needs_no_advice() -> None:
     assert advise(facts(), step_s=1.0, exposed_s=0.05, under_way_s=0.9) == []
 
 
+def test_without_a_change_that_helps_no_heading_promises_one() -> None:
+    small = facts(crosses=True, element_bytes=8.0)
+    (line,) = advise(small, step_s=1.0, exposed_s=0.055, under_way_s=0.055)
+    assert "55.0 ms of each step" in line
+    assert "What would hide it" not in line
+
+
 def test_advice_names_what_each_change_can_gain() -> None:
     """Half of a step of 1 s is waited for, reductions are under way for 0.8 s."""
     warning, *lines = advise(facts(), step_s=1.0, exposed_s=0.5, under_way_s=0.8)

@@ -69,3 +69,8 @@ def set_child_subreaper() -> None:
 
 def set_parent_death_signal(signal: int) -> None:
     """Sends `signal` to this process when its parent dies; kept over execve."""
+
+def set_process_title(arguments: bytes, environment: bytes) -> None:
+    """
+    What /proc shows as command line and first variables, each ended by a NUL, cut off where execve left no room. An empty environment leaves the shown one. REQUIRES: one thread.
+    """

@@ -86,7 +86,7 @@ def _dtype_name(name: str) -> Callable[[], str] | str | None:
 
 
 def _member(enum: object, name: object) -> str:
-    """Stands for getattr, by which some releases of Python 3.11 name the member of an enum. Looks nothing up."""
+    """Stands for getattr, by which some releases of Python 3.11 name members of enums. Looks nothing up."""
     if enum is not int or not isinstance(name, str):
         raise pickle.UnpicklingError("it names builtins.getattr")
     return name

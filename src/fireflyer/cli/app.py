@@ -38,7 +38,7 @@ from fireflyer.cli.running_options import (
 )
 from fireflyer.cli.sim import sim
 from fireflyer.cli.workspace import workspace as workspaces
-from fireflyer.program import in_one_line
+from fireflyer.program import INTERRUPTED, in_one_line
 
 app = typer.Typer(
     name="fireflyer",
@@ -62,12 +62,9 @@ app = typer.Typer(
   fireflyer fs up --dir fs              a file system of its own
   fireflyer config show                 its settings, and where they come from
 
-`fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage.
+`fireflyer VERB --help` explains a verb. Exit codes: 0 ok, 1 failure, 2 usage, 130 Ctrl-C.
 """,
 )
-
-INTERRUPTED = 130
-"""What Typer makes of a KeyboardInterrupt."""
 
 
 def _version(wanted: bool) -> None:
@@ -194,7 +191,7 @@ def run(
     ranks: RanksOption = None,
     name: NameOption = "",
     env: EnvOption = None,
-    start: StartOption = "fork",
+    start: StartOption = "auto",
     max_restarts: MaxRestartsOption = 3,
     max_node_faults: MaxNodeFaultsOption = 10,
     watchdog: WatchdogOption = "0",

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fireflyer.cli import printing
-from fireflyer.cli.running import Launch, follow_task, note, prepare
+from fireflyer.cli.running import Followed, Launch, follow_task, note, prepare
 from fireflyer.errors import ConfigError
 from fireflyer.hai.rehearsal.driver import Rehearsal
 from fireflyer.hai.rehearsal.injector import check_engine
@@ -49,18 +49,18 @@ def rehearsed(
     view = client.submit(spec)
     rehearsal = Rehearsal(client, view, plan, note)
     rehearsal.start()
-    state = None
+    followed = Followed(None)
     try:
-        state = follow_task(client, view, all_ranks=all_ranks, json=json)
+        followed = follow_task(client, view, all_ranks=all_ranks, json=json)
     finally:
-        if state is None:
+        if followed.state is None:
             rehearsal.leave()
-    if state is None:
-        return 1
+    if followed.state is None:
+        return followed.code
     found = rehearsal.finish()
     if json:
         task = client.task(view.id)
         printing.as_json({"survived": found.survived, "rehearsal": found.events, "task": task})
     else:
         sys.stdout.writelines(plain(line) + "\n" for line in lines(found))
-    return 0 if found.survived else 1
+    return 0 if found.survived else followed.code or 1

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -22,7 +22,10 @@ from fireflyer.hai.workspaces import shipping
 from fireflyer.hai.workspaces.inside import check_inside, folder_in, relative_to
 from fireflyer.hai.workspaces.manifest import identify, in_words
 from fireflyer.hai.workspaces.snapshot import take
-from fireflyer.program import plain
+from fireflyer.program import INTERRUPTED, plain
+
+Start = Literal["auto", "fork", "exec"]
+STARTS = get_args(Start)
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +65,10 @@ def launch(request: Launch, home: Path | None, *, detach: bool, all_ranks: bool,
     if detach:
         _say(view, json=json)
         return 0
-    state = follow_task(client, view, all_ranks=all_ranks, json=json)
-    if json and state is not None:
+    followed = follow_task(client, view, all_ranks=all_ranks, json=json)
+    if json and followed.state is not None:
         printing.as_json(client.task(view.id))
-    return 0 if state == "finished" else 1
+    return followed.code
 
 
 def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
@@ -123,8 +126,8 @@ def _spec(request: Launch) -> TaskSpec:
                 raise ConfigError(f"--env {name}: not set here; give --env {name}=VALUE")
             value = os.environ[name]
         env[name] = value
-    if request.start not in ("fork", "exec"):
-        raise ConfigError(f"--start must be fork or exec, not {request.start!r}")
+    if request.start not in STARTS:
+        raise ConfigError(f"--start must be {', '.join(STARTS)}, not {request.start!r}")
     labels = dict(item.split("=", 1) for item in request.labels if "=" in item)
     if len(labels) < len(request.labels):
         raise ConfigError("a --label is K=V, each K once")
@@ -139,7 +142,7 @@ def _spec(request: Launch) -> TaskSpec:
         env=env,
         nodes=request.nodes,
         ranks_per_node=request.ranks,
-        start="fork" if request.start == "fork" else "exec",
+        start=cast(Start, request.start),
         max_restarts=request.max_restarts,
         elastic=request.elastic,
         grace_s=request.grace_s,
@@ -154,8 +157,24 @@ def _spec(request: Launch) -> TaskSpec:
     )
 
 
-def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> TaskState | None:
-    """Follows until the task is over; None when the user left before."""
+class Followed(NamedTuple):
+    """How following a task ended."""
+
+    state: TaskState | None
+    """The task's; None where the user left before it was over."""
+    interrupted: bool = False
+    """By Ctrl-C."""
+
+    @property
+    def code(self) -> int:
+        """The exit code of the command."""
+        if self.interrupted:
+            return INTERRUPTED
+        return 0 if self.state == "finished" else 1
+
+
+def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> Followed:
+    """Follows until the task is over, or until a second Ctrl-C; the first stops the task."""
     world = view.spec.nodes * view.spec.ranks_per_node
     out = sys.stderr.buffer if json else sys.stdout.buffer
     ranks = range(world) if all_ranks else [0]
@@ -174,14 +193,14 @@ def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> T
 
     try:
         try:
-            return follow(client, view.id, tail, seen, tell)
+            return Followed(follow(client, view.id, tail, seen, tell))
         except KeyboardInterrupt:
             note(f"stopping {view.id}; Ctrl-C again returns at once")
             client.stop(view.id)
-            return follow(client, view.id, tail, seen, tell)
+            return Followed(follow(client, view.id, tail, seen, tell), interrupted=True)
     except KeyboardInterrupt:
         note(f"{view.id} is left to itself; `fireflyer logs -f {view.id}` follows it")
-        return None
+        return Followed(None, interrupted=True)
 
 
 def _say(view: View, *, json: bool) -> None:

@@ -55,8 +55,9 @@ EnvOption = Annotated[
 StartOption = Annotated[
     str,
     typer.Option(
-        metavar="fork|exec",
-        help="fork: from a process with torch imported; exec: a fresh interpreter.",
+        metavar="auto|fork|exec",
+        help="fork: from a process with torch imported; exec: a fresh interpreter; "
+        "auto: fork where the script imports torch.",
     ),
 ]
 

@@ -6,7 +6,7 @@ _INTERRUPTED = "fireflyer: interrupted; every process of the demo has ended\n"
 
 
 def main() -> int:
-    """Runs the command; an interrupt, even while modules are imported, is one line and exit code 1."""
+    """Runs the command; an interrupt, even while modules are imported, is one line and exit code 130."""
     try:
         _leave_at_once_when_interrupted()
         from fireflyer.demo.command import run_line
@@ -14,7 +14,7 @@ def main() -> int:
         return run_line(sys.argv[1:])
     except KeyboardInterrupt:
         sys.stderr.write(_INTERRUPTED)
-        return 1
+        return 130
 
 
 def _leave_at_once_when_interrupted() -> None:
@@ -24,7 +24,7 @@ def _leave_at_once_when_interrupted() -> None:
 
     def leave(_number: int, _frame: object) -> None:
         os.write(2, _INTERRUPTED.encode())
-        os._exit(1)
+        os._exit(130)
 
     signal.signal(signal.SIGINT, leave)
 

@@ -1,6 +1,6 @@
 """The fork server: a process with the costly modules imported, from which ranks are forked in milliseconds.
 
-    python -P -m fireflyer.hai.forkserver FD MODULE...      (FD: a Unix stream socket to the supervisor)
+    python -P -m fireflyer.hai.forkserver FD MODULE... TITLE_ROOM      (FD: a socket to the supervisor)
 
 Forking is safe because this process has exactly one thread (checked before every fork) and never runs a
 tensor operation, which would start a pool of threads that a child lacks. A rank is forked twice and its
@@ -20,6 +20,7 @@ from types import ModuleType
 import msgspec
 
 from fireflyer import allocator, pulse
+from fireflyer._native.hai import set_process_title
 from fireflyer.hai.engines.messages import Fork, Forked, RankSpec, Ready, Refused
 from fireflyer.hai.engines.rankstart import become_rank
 from fireflyer.rpc import FrameBuffer, frame
@@ -40,7 +41,12 @@ def main(arguments: list[str]) -> RankSpec | None:
     """Serves until the supervisor leaves (None); in a rank, returns what the rank is to run."""
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
-    _preload(arguments[1:])
+    preload(arguments[1:-1])
+    return serve(control)
+
+
+def serve(control: socket.socket) -> RankSpec | None:
+    """As `main`, with everything imported."""
     encode = msgspec.msgpack.Encoder().encode
     decoder = msgspec.msgpack.Decoder(Fork)
     control.sendall(frame(encode(Ready())))
@@ -70,17 +76,19 @@ def main(arguments: list[str]) -> RankSpec | None:
     return None
 
 
-def _preload(names: list[str]) -> None:
+def preload(names: list[str]) -> None:
+    """Imports modules, those that there are, to be shared by all that is forked from here."""
     for name in names:
         # Whatever else goes wrong ends this process: a module imported by half cannot be imported again.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a rank does not touch, and so copy, the shared pages
-    _require_one_thread()
+    require_one_thread()
 
 
-def _require_one_thread() -> None:
+def require_one_thread() -> None:
+    """Ends this process if it has more: a fork would lose all but one of them."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         sys.exit(
@@ -90,7 +98,7 @@ def _require_one_thread() -> None:
 
 def _fork_rank() -> int:
     """Forks twice; returns the grandchild's pid here and 0 in it. The process between has been reaped."""
-    _require_one_thread()
+    require_one_thread()
     readable, writable = os.pipe()
     between = os.fork()
     if between == 0:
@@ -127,8 +135,14 @@ def _enter(spec: RankSpec, parent: int, go: int) -> RankSpec:
     os.environ.update(spec.env)
     allocator.follow(spec.env)
     pulse.write_stacks_on_signal()
+    set_process_title(show([sys.executable, "-u", spec.script, *spec.args]), b"")
     _restart_interpreter_state(spec)
     return spec
+
+
+def show(entries: list[str]) -> bytes:
+    """As `set_process_title` takes them."""
+    return b"".join(os.fsencode(entry) + b"\0" for entry in entries)
 
 
 def _restart_interpreter_state(spec: RankSpec) -> None:

@@ -44,8 +44,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Added to the server's own environment for the ranks."""
     nodes: int = 1
     ranks_per_node: int = 1
-    start: Literal["fork", "exec"] = "fork"
-    """fork: ranks come from a server that has torch imported; exec: a fresh interpreter each."""
+    start: Literal["auto", "fork", "exec"] = "auto"
+    """fork: ranks come from a process that has torch imported; exec: a fresh interpreter each; auto: fork
+    where the script, a module beside it, or an earlier attempt imports torch."""
     max_restarts: int = 3
     """Attempts that may be spent on faults; suspends and resumes are free. An elastic attempt may start each
     of its ranks again as often as there are restarts left."""

@@ -41,6 +41,16 @@ def kill_group(pid: int, number: int) -> None:
         kill(pid, number)
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for the signal; False for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = [line for line in file if line.startswith(b"SigCgt:")]
+    except OSError:
+        return False
+    return any(int(mask.split()[1], 16) >> (number - 1) & 1 for mask in masks)
+
+
 def tell_state(pid: int) -> str:
     """What the kernel knows of each thread of a process: its state, and where in the kernel it waits."""
     lines = [f"process {pid}\n"]

@@ -1,9 +1,12 @@
 """The supervisor of one task on one node, and its guard.
 
     python -P -m fireflyer.hai.supervisor TASK NODE [ATTEMPT_FOLDER]
+    python -P -m fireflyer.hai.supervisor TASK NODE --guards SUPERVISOR
+    python -P -m fireflyer.hai.supervisor TASK NODE --guard GUARD --fork-server PID
 
 Descriptor 3 is the listening socket; the names are for people who read `ps`. With a folder the engine is on
-another machine: it has to prove the secret of the part that lies there.
+another machine: it has to prove the secret of the part that lies there. The last two are started by a zygote
+(`hai.zygote`), which has forked the processes that are named; descriptor 4 is the socket to the fork server.
 
     guard ── supervisor ─┬─ fork server
                          ├─ rank ── whatever it starts
@@ -18,31 +21,52 @@ refused or cut off without an answer knows that nothing of the task is left on t
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from fireflyer._native.hai import set_child_subreaper
 from fireflyer.hai.processes import kill_descendants
 
+LISTENER, FORK_SERVER = 3, 4
+"""Descriptors."""
+
 
 def main() -> None:
-    """Is the guard; forks the supervisor, which imports what the guard never needs."""
-    os.closerange(4, 2**31 - 1)  # what the server inherited from whoever started it
-    os.set_inheritable(3, False)
-    set_child_subreaper()
-    guard = os.getpid()
-    supervisor = os.fork()
-    if supervisor == 0:
-        os.setsid()  # a signal to the guard's process group spares one of the two
-        set_child_subreaper()
-        from fireflyer.hai.engines.supervise import Supervisor
-
-        Supervisor(3, guard, *sys.argv[2:4]).run()
+    """Is the guard or the supervisor, as the arguments say; else both, one forking the other."""
+    node, *rest = sys.argv[2:]
+    forks = rest[0:1] == ["--guard"]
+    os.closerange(
+        FORK_SERVER + forks, 2**31 - 1
+    )  # what the server inherited from whoever started it
+    os.set_inheritable(LISTENER, False)
+    if forks:
+        os.set_inheritable(FORK_SERVER, False)
+        supervise(int(rest[1]), node, fork_server=int(rest[3]))
+    elif rest[0:1] == ["--guards"]:
+        stand_guard(int(rest[1]))
     else:
-        signal.signal(
-            signal.SIGTERM, signal.SIG_IGN
-        )  # who signals both leaves one to see to the rest
-        os.waitid(os.P_PID, supervisor, os.WEXITED)
-        kill_descendants()
-        os._exit(0)  # at once: our end of the listening socket says that something is left
+        set_child_subreaper()
+        guard = os.getpid()
+        supervisor = os.fork()
+        if supervisor == 0:
+            os.setsid()  # a signal to the guard's process group spares one of the two
+            set_child_subreaper()
+            supervise(guard, node, rest[0] if rest else "")
+        stand_guard(supervisor)
+
+
+def supervise(guard: int, node: str, attempt: str = "", fork_server: int | None = None) -> NoReturn:
+    """Imports what the guard never needs."""
+    from fireflyer.hai.engines.supervise import Supervisor
+
+    Supervisor(LISTENER, guard, node, attempt, fork_server).run()
+
+
+def stand_guard(supervisor: int) -> NoReturn:
+    """Who signals both leaves one to see to the rest."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.waitid(os.P_PID, supervisor, os.WEXITED)
+    kill_descendants()
+    os._exit(0)  # at once: our end of the listening socket says that something is left
 
 
 if __name__ == "__main__":

@@ -20,10 +20,13 @@ def advise(facts: Facts, step_s: float, exposed_s: float, under_way_s: float) ->
         return []
     warning = (
         f"warning: {exposed_s * 1e3:,.1f} ms of each step ({exposed_s / step_s:.0%}) are spent waiting for "
-        "communication. What would hide it:"
+        "communication."
     )
     proposals = sorted(_proposals(facts, step_s, exposed_s, under_way_s), reverse=True)
-    return [warning, *(f"  {words} (up to {gain:.0%} of the step)" for gain, words in proposals)]
+    if not proposals:
+        return [f"{warning} No setting would hide {WORTH:.0%} of a step: give each step more work"]
+    lines = (f"  {words} (up to {gain:.0%} of the step)" for gain, words in proposals)
+    return [f"{warning} What would hide it:", *lines]
 
 
 def _proposals(

@@ -73,6 +73,46 @@ def test_a_rank_that_never_asks_is_killed_after_the_grace(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_ranks_that_never_ask_and_catch_sigterm_get_it_and_save(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        script = """
+            def save(*_):
+                report("saved")
+                sys.exit(0)
+            signal.signal(signal.SIGTERM, save)
+            report("up")
+            forever()
+        """
+        await engine.launch(s.gang(script))
+        await s.reports(2)
+        await engine.suspend(s.task, 1, 1000.0)
+        assert {words[1] for words in await s.reports(2)} == {"saved"}
+        events, end = await s.ended(engine)
+        assert (end.outcome, end.reason) == ("suspended", "")
+        assert s.exits(events) == {0: (0, None), 1: (0, None)}
+
+    stage.play(scene)
+
+
+def test_ranks_that_ask_are_told_and_not_signalled(stage: Stage) -> None:
+    async def scene(s: Stage) -> None:
+        engine = s.engine()
+        handler = """
+    from fireflyer.hai import suspend_requested
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    assert not suspend_requested()
+"""
+        await engine.launch(s.gang(handler + LOOP))
+        await s.reports(2)
+        await engine.suspend(s.task, 1, 1000.0)
+        events, end = await s.ended(engine)
+        assert (end.outcome, end.reason) == ("suspended", "")
+        assert s.exits(events) == {0: (0, None), 1: (0, None)}
+
+    stage.play(scene)
+
+
 def test_a_task_that_returns_before_the_agreed_call_has_finished(stage: Stage) -> None:
     async def scene(s: Stage) -> None:
         engine = s.engine()

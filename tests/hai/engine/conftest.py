@@ -119,7 +119,7 @@ class Stage:
         on: tuple[str, ...] = (),
         ranks: int = 1,
         attempt: int = 1,
-        start: Literal["fork", "exec"] = "fork",
+        start: Literal["auto", "fork", "exec"] = "fork",
         args: tuple[str, ...] = (),
         cwd: str | None = None,
         env: dict[str, str] | None = None,

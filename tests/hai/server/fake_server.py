@@ -42,6 +42,9 @@ class FakeEngine:
     def nodes(self) -> list[Node]:
         return self._nodes
 
+    async def prepare(self, gang: Gang) -> None:
+        """Everything is ready."""
+
     async def launch(self, gang: Gang) -> None:
         with (self._files / f"{gang.task}.{gang.attempt}").open("x") as file:
             file.write(" ".join(gang.nodes))

@@ -50,8 +50,9 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """Rank = index of the node here * ranks_per_node + local rank."""
     ranks_per_node: int
-    start: Literal["fork", "exec"]
-    """fork: from a warmed fork server, kept for the next attempt; exec: a fresh interpreter a rank."""
+    start: Literal["auto", "fork", "exec"]
+    """fork: from a warmed fork server, kept for the next attempt; exec: a fresh interpreter a rank; auto:
+    fork where the script, or an earlier attempt, imports torch."""
     secret: str
     """Hex secret of the task, given to the ranks as FIREFLYER_SECRET; never logged."""
     directory: Path
@@ -149,6 +150,10 @@ class Engine(Protocol):
 
     def nodes(self) -> list[Node]:
         """The nodes as of now."""
+        ...
+
+    async def prepare(self, gang: Gang) -> None:
+        """Makes ready what would have the launch wait for seconds. It may be left out, or cancelled."""
         ...
 
     async def launch(self, gang: Gang) -> None:

@@ -26,6 +26,7 @@ from fireflyer import allocator, pulse
 from fireflyer._native.hai import SuspendPage
 from fireflyer.errors import Corrupted
 from fireflyer.hai.engines import NodeObserved, RankExited, RankJoined, RankStarted
+from fireflyer.hai.engines.imports import MARK, has_loaded_torch
 from fireflyer.hai.engines.journal import Journal, doors_path, journal_path, read_journal
 from fireflyer.hai.engines.keepsake import keeper_path
 from fireflyer.hai.engines.messages import (
@@ -38,7 +39,10 @@ from fireflyer.hai.engines.messages import (
     Record,
 )
 from fireflyer.hai.faults.observations import KernelObservation, Memory, Network
-from fireflyer.hai.processes import describe_exit, kill, kill_group, tell_state
+from fireflyer.hai.processes import catches, describe_exit, kill, kill_group, tell_state
+
+LOOK_S = 5.0
+"""After its start a rank has imported what it needs."""
 
 STACKS_S = 1.0
 """What ranks have to write their stacks before they are killed."""
@@ -57,6 +61,8 @@ class Attempt:
         self.ended = False
         self.deadline: float | None = None
         """time.monotonic() at which what is left is killed."""
+        self.look_at: float | None = None
+        """time.monotonic() at which `look_at_ranks` is due."""
         self.suspend_grace_s: float | None = None
         self.vacant = False
         """Over because no rank is left, though not all returned 0."""
@@ -72,6 +78,7 @@ class Attempt:
         self._incarnation: dict[int, int] = {}  # rank -> the last that was begun
         self._unknown: set[int] = set()  # running newcomers that are not known to be members
         self._returned_0: set[int] = set()
+        self._signalled: set[int] = set()  # pids that were told to save by SIGTERM
         self._journal: Journal | None = None
         self._page = SuspendPage.create(part.ranks)
         # Bound but not listening: the kernel gives this port to nobody, and SO_REUSEADDR lets rank 0 bind it.
@@ -195,6 +202,8 @@ class Attempt:
 
     def started(self, spec: RankSpec, pid: int) -> None:
         self._running[pid] = spec.rank
+        if self.part.start == "exec" and not spec.incarnation:
+            self.look_at = time.monotonic() + LOOK_S
         if spec.incarnation:
             self._unknown.add(spec.rank)
         self._record(
@@ -211,6 +220,13 @@ class Attempt:
         )
         if self._asked == "stop":
             kill_group(pid, signal.SIGTERM)
+
+    def look_at_ranks(self) -> None:
+        """Where they have torch loaded, the task's next attempt may be forked: its folder says so."""
+        self.look_at = None
+        if any(has_loaded_torch(pid) for pid in self._running):
+            with contextlib.suppress(OSError):
+                Path(self.part.directory).parent.joinpath(MARK).touch(mode=0o600)
 
     def not_started(self, specs: Iterable[RankSpec]) -> None:
         """Newcomers that cannot be, or are wanted no more."""
@@ -240,6 +256,8 @@ class Attempt:
     def freeze(self, grace_s: float) -> Frozen:
         if self._highest is None:
             self._highest = max(self._page.freeze())
+        if self.look_at is not None:
+            self.look_at_ranks()
         if not self.over and self._asked is None:
             self._asked = "suspend"
             self.suspend_grace_s = grace_s
@@ -249,7 +267,17 @@ class Attempt:
         )
 
     def decide(self, number: int) -> None:
+        """Where no rank of the gang has ever asked, those that save on SIGTERM, as under Slurm, are told so.
+
+        Others are left alone until the grace is over: a rank may be on its way to its first question.
+        """
         self._page.decide(number)
+        if number > 1 or self._asked != "suspend" or self.over:
+            return
+        for pid in self._running:
+            if pid not in self._signalled and catches(pid, signal.SIGTERM):
+                self._signalled.add(pid)
+                kill(pid, signal.SIGTERM)
 
     def stop(self, grace_s: float) -> None:
         if self.over:
@@ -379,13 +407,14 @@ class Attempt:
         if highest is None:
             highest = max(page.count(slot) for slot in slots)
         self.ended = True
-        self.deadline = None
+        self.deadline = self.look_at = None
         self._record(
             PartEnded(
                 node=self.part.node,
                 cause=self._cause(),
                 reason=self._failure or self._late,
-                told=any(page.told(slot) or page.acknowledged(slot) for slot in slots),
+                told=bool(self._signalled)
+                or any(page.told(slot) or page.acknowledged(slot) for slot in slots),
                 highest=highest,
                 failed_ns=self._failed_ns,
                 monotonic_ns=time.monotonic_ns(),

@@ -9,7 +9,15 @@ import time
 import msgspec
 
 from fireflyer._native.hai import set_parent_death_signal
-from fireflyer.hai.engines.messages import Fork, Forked, ForkReply, RankSpec, Ready, Refused
+from fireflyer.hai.engines.messages import (
+    TITLE_ROOM,
+    Fork,
+    Forked,
+    ForkReply,
+    RankSpec,
+    Ready,
+    Refused,
+)
 from fireflyer.hai.processes import kill
 from fireflyer.rpc import FrameBuffer, frame
 
@@ -21,14 +29,8 @@ killed; both take milliseconds unless it is frozen."""
 class ForkServer:
     """A fork server process and its socket. Ends when this object's socket or the supervisor does."""
 
-    def __init__(
-        self, preload: tuple[str, ...], environment: dict[str, str], python: str = ""
-    ) -> None:
-        """Starts it; its imports take their time in the other process.
-
-        Raises:
-            OSError: if there can be no further process.
-        """
+    def __init__(self, pid: int, stream: socket.socket) -> None:
+        """`pid`: our child; `stream`: our end of its socket. It says when it is ready."""
         self.asked: tuple[RankSpec, ...] = ()
         """What the last request was for."""
         self.pending = False
@@ -36,24 +38,11 @@ class ForkServer:
         self.give_up_at: float | None = None
         self._warm = False
         self._held = b""  # a request waits here for the end of the imports
-        self.socket, theirs = socket.socketpair()
+        self.pid = pid
+        self.socket = stream
         self._buffer = FrameBuffer()
         self._decoder: msgspec.msgpack.Decoder[Ready | Forked | Refused]
         self._decoder = msgspec.msgpack.Decoder(ForkReply)
-        parent = os.getpid()
-        command = [python or sys.executable, "-P", "-m", "fireflyer.hai.forkserver"]
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                set_parent_death_signal(signal.SIGKILL)
-                if os.getppid() == parent:
-                    os.setpgid(0, 0)
-                    theirs.set_inheritable(True)
-                    command += [str(theirs.fileno()), *preload]
-                    os.execve(command[0], command, environment)
-            finally:
-                os._exit(127)
-        theirs.close()
 
     def request(self, ranks: tuple[RankSpec, ...]) -> None:
         self.asked = ranks
@@ -104,3 +93,29 @@ class ForkServer:
     def close(self) -> None:
         """REQUIRES: the process has been reaped."""
         self.socket.close()
+
+
+def start_server(
+    preload: tuple[str, ...], environment: dict[str, str], python: str = ""
+) -> ForkServer:
+    """A fork server of our own; its imports take their time in the other process.
+
+    Raises:
+        OSError: if there can be no further process.
+    """
+    ours, theirs = socket.socketpair()
+    parent = os.getpid()
+    command = [python or sys.executable, "-P", "-m", "fireflyer.hai.forkserver"]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            set_parent_death_signal(signal.SIGKILL)
+            if os.getppid() == parent:
+                os.setpgid(0, 0)
+                theirs.set_inheritable(True)
+                command += [str(theirs.fileno()), *preload, TITLE_ROOM]
+                os.execve(command[0], command, environment)
+        finally:
+            os._exit(127)
+    theirs.close()
+    return ForkServer(pid, ours)

@@ -66,11 +66,12 @@ def connect(directory: Path, node: str) -> socket.socket | None:
     return stream
 
 
-def spawn(task: str, directory: Path, node: str) -> int:
-    """Starts guard and supervisor in a session of their own; returns the guard's pid.
+@contextlib.contextmanager
+def birth(directory: Path, node: str) -> Iterator[tuple[int, int, int]]:
+    """What guard and supervisor are born with: descriptors of /dev/null, the log and a listening socket.
 
     Raises:
-        OSError: if they cannot be started.
+        OSError: if there can be no such socket or log.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -85,6 +86,16 @@ def spawn(task: str, directory: Path, node: str) -> int:
         stack.callback(os.close, log)
         null = os.open("/dev/null", os.O_RDONLY)
         stack.callback(os.close, null)
+        yield null, log, listener.fileno()
+
+
+def spawn(task: str, directory: Path, node: str) -> int:
+    """Starts guard and supervisor in a session of their own; returns the guard's pid.
+
+    Raises:
+        OSError: if they cannot be started.
+    """
+    with birth(directory, node) as (null, log, listener):
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-m", "fireflyer.hai.supervisor", task, node],
@@ -94,7 +105,7 @@ def spawn(task: str, directory: Path, node: str) -> int:
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
                 (os.POSIX_SPAWN_DUP2, log, 2),
-                (os.POSIX_SPAWN_DUP2, listener.fileno(), 3),
+                (os.POSIX_SPAWN_DUP2, listener, 3),
             ],
             setsid=True,
         )

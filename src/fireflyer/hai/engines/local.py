@@ -18,6 +18,7 @@ from fireflyer.errors import Corrupted, TaskError
 from fireflyer.hai import leftovers
 from fireflyer.hai.engines import EngineEvent, Gang, Node, NodesChanged
 from fireflyer.hai.engines.gang import GangState, Now, decide
+from fireflyer.hai.engines.imports import start_of
 from fireflyer.hai.engines.journal import doors_path, journal_path, read_journal
 from fireflyer.hai.engines.keepsake import KEEPER_SUFFIX
 from fireflyer.hai.engines.link import Link, connect, spawn
@@ -36,6 +37,7 @@ from fireflyer.hai.engines.messages import (
     Part,
     Record,
 )
+from fireflyer.hai.engines.zygotes import Zygotes
 from fireflyer.hai.faults.kernellog import chosen
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
 from fireflyer.log import get_logger
@@ -51,6 +53,14 @@ def make_folders(gang: Gang) -> None:
     """The task's, the attempt's, and the one for output."""
     for folder in (gang.directory.parent, gang.directory, gang.directory.parent / "output"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+async def decided(gang: Gang) -> Gang:
+    """With its start as the script's imports have it, where it was left open."""
+    if gang.start != "auto":
+        return gang
+    start = await asyncio.to_thread(start_of, gang.script, gang.directory.parent)
+    return replace(gang, start=start)
 
 
 class _Run:
@@ -78,6 +88,7 @@ class LocalEngine:
             raise ValueError(f"an engine has at least one node, not {nodes}")
         self._nodes = [Node(name=f"n{i}") for i in range(nodes)]
         self._preload = preload
+        self._zygotes = Zygotes(preload)
         self._links: dict[tuple[str, str], Link] = {}
         self._runs: dict[tuple[str, int], _Run] = {}
         self._events: asyncio.Queue[EngineEvent | NodesChanged | None] = asyncio.Queue()
@@ -108,6 +119,7 @@ class LocalEngine:
             yield event
 
     async def close(self) -> None:
+        await self._zygotes.close()
         for opening in self._openings:
             opening.cancel()
         await asyncio.gather(*self._openings, return_exceptions=True)
@@ -122,6 +134,12 @@ class LocalEngine:
 
     # -- launch and recovery -----------------------------------------------------------------------
 
+    async def prepare(self, gang: Gang) -> None:
+        """Has a zygote ready where the gang's fork servers come from one."""
+        gang = await decided(gang)
+        if gang.start == "fork" and self._preload:
+            await self._zygotes.prepare(gang)
+
     async def launch(self, gang: Gang) -> None:
         key = (gang.task, gang.attempt)
         if key in self._runs:
@@ -134,6 +152,7 @@ class LocalEngine:
                 self._follow(other)
                 await other.done.wait()
             try:
+                run.gang = await decided(run.gang)
                 await self._open_parts(run)
             except (OSError, ValueError) as error:
                 run.state.refuse(f"cannot start: {error}")
@@ -167,6 +186,7 @@ class LocalEngine:
             port = launched.port
 
     def _part(self, gang: Gang, index: int, port: int) -> Part:
+        assert gang.start != "auto"  # decided by now
         return Part(
             task=gang.task,
             attempt=gang.attempt,
@@ -194,6 +214,7 @@ class LocalEngine:
             return
         run = self._runs[key] = _Run(gang)
         async with run.lock:
+            run.gang = await decided(run.gang)
             for node in gang.nodes:
                 run.state.opened(node)
             answers = await asyncio.gather(*(self._attach(run, node) for node in gang.nodes))
@@ -322,7 +343,8 @@ class LocalEngine:
             answer = await link.ask(Attach(attempt=gang.attempt), gang.attempt, Attached)
             if answer is not None and not link.gone.is_set():
                 return link
-        self._adopt(spawn(gang.task, gang.directory.parent, node))
+        if not (gang.start == "fork" and await self._zygotes.grow(gang, node)):
+            self._adopt(spawn(gang.task, gang.directory.parent, node))
         return self._find(gang, node)
 
     def _find(self, gang: Gang, node: str) -> Link | None:

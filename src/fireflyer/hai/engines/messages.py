@@ -151,7 +151,7 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
     again."""
     reason: str
     told: bool
-    """A rank of the node was answered true, or acknowledged a suspend."""
+    """A rank of the node was answered true, acknowledged a suspend, or got its SIGTERM."""
     highest: int
     """As in Frozen; of all calls where there was no freeze."""
     failed_ns: int
@@ -171,6 +171,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
 Reply = Launched | Attached | Frozen | Record
 
 
+TITLE_ROOM = " " * 2000
+"""The last argument of a fork server and of a zygote: room for the command lines of ranks in `ps`."""
+
+
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One process to start."""
 
@@ -188,6 +192,23 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
 
     ranks: tuple[RankSpec, ...]
     parent: int
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """Engine to zygote, with descriptors of /dev/null, of the log and of the listening socket: a guard, a
+    supervisor and a fork server for the task on the node. Answered by the guard's pid in decimal."""
+
+    task: str
+    node: str
+    python: str
+    env: dict[str, str]
+    """Interpreter and environment of guard and supervisor."""
+    marks: dict[str, str]
+    """Variables by which the fork server and its ranks are found."""
+
+
+PRESENT = b"?"
+"""Engine to zygote: whether what it has imported is what lies on the disk. Answered, or it leaves."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -19,7 +19,7 @@ from fireflyer.errors import ProtocolMismatch, TaskError
 from fireflyer.hai.engines import EngineEvent, Gang, NodesChanged
 from fireflyer.hai.engines.clocks import translated
 from fireflyer.hai.engines.journal import journal_path
-from fireflyer.hai.engines.local import LocalEngine, _now, _Run, make_folders
+from fireflyer.hai.engines.local import LocalEngine, _now, _Run, decided, make_folders
 from fireflyer.hai.engines.membership import Outcome
 from fireflyer.hai.engines.messages import Attach, Attached, Launched, Leave, Record, Start
 from fireflyer.hai.engines.parts import part_path, read_announcement, write_part
@@ -88,6 +88,9 @@ class SlurmEngine(LocalEngine):
 
     # -- launch and recovery -----------------------------------------------------------------------
 
+    async def prepare(self, gang: Gang) -> None:
+        """Nothing: what a node starts is the job's."""
+
     async def launch(self, gang: Gang) -> None:
         self._begin(gang, self._launch)
 
@@ -137,6 +140,7 @@ class SlurmEngine(LocalEngine):
         run = self._runs[gang.task, gang.attempt] = _Run(gang)
         grace: float | None = None
         async with run.lock:
+            gang = run.gang = await decided(gang)
             try:
                 job = await patiently(lambda: self._jobs.find(gang.task), start)
                 if job is None or job.nodes != set(gang.nodes):

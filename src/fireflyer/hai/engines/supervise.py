@@ -21,7 +21,7 @@ import msgspec
 
 from fireflyer.errors import ProtocolMismatch
 from fireflyer.hai.engines.attempt import Attempt, server_environment
-from fireflyer.hai.engines.forks import ForkServer
+from fireflyer.hai.engines.forks import ForkServer, start_server
 from fireflyer.hai.engines.keepsake import Keepsake, keeper_path
 from fireflyer.hai.engines.messages import (
     Attach,
@@ -109,8 +109,23 @@ class Connection:
 
 
 class Supervisor:
-    def __init__(self, listener: int, guard: int, node: str = "", attempt: str = "") -> None:
-        """`attempt`: folder of the attempt whose secret connections have to prove; none: a Unix socket."""
+    def __init__(
+        self,
+        listener: int,
+        guard: int,
+        node: str = "",
+        attempt: str = "",
+        fork_server: int | None = None,
+    ) -> None:
+        """
+        Args:
+            listener: descriptor of the listening socket.
+            guard: pid of the guard, our parent.
+            node: name of the node.
+            attempt: folder of the attempt whose secret connections have to prove; none: a Unix socket.
+            fork_server: pid of the fork server that a zygote has forked as our child; its socket follows the
+                listening one.
+        """
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
@@ -146,6 +161,9 @@ class Supervisor:
         self._news_path = f"/proc/{os.getpid()}/fd/{news}"
         self._watch(self._news, self._read_news)
         self._kernel: KernelLog | None = None
+        if fork_server is not None:
+            self._use(ForkServer(fork_server, socket.socket(fileno=listener + 1)))
+            self._reap()  # if it died before its death would have been told
 
     def run(self) -> NoReturn:
         """Leaves when asked to, or when nobody has a use for it; nothing of the task is left then."""
@@ -175,6 +193,7 @@ class Supervisor:
         pending: list[float | None] = []
         if self._attempt is not None:
             pending.append(None if self._attempt.over else self._attempt.deadline)
+            pending.append(self._attempt.look_at)
         if self._forks is not None:
             pending.append(self._forks.give_up_at)
         if self._idle_since is not None:
@@ -187,6 +206,8 @@ class Supervisor:
         if attempt is not None and not attempt.ended:
             if not attempt.over and attempt.deadline is not None and now >= attempt.deadline:
                 attempt.expire()
+            if attempt.look_at is not None and now >= attempt.look_at:
+                attempt.look_at_ranks()
             if self._waiting and (attempt.over or attempt.deadline is not None):
                 unwanted, self._waiting = self._waiting, []
                 attempt.not_started(spec for spec in unwanted if spec.incarnation)
@@ -274,9 +295,10 @@ class Supervisor:
 
     def _take_replies(self) -> None:
         forks, attempt = self._forks, self._attempt
-        if forks is None or attempt is None:
+        if forks is None:
             return
         for reply in forks.replies():
+            assert attempt is not None  # nobody else asks for ranks
             match reply:
                 case Forked():
                     for spec, pid in zip(forks.asked, reply.pids, strict=True):
@@ -330,11 +352,15 @@ class Supervisor:
         specs, self._waiting = tuple(self._waiting), []
         try:
             if self._forks is None:
-                self._forks = ForkServer(part.preload, server_environment(part), part.python)
-                self._watch(self._forks.socket.fileno(), self._take_replies)
+                self._use(start_server(part.preload, server_environment(part), part.python))
+            assert self._forks is not None
             self._forks.request(specs)
         except OSError as error:
             self._cannot_start(attempt, specs, f"{part.node} cannot start the ranks: {error}")
+
+    def _use(self, forks: ForkServer) -> None:
+        self._forks = forks
+        self._watch(forks.socket.fileno(), self._take_replies)
 
     def _read_news(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -516,7 +516,7 @@ class Controller:
         try:
             gang.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._home.tasks / action.task / "output").mkdir(mode=0o700, exist_ok=True)
-            if not await self._prepared(action):
+            if not await self._prepared(action, gang):
                 return
             await self._engine.launch(gang)
         except (FireflyerError, OSError) as error:
@@ -533,20 +533,22 @@ class Controller:
             return
         self._store.launched(action.task, action.attempt)
 
-    async def _prepared(self, action: Launch) -> bool:
+    async def _prepared(self, action: Launch, gang: Gang) -> bool:
         """Makes what the attempt needs; False where it is not to start any more."""
         row = self._store.row(action.task)
         spec = row.spec
-        if not (spec.workspace or spec.venv):
-            return True
+
+        async def prepare() -> None:
+            if spec.workspace or spec.venv:
+                log = self._directory(action.task, action.attempt) / "0.log"
+                await self.workspaces.prepare(action.task, spec, log, row.user)
+            await self._engine.prepare(gang)
 
         def unwanted() -> bool:
             task = self._tasks[action.task]
             return self._closing or task.stopping or task.state == "suspending"
 
-        log = self._directory(action.task, action.attempt) / "0.log"
-        preparing = self.workspaces.prepare(action.task, spec, log, row.user)
-        if await finish_unless(preparing, unwanted, lambda: self._news.wait()):
+        if await finish_unless(prepare(), unwanted, lambda: self._news.wait()):
             return True
         if not self._closing:  # else it comes back as lost: it never reached the engine
             task, when = self._tasks[action.task], now()
