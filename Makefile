@@ -21,7 +21,7 @@ test: setup  ## the tests for each change, in minutes; ARGS=tests/hfreduce for o
 
 test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all random cases
 	@scripts/setup.sh --all-test-packages
-	@$(TESTS) -n $(or $(JOBS),4) --full $(ARGS)
+	@$(TESTS) -n $(or $(JOBS),3) --full $(ARGS)
 
 mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1)
 	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) -- $(ARGS)

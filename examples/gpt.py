@@ -76,13 +76,13 @@ def main() -> None:
     haiscale.record(model)
 
     def state(step: int) -> dict[str, object]:
-        tensors = get_state_dict(net, optimizer)
-        return {"step": step, "loader": loader.state_dict(), "tensors": tensors}
+        weights, moments = get_state_dict(net, optimizer)
+        return {"step": step, "loader": loader.state_dict(), "model": weights, "optim": moments}
 
     if ckpt.latest() is not None:
         found = ckpt.load(into=state(0))
-        weights, moments = found["tensors"]
-        set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=moments)
+        weights = {"model_state_dict": found["model"], "optim_state_dict": found["optim"]}
+        set_state_dict(net, optimizer, **weights)
         loader.load_state_dict(found["loader"])
         first = found["step"]
     batches, begun = chain.from_iterable(repeat(loader)), time.monotonic()

@@ -77,15 +77,15 @@ def main() -> None:
         optimizer = model.optimizer
 
     def state(step: int) -> dict[str, object]:
-        tensors = get_state_dict(net, optimizer)
-        return {"step": step, "loader": loader.state_dict(), "tensors": tensors}
+        weights, moments = get_state_dict(net, optimizer)
+        return {"step": step, "loader": loader.state_dict(), "model": weights, "optim": moments}
 
     asked, first = hai.suspend_requested, 0
     ckpt = CheckpointManager(args.directory, args.save_every, keep=3, should_suspend=asked)
     if ckpt.latest() is not None:
         found = ckpt.load(into=state(0))
-        weights, moments = found["tensors"]
-        set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=moments)
+        weights = {"model_state_dict": found["model"], "optim_state_dict": found["optim"]}
+        set_state_dict(net, optimizer, **weights)
         loader.load_state_dict(found["loader"])
         first = found["step"]
     batches, begun = chain.from_iterable(repeat(loader)), time.monotonic()

@@ -93,8 +93,8 @@ class NotPrimary(WireError):
         return type(self), (str(self), self.address)
 
 
-class DeadlineExceeded(WireError):
-    """No answer within the deadline."""
+class DeadlineExceeded(WireError, RuntimeError):
+    """No answer within the deadline. A RuntimeError, too, as torch has it for a collective that timed out."""
 
     retryable = True
 
@@ -197,8 +197,8 @@ _KINDS: dict[int, type[FileError]] = {
 }
 
 
-class CollectiveError(FireflyerError):
-    """A collective operation cannot complete."""
+class CollectiveError(FireflyerError, RuntimeError):
+    """A collective operation cannot complete. A RuntimeError, too, as torch's own are."""
 
 
 class RankFailed(CollectiveError):

@@ -18,7 +18,7 @@ from tests.conftest import Gang, StartGang
 
 import fireflyer.demo.gpt
 import fireflyer.haiscale.fsdp  # noqa: F401  # both for the ranks, too
-from fireflyer.checkpoint import CheckpointManager
+from fireflyer.checkpoint import CheckpointManager, safetensors
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -101,8 +101,8 @@ def assert_alike(some: dict[int, float], others: dict[int, float]) -> None:
 
 
 @pytest.mark.full
-def test_gpt_learns_the_same_by_python_torchrun_and_ranks_of_every_mode(
-    start_gang: StartGang, tmp_path: Path
+def test_gpt_learns_the_same_by_python_torchrun_and_fireflyer_run(
+    shell: Any, start_gang: StartGang, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     script = str(EXAMPLES / "gpt.py")
@@ -125,7 +125,8 @@ def test_gpt_learns_the_same_by_python_torchrun_and_ranks_of_every_mode(
             )
             for command in commands
         ]
-        ddp = Ranks(start_gang, 2, tmp_path / "ddp", "--accumulate", "2", "--wire", "bf16").end()
+        how = ["--directory", str(tmp_path / "ddp"), *SMALL, "--accumulate", "2", "--wire", "bf16"]
+        ddp = losses(shell.run("run", "--ranks", "2", script, *how).stdout)
         zero_2 = Ranks(start_gang, 2, tmp_path / "2", "--parallel", "fsdp", "--zero", "2").end()
         (alone, said), (sharded, told) = (run.communicate(timeout=90) for run in runs)
     assert [run.returncode for run in runs] == [0, 0], said + told
@@ -134,6 +135,10 @@ def test_gpt_learns_the_same_by_python_torchrun_and_ranks_of_every_mode(
     assert ddp[30] < ddp[10] - 0.5
     for others in (losses(alone), losses(sharded), zero_2):
         assert_alike(ddp, others)
+    out = ["--to", "safetensors", "--root", "model"]
+    weights = tmp_path / "model.safetensors"
+    shell.run("ckpt", "export", str(tmp_path / "ddp"), str(weights), *out)
+    assert len(safetensors.load(weights)) > 10
 
 
 @pytest.mark.full

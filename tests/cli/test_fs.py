@@ -108,7 +108,7 @@ def test_a_copy_that_fails_leaves_what_was_there(
     fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("a").write_bytes(b"x" * (9 << 20))
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         file.write(b"before")
 
     def broken(self: File, data: memoryview, offset: int) -> int:
@@ -134,7 +134,7 @@ def test_a_copy_that_fails_leaves_what_was_there(
 
 
 def test_a_device_is_not_replaced(fs: Client) -> None:
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         file.write(b"x")
     with pytest.raises(Exception, match="is no file"):
         transfer.plan(transfer.Remote(fs), "/a", transfer.Local(), "/dev/null", recursive=False)
@@ -155,7 +155,7 @@ def test_a_device_is_not_replaced(fs: Client) -> None:
 )
 def test_nothing_goes_onto_or_into_itself(fs: Client, capsys: Any, line: list[str]) -> None:
     fs.makedirs("/d/in")
-    with fs.open("/f", "w") as file:
+    with fs.open("/f", "wb") as file:
         file.write(b"x")
     assert run_line(["fs", *line]) == 1
     assert re.search("are the same|cannot go into itself", capsys.readouterr().err)
@@ -202,7 +202,7 @@ def test_status_and_check(fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPat
     found = json.loads(ran(capsys, "status --json"))
     assert [node["name"] for node in found["nodes"]] == ["s1"]
     assert {chain["state"] for chain in found["chains"]} == {"whole"}
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         file.write(bytes(5 << 20))
     assert ran(capsys, "check").endswith("1 files, 5 MiB read: all whole\n")
 
@@ -268,7 +268,7 @@ def test_names_that_are_no_text_are_shown_alike_everywhere(fs: Client, capsys: A
     """And are taken as arguments as the shell gives them."""
     name = os.fsdecode(ODD)
     fs.mkdir(b"/d")
-    fs.open(b"/d/" + ODD, "w").close()
+    fs.open(b"/d/" + ODD, "wb").close()
     fs.symlink(ODD, b"/d/link")
     assert ran(capsys, "ls /d") == f"link\n{ODD_SHOWN}\n"
     assert ran(capsys, "ls -l /d").splitlines()[2].endswith(f"  {ODD_SHOWN}")
@@ -289,7 +289,7 @@ def test_names_that_are_no_text_are_shown_alike_everywhere(fs: Client, capsys: A
 def test_a_damaged_file_with_an_odd_name_is_reported(
     fs: Client, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fs.open(b"/" + ODD, "w") as file:
+    with fs.open(b"/" + ODD, "wb") as file:
         file.write(b"abc")
 
     def damaged(self: File, buffer: Any, offset: int) -> int:
@@ -308,7 +308,7 @@ def test_errors_of_copies_name_what_was_asked_for(
 ) -> None:
     """Not the file that is written beside it."""
     Path("f").write_bytes(b"abc")
-    fs.open("/f", "x").close()
+    fs.open("/f", "xb").close()
     for line, path in (
         ("put f /none/f", "/none/f"),
         ("cp /f /none/f", "/none/f"),
@@ -320,7 +320,7 @@ def test_errors_of_copies_name_what_was_asked_for(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with fs.open("/f", "w") as file:
+    with fs.open("/f", "wb") as file:
         file.write(b"abc")
     monkeypatch.setattr(os, "pwrite", full)
     assert ran(capsys, "get /f g", 1) == "fireflyer: g: No space left on device\n"

@@ -137,6 +137,7 @@ def _calls() -> list[Any]:
         *(meta.Names(INODE), meta.GetXattr(1, path, name), meta.ListXattrs(1, path)),
         *(meta.Collect(0, 16), meta.Open(1, path), meta.Close(INODE, 1, 5, 0)),
         *(meta.ReportLength(INODE, 1, 5, 0), meta.ExtendStripe(INODE, 1, 5)),
+        meta.Append(INODE, 1),
         *(meta.Settle(INODE, 9, 5, 0, 10**12), meta.Collected([INODE]), meta.KeepAlive()),
         meta.EndClient(),
     ]

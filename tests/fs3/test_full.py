@@ -69,7 +69,7 @@ def test_a_running_server_goes_on_reading(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     place = str(tmp_path / "fs")
-    with attach(place) as client, client.open("/kept", "w") as file:
+    with attach(place) as client, client.open("/kept", "wb") as file:
         file.write(b"kept")
     caplog.set_level(logging.INFO, "fireflyer")
     epoch = survey.health(find(place)).epoch

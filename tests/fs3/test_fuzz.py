@@ -64,7 +64,7 @@ class Victim:
             fs.chmod("/fuzz", 0o777)
             for size in SIZES:
                 data = rng.randbytes(size)
-                with fs.open(f"/{size}", "w", permissions=0o600) as file:
+                with fs.open(f"/{size}", "wb", permissions=0o600) as file:
                     file.write(data)
                 self.sums[f"/{size}"] = hashlib.sha256(data).hexdigest()
 
@@ -78,7 +78,7 @@ class Victim:
             for name, expected in self.sums.items():
                 with fs.open(name) as file:
                     assert hashlib.sha256(file.readall() or b"").hexdigest() == expected, name
-            with fs.open("/fuzz/after", "w") as file:
+            with fs.open("/fuzz/after", "wb") as file:
                 file.write(bytes(100_000))
             fs.unlink("/fuzz/after")
         status = Path(f"/proc/{self.process.pid}/status").read_text()

@@ -19,7 +19,7 @@ from tests.waiting import until
 from fireflyer import log
 from fireflyer.cli.app import run_line
 from fireflyer.errors import ConfigError, DeadlineExceeded, WireError
-from fireflyer.fs3 import survey
+from fireflyer.fs3 import scrubbing, survey
 from fireflyer.fs3.client import connect
 from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, embed, load
 from fireflyer.fs3.exporter import CONNECTIONS, HEAD_LIMIT, Exporter, PortTaken
@@ -84,7 +84,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pr
 def test_every_role_has_metrics(running: tuple[Path, Process]) -> None:
     folder, process = running
     with attach(str(folder)) as fs:
-        with fs.open("/a", "w") as file:
+        with fs.open("/a", "wb") as file:
             file.write(bytes(3 << 20))
         with fs.open("/a") as file:
             assert len(file.readall() or b"") == 3 << 20
@@ -126,7 +126,7 @@ def test_damage_is_counted_and_told(
 ) -> None:
     folder, process = running
     caplog.set_level(logging.INFO, "fireflyer")
-    with attach(str(folder)) as fs, fs.open("/damaged", "w") as file:
+    with attach(str(folder)) as fs, fs.open("/damaged", "wb") as file:
         file.write(os.urandom(1 << 20))
     node = process.nodes["s2"]
     target, its = next((t, its) for t, its in node.targets().items() if its["bytes"])
@@ -145,6 +145,81 @@ def test_damage_is_counted_and_told(
     until(lambda: re.search(f"damage repaired: {chunk}", caplog.text) is not None)
     found = re.findall(f"damage found: ({chunk})", caplog.text)
     assert len(found) == len(set(found)) == node.targets()[target]["damaged"]
+
+
+def _flip(folder: Path, target: int) -> None:
+    """Every byte that a target of the one node stores, behind its back."""
+    for path in (folder / "s1" / f"target-{target % 256:03d}").glob("data-*"):
+        path.write_bytes(bytes(byte ^ 255 for byte in path.read_bytes()))
+
+
+def _verdict(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = run_line(["fs", *words])
+    return code, capsys.readouterr().out
+
+
+def test_damage_of_one_replica_is_found_and_repaired_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "fs"
+    config = embed(folder, 2, 2)
+    node = msgspec.structs.replace(config.node("s1"), scrub_days=0)
+    config = msgspec.structs.replace(config, nodes={"s1": node})
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        announce(folder, process.manager)
+        at = ("--dir", str(folder))
+        with attach(str(folder)) as fs:
+            for number in range(4):
+                with fs.open(f"/{number}", "wb") as file:
+                    file.write(os.urandom(100_000))
+            assert _verdict(capsys, "scrub", "--now", *at)[0] == 0
+            [service] = process.nodes.values()
+            target = next(t for t, its in service.targets().items() if its["chunks"])
+            _flip(folder, target)
+            code, out = _verdict(capsys, "check", "--all-replicas", *at)
+            assert code == 1
+            assert re.search(r"(\d+) damaged chunks found; all repaired$", out, re.M), out
+            assert "found" in out
+            assert "damaged chunks since it was opened: all are repaired" in out
+            assert _verdict(capsys, "scrub", "--now", *at)[0] == 0
+            code, out = _verdict(capsys, "check", "--all-replicas", "--json", *at)
+            assert code == 0
+            assert json.loads(out)["replicas"]["unread"] == []
+            _, out = _verdict(capsys, "scrub", "--json", *at)
+            assert all(row["scrubbed"] and not row["unrepaired"] for row in json.loads(out))
+            monkeypatch.setattr(scrubbing, "REPAIR_S", 1.0)
+            for target in service.targets():
+                _flip(folder, target)
+            code, out = _verdict(capsys, "scrub", "--now", *at)
+            assert code == 1
+            assert re.search(r"[1-9]\d* not repaired$", out, re.M), out
+            assert "are not repaired, for no other replica" in _verdict(capsys, "status", *at)[1]
+            code, out = _verdict(capsys, "check", *at)
+            assert code == 1
+            assert "every replica on chain" in out
+
+
+def test_a_read_that_another_replica_had_to_answer_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "fs"
+    config = embed(folder, 2, 2)
+    node = msgspec.structs.replace(config.node("s1"), scrub_days=0)
+    config = msgspec.structs.replace(config, nodes={"s1": node})
+    with Process(config, ALL, config.nodes) as process:
+        process.set_up()
+        announce(folder, process.manager)
+        with attach(str(folder)) as fs, fs.open("/a", "wb") as file:
+            file.write(os.urandom(100_000))
+        [service] = process.nodes.values()
+        for target in [target for target, its in service.targets().items() if its["chunks"]]:
+            _flip(folder, target)
+            code, out = _verdict(capsys, "check", "--dir", str(folder))
+            if code:
+                assert "all can be read; what s1 had damaged is being repaired" in out
+                return
+    raise AssertionError("no replica was read")
 
 
 def test_a_full_disk_is_told(
@@ -230,7 +305,7 @@ def test_removed_files_that_are_not_emptied_are_counted(
     until(lambda: counted() == 0)
     assert ("removed files" in said()[0], said()[1]) == (False, 0)
     with attach(str(folder)) as fs:
-        with fs.open("/gone", "w") as file:
+        with fs.open("/gone", "wb") as file:
             file.write(b"x")
             fs.unlink("/gone")
             assert counted() == 1
@@ -335,7 +410,7 @@ def test_a_cluster_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         place = str(tmp_path / "fs")
         announce(Path(place), first.manager)
         with attach(place) as fs:
-            with fs.open("/old", "w") as file:
+            with fs.open("/old", "wb") as file:
                 file.write(b"x" * (5 << 20))
             assert fs.inode("/old").layout.stripe == 2  # type: ignore[union-attr]
             with pytest.raises(
@@ -359,12 +434,12 @@ def test_a_cluster_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
                 def wide() -> bool:
                     name = f"/new{next(numbers)}"
-                    fs.open(name, "w").close()
+                    fs.open(name, "wb").close()
                     layout = fs.inode(name).layout
                     return layout is not None and (layout.stripe, layout.table_version) == (4, 2)
 
                 until(wide)
-                with fs.open("/wide", "w") as file:
+                with fs.open("/wide", "wb") as file:
                     file.write(b"y" * (8 << 20))
                 node = second.nodes["n2"]
                 assert sum(its["chunks"] for its in node.targets().values()) > 0

@@ -51,7 +51,7 @@ def test_a_stopped_chain_leaves_the_names_and_the_other_chains(
         names: dict[int, str] = {}
         while len(names) < 2:
             path = f"/f{len(fs.listdir('/'))}"
-            with fs.open(path, "w") as file:
+            with fs.open(path, "wb") as file:
                 file.write(path.encode())
             names[first_chain(fs, path)] = path
         [node] = process.nodes.values()
@@ -75,7 +75,7 @@ def test_a_stopped_chain_leaves_the_names_and_the_other_chains(
 def test_lost_metadata_is_not_replaced_by_empty_metadata(tmp_path: Path) -> None:
     folder = tmp_path / "fs"
     config = embed(folder, 1, 2)
-    with served(config) as process, client(process, config) as fs, fs.open("/a", "w") as file:
+    with served(config) as process, client(process, config) as fs, fs.open("/a", "wb") as file:
         file.write(b"what is there")
     for path in folder.glob("meta.sqlite*"):
         path.rename(tmp_path / path.name)
@@ -131,7 +131,7 @@ def test_a_name_is_not_used_twice_at_a_time(tmp_path: Path) -> None:
     empty = NodeSettings(directory=tmp_path / "empty", name="s1")
     empty.directory.mkdir()
     with served(config) as process, client(process, config) as fs:
-        with fs.open("/a", "w") as file:
+        with fs.open("/a", "wb") as file:
             file.write(b"safe")
         with pytest.raises(ConfigError, match="node s1 runs with another folder"):
             StorageNode(empty, process.manager, config.secret)

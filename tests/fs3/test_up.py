@@ -122,7 +122,7 @@ def test_what_was_put_is_there_after_a_kill(tmp_path: Path, start: Start, replic
     assert str(where) in service.ready()
     fs(where, "put", "-r", tmp_path / "in", "/in")
     with attach(str(where)) as client:
-        file = client.open("/open", "w")
+        file = client.open("/open", "wb")
         file.write(b"not closed")
         file.fsync()
         file.write(b", not even said")
@@ -211,6 +211,9 @@ def test_three_nodes_in_three_processes(tmp_path: Path, start: Start) -> None:
     for service in (n1, n2, n3):
         assert "ready" in service.ready()
     fs(config, "put", "-r", tmp_path / "in", "/in")
+    fs(tmp_path, "ls", "/in")  # the folder of cluster.toml names the file system, too
+    with attach(str(tmp_path)) as client:
+        assert client.stat("/in").st_nlink
     n3.end(signal.SIGKILL)
     fs(config, "get", "-r", "/in", tmp_path / "out")
     assert contents(tmp_path / "out") == made
@@ -237,7 +240,7 @@ def test_a_standby_takes_the_place_of_a_killed_manager(tmp_path: Path, start: St
     standby.says("standby")
     another.says("standby")
     with attach(str(config)) as client:
-        file = client.open("/a", "w")
+        file = client.open("/a", "wb")
         file.write(b"before, ")
         first.end(signal.SIGKILL)
         file.write(b"after")
@@ -390,7 +393,7 @@ def test_what_has_no_name_any_more_is_freed(tmp_path: Path) -> None:
         process.set_up()
         [node] = process.nodes.values()
         with connect(process.manager, secret_file=config.secret_file) as client:
-            with client.open("/a", "w") as file:
+            with client.open("/a", "wb") as file:
                 file.write(bytes(5 << 20))
             assert node.statistics()["chunks"] == 5
             client.unlink("/a")
@@ -410,7 +413,7 @@ def test_the_file_of_a_vanished_writer_gets_its_length(tmp_path: Path) -> None:
             connect(process.manager, secret_file=secret) as client,
             sweeping(process, config) as sweep,
         ):
-            file = vanished.open("/a", "w")
+            file = vanished.open("/a", "wb")
             file.write(bytes(range(256)) * 10_000)
             while not client.stat("/a").st_size:
                 sweep.round()

@@ -194,6 +194,7 @@ class Node {
       one["applied"] = counts.applied;
       one["checked"] = counts.checked;
       one["damaged"] = counts.damaged;
+      one["unrepaired"] = counts.unrepaired;
       one["busy_chunks"] = report.busy_chunks;
       found[nb::int_(target->id())] = one;
     }

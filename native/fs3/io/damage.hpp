@@ -31,6 +31,7 @@ class Damage {
   bool found(ChunkId chunk);
   void whole(ChunkId chunk);
   bool holds(ChunkId chunk) const { return chunks_.contains(chunk); }
+  std::size_t size() const { return chunks_.size(); }
   // Those whose turn it is, in turns; none before a pause after the last time.
   std::vector<ChunkId> due();
   // Since the last call.

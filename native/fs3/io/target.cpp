@@ -366,7 +366,10 @@ Damage::Findings Target::findings() {
   return damage_.findings();
 }
 
-Target::Counts Target::counts() const { return {groups_, made_durable_, checked_, damaged_, syncing_.read()}; }
+Target::Counts Target::counts() const {
+  std::lock_guard lock(mutex_);
+  return {groups_, made_durable_, checked_, damaged_, damage_.size(), syncing_.read()};
+}
 
 // ---- Actions -----------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ class Target : public std::enable_shared_from_this<Target> {
   struct Counts {
     std::uint64_t groups = 0, applied = 0;    // syncs of the log, and writes that they made durable
     std::uint64_t checked = 0, damaged = 0;  // chunks read because of a suspicion, and those that were damaged
+    std::uint64_t unrepaired = 0;            // chunks that were found damaged and not seen whole since
     Meter::Reading syncing;
   };
   Counts counts() const;

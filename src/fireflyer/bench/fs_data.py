@@ -173,7 +173,7 @@ def _writes(client: Client, size: int, numbers: "itertools.count[int]") -> Rate:
     step = len(data) * _WRITERS
 
     def run() -> float:
-        with client.open(f"/written-{next(numbers)}", "w") as file:
+        with client.open(f"/written-{next(numbers)}", "wb") as file:
 
             def work(part: int) -> None:
                 for start in range(part * len(data), size, step):

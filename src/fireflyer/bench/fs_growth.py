@@ -165,7 +165,7 @@ def _life(
 ) -> tuple[float, float, float]:
     """Seconds to write, to read and to remove a file."""
     times = [time.perf_counter()]
-    with client.open(path, "w") as file:
+    with client.open(path, "wb") as file:
         for at in range(0, len(data), BLOCK):
             file.pwrite(data[at : at + BLOCK], size - len(data) + at)
     times.append(time.perf_counter())

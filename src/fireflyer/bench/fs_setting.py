@@ -134,7 +134,7 @@ class Setting:
     def put(self, client: Client, path: str) -> None:
         """The same bytes as those of `raw_file`."""
         data = memoryview(contents(self.sizes.data))
-        with client.open(path, "w") as file:
+        with client.open(path, "wb") as file:
             for at in range(0, len(data), BLOCK):
                 file.write(data[at : at + BLOCK])
 

@@ -68,7 +68,7 @@ class Ours:
         self._metadata.act(Create(ROOT, encoded(path), self._mode, True), Inode)
 
     def open_new(self, path: str) -> None:
-        self.client.open(path, "x").close()
+        self.client.open(path, "xb").close()
 
     def stat_many(self, paths: list[str]) -> None:
         for found in self.client.stat_many(paths):
@@ -195,7 +195,7 @@ def streaming(client: Client, command: Command) -> Command:
 
 def putting(client: Client, command: Command) -> Command:
     def work() -> None:
-        with client.open(command["path"], "w") as file:
+        with client.open(command["path"], "wb") as file:
             for at in range(0, command["bytes"], PUT_AT_ONCE):
                 size = min(PUT_AT_ONCE, command["bytes"] - at)
                 file.write(np.random.default_rng(at).bytes(size))

@@ -148,7 +148,13 @@ class Part(Contents):
             if isinstance(node, Container) and path_name(node.path) == name
         ]
         if not roots:
-            raise ConfigError(f"{inner} has no dict or list {name!r}")
+            tops = sorted(
+                path_name(n.path)
+                for n in inner.nodes
+                if isinstance(n, Container) and len(n.path) == 1
+            )
+            there = f"; it has {', '.join(tops)}" if tops else ""
+            raise ConfigError(f"{inner} has no dict or list {name!r}{there}")
         root = roots[0]
         self._whole: dict[Path, Tensor] = {}
         self.nodes = [

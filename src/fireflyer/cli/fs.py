@@ -331,15 +331,47 @@ def grow(json: Json = False, where: Where = None) -> None:
 
 
 @fs.command()
-def check(path: Top = "/", json: Json = False, where: Where = None) -> None:
+def check(
+    path: Top = "/",
+    all_replicas: Annotated[
+        bool,
+        typer.Option(
+            "--all-replicas", help="Have the nodes read all replicas of the file system first."
+        ),
+    ] = False,
+    json: Json = False,
+    where: Where = None,
+) -> None:
     """Read all that is stored at and below a path. Files of which some cannot be read are named.
 
-    Exit 1 if there are such files, or a chain that serves nobody. Each chunk is read from one of its
-    replicas; the nodes themselves read all of theirs within `scrub_days`, a week.
+    Exit 1 if there are such files, damage that others make good, or a chain that serves nobody. Each chunk
+    is read from one of its replicas: the nodes read all of theirs within `scrub_days`, a week, or now with
+    --all-replicas or `fireflyer fs scrub --now`.
     """
     from fireflyer.cli import fs_looking
 
-    raise typer.Exit(fs_looking.check(where, path, json=json))
+    raise typer.Exit(fs_looking.check(where, path, all_replicas=all_replicas, json=json))
+
+
+@fs.command()
+def scrub(
+    now: Annotated[
+        bool, typer.Option("--now", help="Have all nodes read all they hold, and wait for that.")
+    ] = False,
+    json: Json = False,
+    where: Where = None,
+) -> None:
+    """Show when each target was last read whole and what was damaged; with --now, read all of them.
+
+    What is damaged is repaired from other replicas. Exit 1 with --now if there was damage, or a target
+    could not be read.
+    """
+    from fireflyer.cli import fs_looking
+
+    if not now:
+        fs_looking.scrubs(where, json=json)
+        return
+    raise typer.Exit(fs_looking.scrub(where, json=json))
 
 
 hand_over(

@@ -23,7 +23,7 @@ def cat(where: str | None, paths: list[str]) -> None:
     out = sys.stdout.buffer
     with attach(where) as fs:
         for path in paths:
-            with fs.open(path, "r") as file:
+            with fs.open(path, "rb") as file:
                 memory = memoryview(bytearray(min(PIECE, file.size)))
                 for offset in range(0, file.size, PIECE):
                     out.write(memory[: file.pread_into(memory, offset)])

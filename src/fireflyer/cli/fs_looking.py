@@ -15,12 +15,13 @@ import typer
 from fireflyer.cli.printing import age, as_json, progress, table
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.ffrecord.convert.listing import size_text
-from fireflyer.fs3 import survey
+from fireflyer.fs3 import scrubbing, survey
 from fireflyer.fs3.client import Settings
 from fireflyer.fs3.find import attach
 from fireflyer.fs3.find import find as find_place
 from fireflyer.fs3.manager.routing import SLOTS
 from fireflyer.fs3.meta.messages import Counts
+from fireflyer.fs3.scrubbing import Scrubbed
 from fireflyer.program import plain, text
 
 KINDS = {"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK}
@@ -259,7 +260,56 @@ def grow(where: str | None, *, json: bool) -> None:
     )
 
 
-def check(where: str | None, path: str, *, json: bool) -> int:
+def scrub(where: str | None, *, json: bool) -> int:
+    found = _scrubbed(where)
+    if json:
+        as_json(found)
+    else:
+        _show_scrubbed(found)
+    return int(not found.well)
+
+
+def scrubs(where: str | None, *, json: bool) -> None:
+    """When each target was last read, and what was found."""
+    targets = [its for chain in survey.health(find_place(where)).chains for its in chain.targets]
+    if json:
+        as_json([{**msgspec.structs.asdict(its), "name": its.name} for its in targets])
+        return
+    table(
+        ("TARGET", "CHUNKS", "BYTES", "LAST READ", "DAMAGED", "NOT REPAIRED"),
+        [
+            (
+                *(its.name, f"{its.chunks:,}", size_text(its.bytes)),
+                f"{age(time.time() - its.scrubbed)} ago" if its.scrubbed else "never",
+                *(f"{its.damaged:,}", f"{its.unrepaired:,}"),
+            )
+            for its in targets
+        ],
+    )
+
+
+def _scrubbed(where: str | None) -> Scrubbed:
+    place = find_place(where)
+    total = sum(its.bytes for chain in survey.health(place).chains for its in chain.targets)
+    with progress("reading all replicas", total) as advance:
+        return scrubbing.scrub(place, advance)
+
+
+def _show_scrubbed(found: Scrubbed) -> None:
+    for name in found.unread:
+        sys.stdout.write(f"{name}: not read: it is not open, or its node does not answer\n")
+    result = "all whole"
+    if found.damaged or found.unrepaired:
+        result = f"{found.damaged:,} damaged chunks found; "
+        result += f"{found.unrepaired:,} not repaired" if found.unrepaired else "all repaired"
+    sys.stdout.write(
+        f"{found.targets:,} replicas of chains, {found.chunks:,} chunks, {size_text(found.bytes)} read: "
+        f"{result}\n"
+    )
+
+
+def check(where: str | None, path: str, *, all_replicas: bool, json: bool) -> int:
+    scrubbed = _scrubbed(where) if all_replicas else None
     found = survey.health(find_place(where))
     with attach(where, settings=Settings(deadline_s=CHECK_S)) as fs:
         total = sum(
@@ -270,20 +320,25 @@ def check(where: str | None, path: str, *, json: bool) -> int:
     stopped = [chain.chain for chain in found.chains if chain.state == "stopped"]
     degraded = [chain.chain for chain in found.chains if chain.state == "degraded"]
     wrong = survey.problems(found)
-    bad = bool(checked.damages or checked.unvisited or stopped)
+    bad = bool(checked.damages or checked.unvisited or checked.nodes or stopped)
+    bad = bad or (scrubbed is not None and not scrubbed.well)
     if json:
-        more = {"stopped": stopped, "degraded": degraded, "problems": wrong}
+        more = {"stopped": stopped, "degraded": degraded, "problems": wrong, "replicas": scrubbed}
         told = {
             key: [{**_named(one.path), "reason": text(one.reason)} for one in ones]
             for key, ones in (("damages", checked.damages), ("unvisited", checked.unvisited))
         }
         as_json({**msgspec.structs.asdict(checked), **told, **more})
         return int(bad)
+    if scrubbed is not None:
+        _show_scrubbed(scrubbed)
     for damage in (*checked.damages, *checked.unvisited):
         sys.stdout.write(plain(f"{damage.path}: {damage.reason}") + "\n")
     for line in wrong:
         sys.stdout.write(plain(line) + "\n")
     result = f"{len(checked.damages)} damaged" if checked.damages else "all whole"
+    if checked.nodes and not checked.damages:
+        result = f"all can be read; what {', '.join(checked.nodes)} had damaged is being repaired"
     if checked.unvisited:
         result += f"; {len(checked.unvisited)} directories not visited"
     sys.stdout.write(f"{checked.files:,} files, {size_text(checked.bytes)} read: {result}\n")

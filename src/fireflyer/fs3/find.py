@@ -1,5 +1,6 @@
 """How a client finds a file system by what a person says of it."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -54,15 +55,14 @@ def _in_folder(folder: Path) -> Place:
     config = load(folder / FILE)
     if EMBEDDED not in config.nodes:
         start = f"`fireflyer fs up --config {folder / FILE} --name NODE` starts a node of it"
-    try:
-        address = (folder / ADDRESS_FILE).read_text().strip()
-    except FileNotFoundError:
-        raise Unavailable(f"the file system in {folder} does not run; {start}") from None
-    try:
-        Address.parse(address).connect(1.0).close()
-    except OSError:
-        raise Unavailable(f"the file system in {folder} does not run; {start}") from None
-    return Place([address], config.secret_file or None)
+    addresses = [config.manager] if config.manager else []
+    with contextlib.suppress(FileNotFoundError):  # of one process, which may have got another port
+        addresses.insert(0, (folder / ADDRESS_FILE).read_text().strip())
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            Address.parse(address).connect(1.0).close()
+            return Place([address], config.secret_file or None)
+    raise Unavailable(f"the file system in {folder} does not run; {start}")
 
 
 def announce(folder: Path, address: str) -> None:

@@ -116,6 +116,8 @@ class Checked(msgspec.Struct):
     damages: list[Damage]
     unvisited: list[Damage]
     """Directories that cannot be listed: what is below them was not read."""
+    nodes: list[str]
+    """That had damaged bytes. What another node has whole was read from there, and is repaired."""
 
 
 def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
@@ -146,7 +148,7 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
         done = list(threads.map(read, files))
     size, damages = sum(total for total, _ in done), [its for _, its in done if its]
     unvisited = [Damage(str(its.filename), its.strerror or str(its)) for its in missed]
-    return Checked(len(files), size, damages, unvisited)
+    return Checked(len(files), size, damages, unvisited, client.damaged_nodes())
 
 
 class NodeState(msgspec.Struct):
@@ -189,6 +191,8 @@ class TargetState(msgspec.Struct):
     """Chunks whose bytes did not fit their CRCs, since it was opened."""
     scrubbed: int = 0
     """When all of it was last read, in s since 1970; 0: never."""
+    unrepaired: int = 0
+    """Chunks of those that were found damaged and not seen whole since."""
 
     @property
     def name(self) -> str:
@@ -221,7 +225,7 @@ class Health(msgspec.Struct):
     """What is wrong that no node and no chain shows."""
 
 
-class _Watch:
+class Watch:
     """A connection to the manager, with all that it tells."""
 
     def __init__(self, place: Place) -> None:
@@ -245,7 +249,7 @@ class _Watch:
         with self._news:
             return self._news.wait_for(ready, seconds)
 
-    def __enter__(self) -> "_Watch":
+    def __enter__(self) -> "Watch":
         try:
             self.link.reach(TIMEOUT_S)
         except BaseException:
@@ -259,7 +263,7 @@ class _Watch:
 
 def health(place: Place) -> Health:
     """How a file system is; raises WireError if no manager answers."""
-    with _Watch(place) as watch:
+    with Watch(place) as watch:
         status = watch.link.status()
         nodes, chains = dict(watch.nodes), dict(watch.chains)
         table = watch.table.version
@@ -306,6 +310,7 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
                     its.busy_chunks,
                 )
                 state.damaged, state.scrubbed = its.damaged, its.scrubbed
+                state.unrepaired = its.unrepaired
         known = local is not None and local.incarnation == member.incarnation
         if member.state is Public.SERVING and not known:
             state.state = UNHEARD
@@ -338,12 +343,18 @@ def problems(found: Health) -> list[str]:
         else:
             lines.append(f"node {node.name} does not answer: last heard {node.heard_s:.1f} s ago")
     for chain in found.chains:
-        lines += [
-            f"{its.name} found {its.damaged} damaged chunks since it was opened; see its log"
-            for its in chain.targets
-            if its.damaged
-        ]
+        lines += [_damage_of(its) for its in chain.targets if its.damaged or its.unrepaired]
     return lines
+
+
+def _damage_of(its: TargetState) -> str:
+    found = f"{its.name} found {its.damaged} damaged chunks since it was opened"
+    if not its.unrepaired:
+        return f"{found}: all are repaired; see its log"
+    return (
+        f"{found}: {its.unrepaired} are not repaired, for no other replica has them whole; "
+        "`fireflyer fs check` names the files"
+    )
 
 
 def _problems_of(node: NodeState, found: Health) -> Iterator[str]:
@@ -393,7 +404,7 @@ def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
         ConfigError: too few nodes have free targets, or one that has does not answer.
         DeadlineExceeded: the chains are made, but not all of them serve in time.
     """
-    with _Watch(place) as watch:
+    with Watch(place) as watch:
         if not watch.table.chains:
             raise ConfigError("this file system has no chains yet: it waits for its first nodes")
         before = watch.table

@@ -155,10 +155,10 @@ class Remote:
         self.unlink = client.unlink
 
     def reader(self, path: str) -> Handle:
-        return self._client.open(path, "r")
+        return self._client.open(path, "rb")
 
     def writer(self, path: str, permissions: int, called: str) -> Handle:
-        file = self._client.open(path, "x", permissions=permissions)
+        file = self._client.open(path, "xb", permissions=permissions)
         file.name = called
         return file
 

@@ -53,10 +53,12 @@ REFUSED: dict[str, tuple[Act, type[Exception]]] = {
     ),
     "read_many of a name": (lambda fs, _: fs.read_many([("/a", 0, bytearray(1))]), TypeError),
     "a mode that is none": (lambda fs, _: fs.open("/a", None), TypeError),
-    "a mode of texts": (lambda fs, _: fs.open("/a", "rt"), ValueError),
-    "permissions in words": (lambda fs, _: fs.open("/n", "w", permissions="rw"), TypeError),
+    "a mode of both": (lambda fs, _: fs.open("/a", "rbt"), ValueError),
+    "an encoding of bytes": (lambda fs, _: fs.open("/a", "rb", encoding="utf-8"), ValueError),
+    "an encoding that is none": (lambda fs, _: fs.open("/a", "r", encoding="utf-9"), LookupError),
+    "permissions in words": (lambda fs, _: fs.open("/n", "wb", permissions="rw"), TypeError),
     "permissions beyond 64 bits": (
-        lambda fs, _: fs.open("/n", "w", permissions=HUGE),
+        lambda fs, _: fs.open("/n", "wb", permissions=HUGE),
         OverflowError,
     ),
     "a path that is none": (lambda fs, _: fs.open(None), TypeError),
@@ -66,7 +68,7 @@ REFUSED: dict[str, tuple[Act, type[Exception]]] = {
     "a path of bytes with a NUL": (lambda fs, _: fs.mkdir(b"/a\0"), ValueError),
     "a new name with a NUL": (lambda fs, _: fs.rename("/a", "/\0"), ValueError),
     "a symlink to a NUL": (lambda fs, _: fs.symlink("\0", "/s"), ValueError),
-    "a path of half a character": (lambda fs, _: fs.open("/\ud800", "w"), ValueError),
+    "a path of half a character": (lambda fs, _: fs.open("/\ud800", "wb"), ValueError),
     "an empty path": (lambda fs, _: fs.stat(""), FileNotFoundError),
     "an empty path to list": (lambda fs, _: fs.listdir(b""), FileNotFoundError),
     "names that are numbers": (lambda fs, _: fs.create_many("/", [5]), TypeError),
@@ -90,9 +92,9 @@ REFUSED: dict[str, tuple[Act, type[Exception]]] = {
 
 @pytest.fixture
 def file(fs: Client) -> File:
-    with fs.open("/a", "w") as made:
+    with fs.open("/a", "wb") as made:
         made.write(b"abc")
-    return fs.open("/a", "r+")
+    return fs.open("/a", "rb+")
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -109,7 +111,7 @@ def test_is_refused(fs: Client, file: File, what: str) -> None:
 @pytest.mark.parametrize("path", ["/d/a", "d/a", b"/d/a", PurePosixPath("/d/a")])
 def test_what_is_a_path(fs: Client, path: str | bytes | PurePosixPath) -> None:
     fs.mkdir("/d")
-    with fs.open(path, "w") as file:
+    with fs.open(path, "wb") as file:
         file.write(b"abc")
         assert file.name == os.fsdecode(path)
     assert fs.stat(path).st_size == 3

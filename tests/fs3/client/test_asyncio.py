@@ -11,7 +11,7 @@ from fireflyer.fs3.client.aio import connect
 def test_files_by_asyncio(fs: Client, calm: Cluster) -> None:
     async def main() -> None:
         async with await connect(calm.address, secret_file=calm.secret_file) as client:
-            async with await client.open("/a", "w+") as file:
+            async with await client.open("/a", "wb+") as file:
                 await file.write(b"hello")
                 await file.fsync()
                 await asyncio.gather(

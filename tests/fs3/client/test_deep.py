@@ -25,7 +25,7 @@ def deep(fs: Client, calm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator
     for module in (fs_changing, fs_looking):
         monkeypatch.setattr(module, "attach", lambda *_, **__: calm.connect())
     fs.makedirs("/t" + f"/{NAME}" * LEVELS)
-    with fs.open("/t" + f"/{NAME}" * LEVELS + "/file", "x") as file:
+    with fs.open("/t" + f"/{NAME}" * LEVELS + "/file", "xb") as file:
         file.write(b"bottom" * 1000)
     for _ in range(TREES - 1):
         fs.makedirs("/u" + f"/{NAME}" * LEVELS)

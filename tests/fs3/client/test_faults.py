@@ -20,7 +20,7 @@ def test_reads_and_writes_go_on_while_nodes_stop_and_return(cluster: Cluster) ->
 
     def work() -> None:
         try:
-            with cluster.connect() as fs, fs.open("/a", "w+") as file:
+            with cluster.connect() as fs, fs.open("/a", "wb+") as file:
                 while not done.is_set() or len(model) < 20:
                     index = rng.randrange(40)
                     data = rng.randbytes(rng.choice((100, 5000, CHUNK))).ljust(
@@ -66,7 +66,7 @@ def damage(folder: Path, data: bytes) -> int:
 def test_damaged_bytes_are_never_returned(cluster: Cluster) -> None:
     data = random.Random(9).randbytes(CHUNK)
     with cluster.connect() as fs:
-        with fs.open("/a", "w") as file:
+        with fs.open("/a", "wb") as file:
             file.write(data)
         holders = [
             name for name in cluster.running if damage(cluster.folder(name), data[4096:8192])
@@ -74,7 +74,7 @@ def test_damaged_bytes_are_never_returned(cluster: Cluster) -> None:
         assert len(holders) == 2
         with fs.open("/a") as file, pytest.raises(Corrupted, match="/a"):
             file.read()
-        with fs.open("/a", "r+") as file:
+        with fs.open("/a", "rb+") as file:
             with pytest.raises(Corrupted, match="/a"):
                 file.pwrite(b"part of a block", 5000)
             file.pwrite(data, 0)  # the whole chunk: nothing of what was damaged is needed
@@ -86,7 +86,7 @@ def test_what_is_damaged_everywhere_is_healed_by_what_does_not_need_it(
     cluster: Cluster, heal: str
 ) -> None:
     data = random.Random(11).randbytes(CHUNK)
-    with cluster.connect() as fs, fs.open("/a", "w+") as file:
+    with cluster.connect() as fs, fs.open("/a", "wb+") as file:
         file.pwrite(data, 0)
         file.fsync()
         for name in cluster.running:
@@ -98,7 +98,7 @@ def test_what_is_damaged_everywhere_is_healed_by_what_does_not_need_it(
         if heal == "truncate":
             file.truncate(0)
         else:
-            file = fs.open("/a", "w+")  # removes its chunks
+            file = fs.open("/a", "wb+")  # removes its chunks
         file.pwrite(b"new", 10)
         assert file.pread(CHUNK, 0) == bytes(10) + b"new"
         file.close()
@@ -107,7 +107,7 @@ def test_what_is_damaged_everywhere_is_healed_by_what_does_not_need_it(
 def test_one_damaged_replica_is_not_seen(cluster: Cluster) -> None:
     data = random.Random(10).randbytes(CHUNK)
     with cluster.connect() as fs:
-        with fs.open("/a", "w") as file:
+        with fs.open("/a", "wb") as file:
             file.write(data)
         for name in cluster.running:
             if damage(cluster.folder(name), data[4096:8192]):
@@ -120,7 +120,7 @@ def test_one_damaged_replica_is_not_seen(cluster: Cluster) -> None:
 def test_a_chain_without_nodes_is_named(cluster: Cluster) -> None:
     with (
         cluster.connect(Settings(deadline_s=1.0, attempt_s=0.3)) as fs,
-        fs.open("/a", "w+") as file,
+        fs.open("/a", "wb+") as file,
     ):
         file.write(b"x" * CHUNK)
         file.fsync()

@@ -1,5 +1,6 @@
 """Files through a client of a whole cluster."""
 
+import errno
 import io
 import os
 import random
@@ -17,7 +18,7 @@ SIZES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 4097]
 @pytest.mark.parametrize("size", SIZES)
 def test_what_was_written_is_read(fs: Client, size: int) -> None:
     data = random.Random(size).randbytes(size)
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         assert file.write(data) == size
     with fs.open("/a") as file:
         assert file.size == size
@@ -31,7 +32,7 @@ def test_what_was_written_is_read(fs: Client, size: int) -> None:
 def test_random_reads_and_writes_behave_as_on_a_local_file(fs: Client, calm: Cluster) -> None:
     rng = random.Random(7)
     model = bytearray()
-    with fs.open("/a", "w+") as file:
+    with fs.open("/a", "wb+") as file:
         for _ in range(150):
             where = rng.randrange(6 * CHUNK)
             length = rng.choice((1, 100, 4096, CHUNK, 3 * CHUNK))
@@ -55,7 +56,7 @@ def test_random_reads_and_writes_behave_as_on_a_local_file(fs: Client, calm: Clu
 
 def test_length_is_seen_by_others_after_fsync_and_close(fs: Client, calm: Cluster) -> None:
     with calm.connect() as other:
-        with fs.open("/a", "w") as file:
+        with fs.open("/a", "wb") as file:
             file.write(b"one")
             file.fsync()
             assert other.stat("/a").st_size == 3
@@ -66,13 +67,13 @@ def test_length_is_seen_by_others_after_fsync_and_close(fs: Client, calm: Cluste
 
 def test_modes(fs: Client) -> None:
     with pytest.raises(FileNotFoundError):
-        fs.open("/a", "r")
-    with fs.open("/a", "x") as file:
+        fs.open("/a", "rb")
+    with fs.open("/a", "xb") as file:
         file.write(b"12345")
         with pytest.raises(io.UnsupportedOperation):
             file.read(1)
     with pytest.raises(FileExistsError):
-        fs.open("/a", "x")
+        fs.open("/a", "xb")
     with fs.open("/a", "ab") as file:
         assert file.tell() == 5
         file.write(b"678")
@@ -82,11 +83,11 @@ def test_modes(fs: Client) -> None:
         assert file.seek(-1, os.SEEK_END) == 7
     with fs.open("/a", "rb") as file, pytest.raises(io.UnsupportedOperation):
         file.write(b"x")
-    with fs.open("/a", "w"):
+    with fs.open("/a", "wb"):
         assert fs.stat("/a").st_size == 0
     with fs.open("/a") as file:
         assert file.read() == b""
-    for mode in ("", "rw", "rt", "b+", "z"):
+    for mode in ("", "rw", "rbt", "rbb", "b+", "z"):
         with pytest.raises(ValueError, match="mode"):
             fs.open("/a", mode)
     with pytest.raises(ValueError, match="closed"):
@@ -94,7 +95,7 @@ def test_modes(fs: Client) -> None:
 
 
 def test_a_file_made_short_and_long_again_holds_zeros(fs: Client) -> None:
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         file.write(b"x" * (4 * CHUNK))
         file.truncate(CHUNK + 10)
     fs.truncate("/a", 3 * CHUNK)
@@ -104,10 +105,54 @@ def test_a_file_made_short_and_long_again_holds_zeros(fs: Client) -> None:
 
 def test_buffered_and_text_faces_of_python(fs: Client) -> None:
     lines = [f"line {i}\n" for i in range(5000)]
-    with io.TextIOWrapper(io.BufferedWriter(fs.open("/a", "w"), 10_000)) as text:
+    with io.TextIOWrapper(io.BufferedWriter(fs.open("/a", "wb"), 10_000)) as text:
         text.writelines(lines)
     with io.TextIOWrapper(io.BufferedReader(fs.open("/a"))) as text:
         assert text.readlines() == lines
+
+
+def test_of_two_that_append_the_second_is_refused_until_the_first_is_closed(
+    fs: Client, calm: Cluster
+) -> None:
+    with calm.connect() as other:
+        with fs.open("/log", "ab") as first, other.open("/log", "ab") as second:
+            first.write(b"one\n")
+            with pytest.raises(
+                OSError, match="it is open elsewhere, and appended to there"
+            ) as failed:
+                second.write(b"two\n")
+            assert failed.value.errno == errno.EBUSY
+            second.pwrite(b"O", 0)  # a place of its own choice
+            first.write(b"three\n")
+            first.close()
+            second.write(b"four\n")
+        with fs.open("/log", "rb") as file:
+            assert file.read() == b"One\nthree\nfour\n"
+
+
+@pytest.mark.parametrize("mode", ["", "t"])
+def test_without_a_b_a_file_is_text(fs: Client, mode: str) -> None:
+    with fs.open("/a", f"x{mode}", permissions=0o600) as text:
+        assert isinstance(text, io.TextIOWrapper)
+        assert text.mode == f"x{mode}"
+        text.write("für\n")
+    with fs.open("/a", f"a{mode}", encoding="latin-1", newline="\r\n") as text:
+        assert isinstance(text, io.TextIOWrapper)
+        text.write("für\n")
+    with fs.open("/a", "rb") as file:
+        assert file.read() == "für\n".encode() + "für\r\n".encode("latin-1")
+    with fs.open("/a", f"r{mode}", errors="replace") as text:
+        assert list(text) == ["für\n", "f\N{REPLACEMENT CHARACTER}r\n"]
+    with fs.open("/a", f"r+{mode}", errors="surrogateescape") as text:
+        assert isinstance(text, io.TextIOWrapper)
+        assert text.read(2) == "fü"
+        text.seek(0)
+        text.write("F")
+    with fs.open("/a", f"r{mode}", newline="", errors="ignore") as text:
+        assert text.readline() == "Für\n"
+    with fs.open("/a", f"w{mode}") as text:
+        assert text.tell() == 0
+    assert fs.stat("/a").st_size == 0
 
 
 def test_batches_into_memory_of_several_kinds(fs: Client) -> None:
@@ -115,7 +160,7 @@ def test_batches_into_memory_of_several_kinds(fs: Client) -> None:
     rng = random.Random(1)
     data = rng.randbytes(4 * CHUNK)
     array = np.frombuffer(rng.randbytes(8 * 1000), np.float64)
-    with fs.open("/a", "w+") as a, fs.open("/b", "w+") as b:
+    with fs.open("/a", "wb+") as a, fs.open("/b", "wb+") as b:
         assert (
             fs.write_many([(a, 0, data), (b, 100, array), (a, len(data), b"end")])
             == len(data) + 8000 + 3
@@ -148,7 +193,7 @@ def test_threads_share_a_client(fs: Client) -> None:
         rng = random.Random(number)
         for turn in range(5):
             data = rng.randbytes(rng.randrange(1, 4 * CHUNK))
-            with fs.open(f"/f{number}-{turn}", "w") as file:
+            with fs.open(f"/f{number}-{turn}", "wb") as file:
                 file.write(data)
             with fs.open(f"/f{number}-{turn}") as file:
                 if file.read() != data:
@@ -164,7 +209,7 @@ def test_threads_share_a_client(fs: Client) -> None:
 
 
 def test_an_open_file_survives_its_name(fs: Client) -> None:
-    with fs.open("/a", "w+") as file:
+    with fs.open("/a", "wb+") as file:
         file.write(b"still here")
         fs.unlink("/a")
         assert file.pread(5, 0) == b"still"
@@ -172,11 +217,11 @@ def test_an_open_file_survives_its_name(fs: Client) -> None:
 
 
 def test_a_file_wider_than_its_first_chain_tells_before_it_writes(fs: Client) -> None:
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         assert file.inode.dyn_stripe == 1
         file.pwrite(b"far", 2 * CHUNK)
         assert file.inode.chains >= 3
-    with fs.open("/a", "r+") as file:
+    with fs.open("/a", "rb+") as file:
         file.truncate(0)
         file.truncate(3 * CHUNK)
         assert file.read() == bytes(3 * CHUNK)
@@ -193,8 +238,8 @@ def test_a_directory_is_no_file(fs: Client, mode: str) -> None:
 def test_a_file_that_grew_elsewhere_is_cut_as_long_as_it_is(
     fs: Client, calm: Cluster, length: int
 ) -> None:
-    with fs.open("/a", "w+") as file:
-        with calm.connect() as other, other.open("/a", "r+") as grown:
+    with fs.open("/a", "wb+") as file:
+        with calm.connect() as other, other.open("/a", "rb+") as grown:
             grown.write(b"x" * (2 * CHUNK))
         file.truncate(length)
         file.truncate(2 * CHUNK)
@@ -202,7 +247,7 @@ def test_a_file_that_grew_elsewhere_is_cut_as_long_as_it_is(
 
 
 def test_a_write_of_nothing_changes_nothing(fs: Client) -> None:
-    with fs.open("/a", "w+") as file:
+    with fs.open("/a", "wb+") as file:
         assert file.pwrite(b"", 5000) == 0
         assert fs.write_many([(file, 100, b""), (file, 3, b"ab")]) == 2
         assert file.size == 5

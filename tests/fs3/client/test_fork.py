@@ -19,7 +19,7 @@ def test_no_call_of_a_forked_child_takes_the_place_of_the_parents(fs: Client) ->
 
     def child() -> None:
         for call in (
-            lambda: fs.open("/of_child", "w"),
+            lambda: fs.open("/of_child", "wb"),
             lambda: fs.mkdir("/of_child"),
             lambda: fs.unlink("/known"),
             lambda: fs.rename("/known", "/z"),
@@ -31,7 +31,7 @@ def test_no_call_of_a_forked_child_takes_the_place_of_the_parents(fs: Client) ->
                 call()
 
     in_child(child)
-    with fs.open("/of_parent", "w") as file:
+    with fs.open("/of_parent", "wb") as file:
         file.write(b"bytes")
     in_child(child)
     fs.rename("/of_parent", "/a")
@@ -40,7 +40,7 @@ def test_no_call_of_a_forked_child_takes_the_place_of_the_parents(fs: Client) ->
 
 
 def test_a_child_that_closes_ends_nothing_of_the_parents(calm: Cluster) -> None:
-    with calm.connect() as fs, fs.open("/f", "w+") as file:
+    with calm.connect() as fs, fs.open("/f", "wb+") as file:
         file.write(b"before ")
         fs.unlink("/f")  # its bytes stay until the session ends
 

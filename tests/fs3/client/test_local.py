@@ -22,7 +22,7 @@ def local_bytes(client: Client) -> int:
 def test_the_same_bytes_either_way(calm: Cluster, fs: Client) -> None:
     rng = random.Random(1)
     data = rng.randbytes(40 * CHUNK + 777)
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         file.write(data)
         file.pwrite(b"end", 44 * CHUNK)  # a hole before it
     data = data.ljust(44 * CHUNK, b"\0") + b"end"
@@ -48,7 +48,7 @@ def test_the_same_bytes_either_way(calm: Cluster, fs: Client) -> None:
 def test_damage_is_found_and_repaired(cluster: Cluster) -> None:
     data = random.Random(9).randbytes(CHUNK)
     with cluster.connect() as fs:
-        with fs.open("/a", "w") as file:
+        with fs.open("/a", "wb") as file:
             file.write(data)
         for name in cluster.running:
             if damage(cluster.folder(name), data[4096:8192]):
@@ -65,7 +65,7 @@ def test_damage_is_found_and_repaired(cluster: Cluster) -> None:
 
 
 def test_no_read_is_torn_while_chunks_are_overwritten(calm: Cluster, fs: Client) -> None:
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         file.write(bytes(4 * CHUNK))
     ends = threading.Event()
     torn: list[bytes] = []
@@ -82,7 +82,7 @@ def test_no_read_is_torn_while_chunks_are_overwritten(calm: Cluster, fs: Client)
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    with fs.open("/a", "r+") as file:
+    with fs.open("/a", "rb+") as file:
         for n in range(400):
             file.pwrite(bytes([n % 251]) * CHUNK, n % 4 * CHUNK)
     ends.set()
@@ -110,7 +110,7 @@ def test_without_its_socket_a_node_is_reached_by_its_address(cluster: Cluster) -
     for name in cluster.running:
         for path in sockets(cluster.folder(name)):
             path.unlink()
-    with cluster.connect() as fs, fs.open("/a", "w+") as file:
+    with cluster.connect() as fs, fs.open("/a", "wb+") as file:
         file.write(b"x" * CHUNK)
         assert file.pread(CHUNK, 0) == b"x" * CHUNK
         assert local_bytes(fs) == 0

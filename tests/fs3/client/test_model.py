@@ -34,7 +34,7 @@ which = st.integers(0, 1000)
 edges = st.integers(0, 5).map(lambda n: n * CHUNK)
 offsets = st.one_of(edges, st.integers(0, 5 * CHUNK), st.builds(lambda at: max(0, at - 1), edges))
 sizes = st.one_of(st.sampled_from([0, 1, CHUNK, CHUNK + 1, 3 * CHUNK]), st.integers(0, 2 * CHUNK))
-modes = st.sampled_from(["r", "r+", "w", "w+", "a", "a+", "x", "x+"])
+modes = st.sampled_from(["rb", "rb+", "wb", "wb+", "ab", "ab+", "xb", "xb+"])
 
 
 class Node:
@@ -65,7 +65,8 @@ class Handle:
     def __init__(self, file: File, node: Node, mode: str, who: int) -> None:
         self.file, self.node, self.who = file, node, who
         self.reads = "r" in mode or "+" in mode
-        self.writes, self.append = mode != "r", "a" in mode
+        self.writes, self.append = mode != "rb", "a" in mode
+        self.appends = False  # it is the one that does
         self.end = node.length
         self.position = self.end if self.append else 0
         self.written = 0
@@ -151,6 +152,7 @@ class Comparison(RuleBasedStateMachine):
                 self.clients[who].open(self.path(at), mode)
             return
         file = self.clients[who].open(self.path(at), mode)
+        assert isinstance(file, File)
         if node is None:
             node = self.names[at] = Node()
         elif kind == "w":
@@ -186,13 +188,21 @@ class Comparison(RuleBasedStateMachine):
     @rule(index=which, size=sizes)
     def write(self, index: int, size: int) -> None:
         handle = self.pick(index, writes=True)
-        if handle is not None:
-            offset, data = handle.end if handle.append else handle.position, self.fresh(size)
-            assert handle.file.write(data) == size
-            handle.wrote(offset, data)
-            handle.learn()
-            handle.position = offset + size
-            assert handle.file.tell() == handle.position
+        if handle is None:
+            return
+        if handle.append and any(h.appends for h in self.handles if h.node is handle.node):
+            if not handle.appends:
+                with pytest.raises(FileError, match="appended to there"):
+                    handle.file.write(b"")
+                return
+        elif handle.append:
+            handle.appends, handle.end = True, max(handle.end, handle.node.length)
+        offset, data = handle.end if handle.append else handle.position, self.fresh(size)
+        assert handle.file.write(data) == size
+        handle.wrote(offset, data)
+        handle.learn()
+        handle.position = offset + size
+        assert handle.file.tell() == handle.position
 
     @rule(one=which, other=which, offset=offsets, size=sizes)
     def write_many(self, one: int, other: int, offset: int, size: int) -> None:

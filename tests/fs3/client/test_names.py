@@ -18,7 +18,7 @@ def test_a_tree_is_listed_and_walked_as_a_local_one(fs: Client, tmp_path: Path) 
         fs.mkdir(folder)
         (tmp_path / folder).mkdir()
     for name in ("x", "a/y", "a/b/z"):
-        fs.open(name, "x").close()
+        fs.open(name, "xb").close()
         (tmp_path / name).touch()
     fs.symlink("a/y", "link")
     (tmp_path / "link").symlink_to("a/y")
@@ -62,11 +62,11 @@ def test_a_directory_is_listed_in_parts(fs: Client) -> None:
         (lambda fs: fs.mkdir("full"), FileExistsError, errno.EEXIST),
         (lambda fs: fs.rmdir("full"), OSError, errno.ENOTEMPTY),
         (lambda fs: fs.unlink("full"), IsADirectoryError, errno.EISDIR),
-        (lambda fs: fs.open("full", "w"), IsADirectoryError, errno.EISDIR),
+        (lambda fs: fs.open("full", "wb"), IsADirectoryError, errno.EISDIR),
         (lambda fs: fs.rename("full", "full/in"), OSError, errno.EINVAL),
         (lambda fs: fs.rename("file", "full/in", replace=False), FileExistsError, errno.EEXIST),
         (lambda fs: fs.readlink("file"), OSError, errno.EINVAL),
-        (lambda fs: fs.open("n" * 256, "w"), OSError, errno.ENAMETOOLONG),
+        (lambda fs: fs.open("n" * 256, "wb"), OSError, errno.ENAMETOOLONG),
         (lambda fs: fs.getxattr("file", "user.none"), OSError, errno.ENODATA),
     ],
 )
@@ -74,8 +74,8 @@ def test_errors_are_those_of_posix(
     fs: Client, act: Callable[[Client], object], kind: type[OSError], number: int
 ) -> None:
     fs.mkdir("full")
-    fs.open("full/in", "x").close()
-    fs.open("file", "x").close()
+    fs.open("full/in", "xb").close()
+    fs.open("file", "xb").close()
     with pytest.raises(kind) as caught:
         act(fs)
     assert isinstance(caught.value, FileError)
@@ -88,7 +88,7 @@ def test_times_in_seconds_are_those_of_os(
 ) -> None:
     (tmp_path / "file").touch()
     os.utime(tmp_path / "file", times)
-    fs.open("file", "x").close()
+    fs.open("file", "xb").close()
     fs.utime("file", times)
     real, ours = os.stat(tmp_path / "file"), fs.stat("file")
     assert (ours.st_atime_ns, ours.st_mtime_ns) == (real.st_atime_ns, real.st_mtime_ns)
@@ -100,7 +100,7 @@ def test_a_time_too_small_is_named(fs: Client) -> None:
 
 
 def test_attributes(fs: Client) -> None:
-    fs.open("file", "x", permissions=0o640).close()
+    fs.open("file", "xb", permissions=0o640).close()
     fs.chmod("file", 0o600)
     fs.utime("file", ns=(1_000_000_001, 2_000_000_002))
     now = fs.stat("file")
@@ -120,7 +120,7 @@ def test_attributes(fs: Client) -> None:
 
 def test_rename_replaces_and_exchanges(fs: Client) -> None:
     for name in ("a", "b"):
-        with fs.open(name, "w") as file:
+        with fs.open(name, "wb") as file:
             file.write(name.encode())
     fs.rename("a", "b", exchange=True)
     with fs.open("a") as file:
@@ -135,7 +135,7 @@ def test_makedirs(fs: Client) -> None:
     fs.makedirs("/", exist_ok=True)
     with pytest.raises(FileExistsError):
         fs.makedirs("a/b")
-    fs.open("a/file", "x").close()
+    fs.open("a/file", "xb").close()
     with pytest.raises(FileExistsError):
         fs.makedirs("a/file", exist_ok=True)
     with pytest.raises(NotADirectoryError):
@@ -147,7 +147,7 @@ def test_a_directory_gives_its_files_their_layout(fs: Client) -> None:
     layout = fs.inode("/").layout
     assert layout is not None
     fs.set_layout("wide", Layout(layout.table, layout.table_version, 4096, 2))
-    with fs.open("wide/file", "w+") as file:
+    with fs.open("wide/file", "wb+") as file:
         file.write(b"x" * 50_000)
         assert file.read() == b""
         assert file.pread(50_000, 0) == b"x" * 50_000
@@ -157,8 +157,8 @@ def test_a_directory_gives_its_files_their_layout(fs: Client) -> None:
 
 def test_bytes_that_are_no_text_are_names_too(fs: Client) -> None:
     raw = b"\xff\xfe name"
-    fs.open(raw, "x").close()
+    fs.open(raw, "xb").close()
     assert [os.fsencode(name) for name in fs.listdir()] == [raw]
     with pytest.raises(FileExistsError) as caught:
-        fs.open(raw, "x")
+        fs.open(raw, "xb")
     assert os.fsencode(caught.value.filename).endswith(raw)

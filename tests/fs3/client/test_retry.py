@@ -19,6 +19,7 @@ class Routes:
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self.nodes = list(nodes)
+        self.damaged_at: set[int] = set()
         self.version = 1
         self.asked = 0
         self.waited: list[float] = []

@@ -21,7 +21,7 @@ def test_so_many_nodes_send_at_a_time(tmp_path: Path, senders: int) -> None:
         cluster = Cluster(loop, tmp_path, nodes=3, replicas=1, chunk=CHUNK)
         settings = Settings(senders=senders, local=False)
         with cluster.connect(settings) as fs:
-            with fs.open("/a", "w") as file:
+            with fs.open("/a", "wb") as file:
                 file.write(data)
 
             def read(_: int) -> bytes:

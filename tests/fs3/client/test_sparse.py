@@ -84,7 +84,7 @@ def swept(cluster: Cluster, patch: pytest.MonkeyPatch) -> Iterator[Sweep]:
 
 
 def fill(fs: Client, path: str) -> None:
-    with fs.open(path, "x") as file:
+    with fs.open(path, "xb") as file:
         for place, some in PLACES.items():
             file.pwrite(some, place)
 
@@ -102,7 +102,7 @@ def test_removal_costs_what_the_file_holds(
     with swept(calm, monkeypatch) as sweeping:
         before, counts.removed, counts.questions = held(calm), 0, 0
         fill(fs, "/a")
-        with fs.open("/b", "x") as file:
+        with fs.open("/b", "xb") as file:
             file.pwrite(b"x", (CHUNK << 32) - 1)  # the last byte that a file can have
         assert held(calm) == before + 4
         fs.unlink("/a")
@@ -117,7 +117,7 @@ def test_removal_costs_what_the_file_holds(
 
 def test_truncate_costs_what_it_cuts(fs: Client, counts: Counts) -> None:
     fill(fs, "/a")
-    with fs.open("/a", "r+") as file:
+    with fs.open("/a", "rb+") as file:
         file.truncate(8 * TERA - 1)
         assert (counts.removed, counts.cut) == (0, 1)
         file.truncate(3 * TERA + 8)
@@ -127,7 +127,7 @@ def test_truncate_costs_what_it_cuts(fs: Client, counts: Counts) -> None:
         file.truncate(4 * TERA)
         assert file.pread(3, 3 * TERA + 6) == bytes(3)
         assert file.pread(3, 4) == b"\0a\0"
-    with fs.open("/a", "w") as file:
+    with fs.open("/a", "wb") as file:
         assert file.size == 0
     assert (counts.removed, counts.cut) == (3, 2)
     assert counts.questions <= 5 * (3 * CHAINS)
@@ -136,7 +136,7 @@ def test_truncate_costs_what_it_cuts(fs: Client, counts: Counts) -> None:
 def test_a_dense_file_goes_by_few_questions(
     fs: Client, calm: Cluster, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fs.open("/a", "x") as file:
+    with fs.open("/a", "xb") as file:
         file.write(bytes(200 * CHUNK))
         monkeypatch.setattr(data, "REMOVED_AT_ONCE", 64)
         before = held(calm)
@@ -150,7 +150,7 @@ def test_what_is_written_while_a_file_is_cut_goes_too(
     fs: Client, calm: Cluster, counts: Counts
 ) -> None:
     before = held(calm)
-    with fs.open("/a", "x") as file, fs.open("/a", "r+") as other:
+    with fs.open("/a", "xb") as file, fs.open("/a", "rb+") as other:
         file.write(bytes(3 * CHUNK))
 
         def late() -> None:
@@ -165,7 +165,7 @@ def test_what_is_written_while_a_file_is_cut_goes_too(
 
 def test_check_reads_what_there_is(fs: Client, counts: Counts) -> None:
     fill(fs, "/a")
-    with fs.open("/long", "x") as file:
+    with fs.open("/long", "xb") as file:
         file.truncate(5 * TERA)
     told: list[int] = []
     found = survey.check(fs, "/", told.append)
@@ -251,7 +251,7 @@ def test_a_large_file_leaves_others_their_turn(
         monkeypatch.setattr(sweep, "CHUNKS_A_TURN", 16)
         monkeypatch.setattr(sweep, "TURN_S", 3600.0)
         for path, chunks in (("/large", 40), ("/small", 2)):
-            with fs.open(path, "x") as file:
+            with fs.open(path, "xb") as file:
                 file.write(bytes(chunks * CHUNK))
         fs.unlink("/large")
         fs.unlink("/small")
@@ -271,7 +271,7 @@ def test_the_end_of_a_sweep_waits_for_one_batch(
         counts.removed = 0
         monkeypatch.setattr(data, "REMOVED_AT_ONCE", 8)
         for path in ("/a", "/b"):
-            with fs.open(path, "x") as file:
+            with fs.open(path, "xb") as file:
                 file.write(bytes(40 * CHUNK))
             fs.unlink(path)
         counts.after_removal = sweeping._stopping.set
@@ -286,7 +286,7 @@ def test_the_end_of_a_sweep_waits_for_one_batch(
 
 def make_small(fs: Client, count: int) -> None:
     for n in range(count):
-        with fs.open(f"/{n}", "x") as file:
+        with fs.open(f"/{n}", "xb") as file:
             file.write(bytes([n]) * 100)
         fs.unlink(f"/{n}")
 

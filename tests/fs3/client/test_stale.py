@@ -26,7 +26,7 @@ def swept(calm: Cluster, fs: Client, inode: Inode, *, ended: bool) -> None:
 
 
 def made(fs: Client, path: str, data: bytes = DATA) -> Inode:
-    with fs.open(path, "w") as file:
+    with fs.open(path, "wb") as file:
         file.write(data)
     return fs.inode(path)
 
@@ -60,7 +60,7 @@ def test_a_file_removed_while_it_is_read_is_no_file_of_zeros(
 
 
 def test_a_file_that_this_client_writes_is_read_without_a_name(fs: Client) -> None:
-    with fs.open("/a", "w+") as file:
+    with fs.open("/a", "wb+") as file:
         file.pwrite(b"end", 3 * CHUNK)
         file.fsync()
         with fs.open("/a") as reader:
@@ -147,7 +147,7 @@ def test_what_is_written_after_a_cut_by_another_stays(
     fs: Client, calm: Cluster, by: str, length: int
 ) -> None:
     with calm.connect() as other:
-        file = fs.open("/a", "w+")
+        file = fs.open("/a", "wb+")
         file.write(b"x" * (4 * CHUNK))
         file.fsync()
         other.truncate("/a", length)
@@ -164,7 +164,7 @@ def test_what_is_written_after_a_cut_by_another_stays(
 def test_a_short_write_after_a_cut_by_another_is_the_file(
     fs: Client, calm: Cluster, client: str
 ) -> None:
-    with calm.connect() as far, fs.open("/a", "w") as file:
+    with calm.connect() as far, fs.open("/a", "wb") as file:
         file.write(b"x" * 1000)
         (fs if client == "same" else far).truncate("/a", 0)
         file.pwrite(b"hello", 0)
@@ -174,7 +174,7 @@ def test_a_short_write_after_a_cut_by_another_is_the_file(
 
 
 def test_lines_go_on_after_the_log_was_cut(fs: Client, calm: Cluster) -> None:
-    with calm.connect() as other, fs.open("/a", "w") as file:
+    with calm.connect() as other, fs.open("/a", "wb") as file:
         file.write(b"x" * 1000)
         other.truncate("/a", 0)
         for number in range(5):
@@ -187,9 +187,9 @@ def test_lines_go_on_after_the_log_was_cut(fs: Client, calm: Cluster) -> None:
 
 @pytest.mark.parametrize("fill", [0, 1])
 def test_two_that_open_one_file_anew_lose_nothing(fs: Client, calm: Cluster, fill: int) -> None:
-    with calm.connect() as other, fs.open("/a", "w") as one:
+    with calm.connect() as other, fs.open("/a", "wb") as one:
         one.write(b"0" * fill)
-        with other.open("/a", "w"):
+        with other.open("/a", "wb"):
             one.write(b"1" * 1000)
             one.close()
             assert fs.stat("/a").st_size == fill + 1000
@@ -199,7 +199,7 @@ def test_two_that_open_one_file_anew_lose_nothing(fs: Client, calm: Cluster, fil
 def test_a_cut_that_makes_no_file_longer_cuts_what_others_have_not_reported(
     fs: Client, calm: Cluster
 ) -> None:
-    with calm.connect() as other, fs.open("/a", "w") as one:
+    with calm.connect() as other, fs.open("/a", "wb") as one:
         one.write(b"x" * (4 * CHUNK))
         other.truncate("/a", CHUNK)
         one.fsync()
@@ -211,7 +211,7 @@ def test_a_cut_that_makes_no_file_longer_cuts_what_others_have_not_reported(
 
 def test_threads_that_append_to_one_file_keep_off_each_other(fs: Client) -> None:
     begin = threading.Barrier(8)
-    with fs.open("/a", "a") as file:
+    with fs.open("/a", "ab") as file:
 
         def append(number: int) -> None:
             begin.wait()
@@ -232,7 +232,7 @@ def test_threads_that_append_to_one_file_keep_off_each_other(fs: Client) -> None
 
 @pytest.mark.parametrize("by", ["fsync", "close"])
 def test_a_file_whose_session_ended_says_what_that_means(fs: Client, by: str) -> None:
-    file = fs.open("/a", "w")
+    file = fs.open("/a", "wb")
     file.write(b"last")
     fs._metadata.act(Close(file.inode.number, file._handle), Inode)
     with pytest.raises(

@@ -117,6 +117,26 @@ def test_who_comes_back_before_it_is_settled_keeps_its_files(cluster: Cluster) -
     assert cluster.ask(m.Close(inode.number, 1, 20, 0), client=7).length == 20
 
 
+def test_one_session_appends_until_it_ends(cluster: Cluster) -> None:
+    inode = cluster.ask(m.Create(1, b"f", handle=1), client=7)
+    cluster.ask(m.Open(1, b"f", False, 2), client=7)
+    cluster.ask(m.Open(1, b"f", False, 1), client=8)
+    with pytest.raises(FileError, match="file descriptor"):
+        cluster.ask(m.Append(inode.number, 1), client=9)
+    for _ in range(2):
+        assert cluster.ask(m.Append(inode.number, 1), client=7).length == 0
+    for client, handle in ((7, 2), (8, 1)):
+        with pytest.raises(FileError, match="busy"):
+            cluster.ask(m.Append(inode.number, handle), client=client)
+    cluster.ask(m.Close(inode.number, 1, 30, 0), client=7)
+    assert cluster.ask(m.Append(inode.number, 1), client=8).length == 30
+    cluster.now += 61 * S
+    cluster.ask(m.KeepAlive(), client=7)
+    cluster.ask(m.Expire(60 * S))
+    cluster.ask(m.Settle(inode.number, 8, 50, 0, 60 * S))
+    assert cluster.ask(m.Append(inode.number, 2), client=7).length == 50
+
+
 def test_a_truncate_makes_older_lengths_void(cluster: Cluster) -> None:
     inode = cluster.ask(m.Create(1, b"f", handle=1), client=7)
     cluster.ask(m.ReportLength(inode.number, 1, 100, 0), client=7)

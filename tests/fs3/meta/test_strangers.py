@@ -32,7 +32,7 @@ CALLS: list[Any] = [
     *(m.ReadLink(1, b"s"), m.Names(2), m.GetXattr(1, b"d/f", b"user.a"), m.ListXattrs(1, b"d/f")),
     *(m.Statfs(), m.Create(1, b"n", 0o644, False, 3), m.CreateMany(1, [b"x", b"y"])),
     *(m.Open(1, b"d/f", True, 4), m.Close(3, 4, 10, 0), m.ReportLength(3, 4, 10, 0)),
-    *(m.ExtendStripe(3, 4, 2), m.Truncate(1, b"d/f", 5), m.MakeDirectory(1, b"e")),
+    *(m.ExtendStripe(3, 4, 2), m.Append(3, 4), m.Truncate(1, b"d/f", 5), m.MakeDirectory(1, b"e")),
     *(m.RemoveDirectory(1, b"e"), m.Unlink(1, b"x"), m.Rename(1, b"y", 1, b"z", 0)),
     *(m.Link(1, b"d/f", 1, b"l"), m.Symlink(1, b"t", b"d"), m.ChangeMode(1, b"d/f", 0o600)),
     *(m.ChangeOwner(1, b"d/f", 1, 1), m.SetTimes(1, b"d", 5, 6), m.RemoveXattr(1, b"d", b"user.a")),

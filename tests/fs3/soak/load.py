@@ -38,7 +38,7 @@ class Worker:
     def __init__(self, client: Client, folder: str, writer: int, seed: int, chunk: int) -> None:
         """`writer`: one of 0..WRITERS - 1, whose parts of the shared file are its own."""
         self.client, self.folder, self.chunk = client, folder, chunk
-        self.shared = client.open(SHARED, "a+")
+        self.shared = client.open(SHARED, "ab+")
         self.slots = [Record((seed << 20) + (1 << 19) + k, [SHARED]) for k in range(SLOTS)]
         self.places = [(k * WRITERS + writer) * SLOT for k in range(SLOTS)]
         self.chance = random.Random(seed)
@@ -115,7 +115,7 @@ class Worker:
         name = self._new_name()
         record = Record(self.base + self.count, [name], may_be_gone=True)
         self.live.append(record)
-        with self.client.open(name, "x") as file:
+        with self.client.open(name, "xb") as file:
             record.may_be_gone = False
             for _ in range(self.chance.randrange(3)):
                 data = record.plan(record.end, self.chance.choice(SIZES))
@@ -134,7 +134,7 @@ class Worker:
             return self._unlink(record)
         offset = self.chance.randrange(record.end + 1)
         size = min(self.chance.choice(SIZES), FILE_BYTES - offset)
-        with self.client.open(record.name, "r+") as file:
+        with self.client.open(record.name, "rb+") as file:
             if file.size != record.end:
                 self.lost.append(f"{record.name}: opened with {file.size} bytes, not {record.end}")
             data = record.plan(offset, max(1, size))
@@ -149,7 +149,7 @@ class Worker:
         record = self._pick()
         if record.end > FILE_BYTES or len(record.writes) > WRITES:
             return self._unlink(record)
-        with self.client.open(record.name, "a") as file:
+        with self.client.open(record.name, "ab") as file:
             for _ in range(self.chance.randint(1, 3)):
                 data = record.plan(record.end, self.chance.choice(SIZES))
                 file.write(data)

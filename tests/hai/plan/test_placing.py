@@ -33,6 +33,16 @@ def test_whole_nodes_and_parts_do_not_mix() -> None:
     assert bench.submit({}) == []
 
 
+def test_a_node_that_is_given_whole_takes_one_job_whatever_it_asks_for() -> None:
+    bench = Bench("timeshare", [Node(name=f"n{i}", gpus=8, whole=True) for i in range(2)])
+    assert launched(bench.submit({"gpus": 4}, {"gpus": 2}, {"gpus": 2})) == [
+        ("t1", ("n0",)), ("t2", ("n1",)),
+    ]  # fmt: skip
+    assert launched(bench.end("t1")) == [("t3", ("n0",))]
+    (urgent,) = preempted(bench.submit({"gpus": 1, "priority": 50}))
+    assert urgent in ("t2", "t3")
+
+
 def test_memory_counts_where_it_is_known() -> None:
     nodes = [Node(name="n0", gpus=4, memory_mib=100), Node(name="n1", gpus=4)]
     bench = Bench("fifo", nodes)

@@ -47,12 +47,16 @@ def test_a_quota_holds_until_it_is_raised_and_after_a_restart(
     admin.set_quota(Quota(user="ada", priority="normal", nodes=0))
     never = "the quota at this priority, 0 nodes, has never room for 1 node"
     assert ada.client.why("t2").text == never
+    with pytest.raises(TaskError, match=f"^{never}; ask for less$"):
+        ada.client.submit(spec("finish"))
+    for priority in ("low", "auto"):
+        ada.client.stop(ada.client.submit(spec("hold", priority=priority)).id)
     admin.set_quota(Quota(user="ada", priority="normal", nodes=1))
     port = server.client.server().port  # the one that the clients know
     server.kill()
     server.start(nodes=3, port=port)
     bob.client.submit(spec("finish"))
-    bob.client.wait("t4", {"finished"}, 30)
+    bob.client.wait("t6", {"finished"}, 30)
     assert ada.client.task("t2").state == "queued"
     admin.set_quota(Quota(user="ada", priority="normal", nodes=2))
     ada.client.wait("t2", {"running"}, 30)

@@ -129,6 +129,30 @@ def test_a_gang_stays_in_a_zone(own_cluster: Cluster, tmp_path: Path, keep: Keep
     shell.run("down")
 
 
+def test_tasks_that_ask_for_parts_of_nodes_share_them(
+    shell: Shell, keep: Keep, cluster: Cluster
+) -> None:
+    if not cluster.gpus:
+        pytest.skip("device files cannot be made here, so there are no GPUs to pretend")
+    keep(shell.start("up", "--engine", "slurm"))
+    shell.script("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], 'seen')\n" + HOLD, "hold.py")
+    seen = {}
+    for words in ("-n 2 -r 2 --gpus 4", "--gpus 4", "--gpus 2", "--gpus 2"):
+        task = shell.run("run", "-d", *words.split(), "hold.py").stdout.strip()
+        output = read_until(shell, task, 1, "holds")
+        seen[task] = nodes_of(shell.client.task(task)), output.split(" seen")[0]
+    assert seen == {
+        "t1": (("fn1", "fn1", "fn2", "fn2"), "0,1,2,3"),
+        "t2": (("fn1",), "4,5,6,7"),
+        "t3": (("fn2",), "4,5"),
+        "t4": (("fn2",), "6,7"),
+    }
+    for task in seen:
+        shell.client.stop(task)
+        assert shell.client.wait(task, {"stopped"}, 60).attempt == 1
+    shell.run("down")
+
+
 def test_options_that_do_not_go_together(shell: Shell, cluster: Cluster) -> None:
     for words, text in (
         (["--engine", "slurm", "--nodes", "3"], "--nodes is for --engine local"),

@@ -6,7 +6,14 @@ from fireflyer.hai.engines import Node, RankStarted
 from fireflyer.hai.engines.clocks import translated
 from fireflyer.hai.engines.gang import Now
 from fireflyer.hai.engines.messages import PartEnded, Record
-from fireflyer.hai.engines.slurmcli import Place, Spot, expand_hosts, parse_node, parse_tree
+from fireflyer.hai.engines.slurmcli import (
+    Place,
+    Spot,
+    expand_hosts,
+    parse_node,
+    parse_tree,
+    share_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +69,27 @@ def test_host_lists(text: str, names: list[str]) -> None:
 def test_lines_of_sinfo(line: str, node: Node) -> None:
     silent = node.reason in ("allocated*", "unknown")
     assert parse_node(line, {"fn1": Spot("leaf1", "p1")}) == Place(node, line.split("|")[1], silent)
+
+
+def _node(gpus: int = 8, *, whole: bool = False) -> Node:
+    return Node(name="fn", gpus=gpus, cpus=96, memory_mib=16000, whole=whole)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory_mib", "nodes", "options"),
+    [
+        (0, 0, [_node()], ["--exclusive", "--mem=0", "--gres=gpu:8"]),
+        (0, 0, [_node(0)], ["--exclusive", "--mem=0"]),
+        (4, 0, [_node()], ["--cpus-per-task=48", "--mem=8000M", "--gres=gpu:4"]),
+        (4, 99, [_node(), _node()], ["--cpus-per-task=48", "--mem=99M", "--gres=gpu:4"]),
+        (2, 0, [_node(4), _node(8)], ["--cpus-per-task=24", "--mem=4000M", "--gres=gpu:2"]),
+        (2, 0, [_node(whole=True)], ["--exclusive", "--mem=0", "--gres=gpu:8"]),
+    ],
+)
+def test_what_a_job_asks_slurm_for(
+    gpus: int, memory_mib: int, nodes: list[Node], options: list[str]
+) -> None:
+    assert share_of(gpus, memory_mib, nodes).options() == options
 
 
 ONE_ROOT = """\

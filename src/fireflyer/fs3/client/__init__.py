@@ -1,6 +1,6 @@
 """The client of fs3: names, open files, batches of bytes. See docs/fs3.md.
 
-with connect("host:4500") as fs, fs.open("/a", "w") as file:
+with connect("host:4500") as fs, fs.open("/a", "wb") as file:
     file.write(data)
 """
 

@@ -10,6 +10,7 @@ from fireflyer.fs3.client.connection import connect as connect_now
 from fireflyer.fs3.client.data import Buffer
 from fireflyer.fs3.client.file import File
 from fireflyer.fs3.client.metadata import Path
+from fireflyer.fs3.client.modes import BinaryMode, parse
 from fireflyer.fs3.client.settings import Settings
 
 P = ParamSpec("P")
@@ -66,8 +67,20 @@ class AsyncClient:
         """Any method of `client`: `await fs.call(fs.client.stat, "/a")`."""
         return await asyncio.to_thread(method, *args, **kwargs)
 
-    async def open(self, path: Path, mode: str = "rb", *, permissions: int = 0o666) -> AsyncFile:
-        return AsyncFile(await self.call(self.client.open, path, mode, permissions=permissions))
+    async def open(
+        self, path: Path, mode: BinaryMode = "rb", *, permissions: int = 0o666
+    ) -> AsyncFile:
+        """
+        Raises:
+            ValueError: the mode is none for bytes.
+        """
+        if parse(mode)[1]:
+            raise ValueError(f"mode {mode!r}: files of asyncio are bytes; add a 'b'")
+
+        def opened() -> File:
+            return self.client.open(path, mode, permissions=permissions)
+
+        return AsyncFile(await asyncio.to_thread(opened))
 
     async def read_many(
         self, requests: Sequence[tuple[AsyncFile, int, Buffer]], *, deadline_s: float | None = None

@@ -43,13 +43,15 @@ class Cluster:
         Raises:
             DeadlineExceeded: if none answers in time. ProtocolMismatch: it has another secret.
         """
-        self._lock = threading.Lock()  # guards the seven below
+        self.damaged_at: set[int] = set()
+        self._lock = threading.Lock()  # guards the eight below
         self._news = threading.Condition(self._lock)
         self._version = 0
         self._asking = False
         self._local = ANY_NODE
         self._serving: dict[int, tuple[int, list[int]]] = {}  # chain: version, nodes
         self._addresses: dict[int, str] = {}
+        self._names: dict[int, str] = {}
         self._sockets: dict[int, str] = {}  # of nodes on this machine
         self._maps: dict[tuple[int, Layout], FileMap] = {}
         self.engine = Engine(
@@ -135,12 +137,18 @@ class Cluster:
             self._maps[inode, layout] = made
         return made
 
+    def damaged_nodes(self) -> list[str]:
+        """Names of the nodes that answered with damaged bytes."""
+        with self._lock:
+            return sorted(self._names.get(node, str(node)) for node in self.damaged_at)
+
     def close(self) -> None:
         self._link.close()
 
     def _on_routing(self, part: Routing) -> None:
         with self._lock:
             self._addresses.update((node.id, node.address) for node in part.nodes)
+            self._names.update((node.id, node.name) for node in part.nodes)
             self._sockets.update((node.id, reached(node.local)) for node in part.nodes)
             self._serving.update((chain.id, _serving(chain)) for chain in part.chains)
             routes = [(chain, version, nodes) for chain, (version, nodes) in self._serving.items()]

@@ -2,16 +2,18 @@
 
 import contextlib
 import errno
+import io
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.cluster import Cluster
 from fireflyer.fs3.client.data import Buffer, Data, memory_of
 from fireflyer.fs3.client.file import File, read_files
 from fireflyer.fs3.client.metadata import Metadata, Path, Pulse, encoded
+from fireflyer.fs3.client.modes import BinaryMode, TextMode, as_text, parse
 from fireflyer.fs3.client.names import Names
 from fireflyer.fs3.client.settings import Settings, find_secret
 from fireflyer.fs3.meta.inode import DIRECTORY, ROOT, Inode
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 """For `connect`."""
-MODES = {"r", "r+", "w", "w+", "a", "a+", "x", "x+"}
 
 
 class Client(Names):
@@ -48,24 +49,64 @@ class Client(Names):
         super().__init__(Metadata(number, metadata, secret, settings))
         self._pulse = Pulse(self._metadata, settings.alive_s)
 
-    def open(self, path: Path, mode: str = "rb", *, permissions: int = 0o666) -> File:
-        """Opens a file as Python's `open` does, always in bytes and unbuffered.
+    @overload
+    def open(self, path: Path, mode: BinaryMode = "rb", *, permissions: int = 0o666) -> File: ...
+
+    @overload
+    def open(
+        self,
+        path: Path,
+        mode: TextMode,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        permissions: int = 0o666,
+    ) -> io.TextIOWrapper: ...
+
+    @overload
+    def open(
+        self,
+        path: Path,
+        mode: str,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        permissions: int = 0o666,
+    ) -> File | io.TextIOWrapper: ...
+
+    def open(
+        self,
+        path: Path,
+        mode: str = "rb",
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        permissions: int = 0o666,
+    ) -> File | io.TextIOWrapper:
+        """Opens a file as Python's `open` does: as text, or with a "b" in bytes and unbuffered.
 
         Args:
-            mode: "r", "w", "a" or "x", with "+" for both ways; a "b" changes nothing.
+            mode: "r", "w", "a" or "x", with "+" for both ways, and "b" for bytes.
+            encoding: of a text; UTF-8 when None.
+            errors: of a text, as for `open`.
+            newline: of a text, as for `open`.
             permissions: of a new file, before the umask.
 
         Raises:
-            ValueError: for another mode.
+            ValueError: for another mode, or what is for texts alone.
+            LookupError: no such encoding.
             FileError: as `os.open`.
         """
-        if not isinstance(mode, str):
-            raise TypeError(f"open() argument 'mode' must be str, not {type(mode).__name__}")
-        plain = mode.replace("b", "", 1)
-        if plain not in MODES:
-            raise ValueError(
-                f"mode {mode!r}: files of fs3 open as one of {sorted(MODES)}, in bytes"
-            )
+        plain, text = parse(mode)
+        if not text and (encoding, errors, newline) != (None, None, None):
+            raise ValueError("encoding, errors and newline are for texts; leave the 'b' out")
+        file = self._open(path, plain, permissions)
+        return as_text(file, mode, encoding, errors, newline) if text else file
+
+    def _open(self, path: Path, plain: str, permissions: int) -> File:
         kind, both = plain[0], "+" in plain
         name, readable = os.fsdecode(path), kind == "r" or both
         handle = 0 if plain == "r" else self._metadata.handle()
@@ -213,7 +254,7 @@ class Client(Names):
 
     def truncate(self, path: Path, length: int) -> None:
         """Cuts a file off, or lets zeros follow it."""
-        with self.open(path, "r+") as file:
+        with self.open(path, "rb+") as file:
             file.truncate(length)
 
     def storage(self, path: Path = "/") -> "Fs3Storage":
@@ -225,6 +266,10 @@ class Client(Names):
     def statistics(self) -> dict[str, int]:
         """Counters of the engine: bytes, frames, mismatches, connections."""
         return self._cluster.engine.statistics()
+
+    def damaged_nodes(self) -> list[str]:
+        """Names of the nodes that had damaged bytes of what this client read; it had them from others."""
+        return self._cluster.damaged_nodes()
 
     def close(self) -> None:
         """Files that are still open for writing keep the length that they last reported."""

@@ -17,6 +17,7 @@ from fireflyer.fs3.client.walk import LAST_INDEX
 from fireflyer.fs3.meta.inode import Inode, too_big
 from fireflyer.fs3.meta.messages import (
     OMIT,
+    Append,
     Close,
     ExtendStripe,
     ReportLength,
@@ -35,7 +36,8 @@ class File(io.RawIOBase):
 
     What a write has returned from is durable. Others see the length when it was reported: by `fsync`,
     `close`, `truncate`. A file opened after that has all of it (close-to-open).
-    Threads may append to one file; appends of several that are open under one name are not atomic.
+    Threads may append to one open file. Of several that are open under one name the first to append is the
+    only one to do so until it is closed: a write of the others raises EBUSY.
     `io.BufferedReader(file)` and `io.TextIOWrapper` take it as they take any raw file.
     """
 
@@ -59,6 +61,7 @@ class File(io.RawIOBase):
         self.mode = ("ab" if append else "rb+" if readable else "wb") if handle else "rb"
         self._data, self._metadata, self._pulse = data, metadata, pulse
         self._readable, self._append = readable, append
+        self._appends = False
         self._turn = (
             threading.RLock()
         )  # held by what takes steps: appends, reports, cuts; before `_lock`
@@ -190,7 +193,23 @@ class File(io.RawIOBase):
         if not self._append:
             return self._write_at(data, self._position)
         with self._turn:  # the next append begins where this one ends
+            self._appends = self._appends or self._begin_appending()
             return self._write_at(data, self._end)
+
+    def _begin_appending(self) -> bool:
+        """Where it does, this file is the only one that appends until it is closed, and knows the end.
+
+        Raises:
+            FileError: EBUSY: another one appends.
+        """
+        try:
+            self._told(self._act(Append(self._inode.number, self._handle)))
+        except FileError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            why = "it is open elsewhere, and appended to there; wait until that is closed"
+            raise FileError(errno.EBUSY, self.name, why) from None
+        return True
 
     def _write_at(self, data: Buffer, offset: int) -> int:
         count = self.pwrite(data, offset)

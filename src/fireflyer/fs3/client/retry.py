@@ -36,6 +36,9 @@ OUTDATED = {
 class Routes(Protocol):
     """What the loop needs to know of the cluster."""
 
+    damaged_at: set[int]
+    """Nodes that answered with damaged bytes."""
+
     @property
     def version(self) -> int: ...
 
@@ -130,6 +133,7 @@ class Retry:
             raise self._corrupted(failure)
         bad = self._bad.setdefault(failure.piece, Counter())
         bad[failure.node] += 1
+        self._routes.damaged_at.add(failure.node)
         serving = self._routes.serving(failure.chain)
         if serving and all(bad[node] >= ROUNDS * serving.count(node) for node in serving):
             raise self._corrupted(failure)

@@ -233,7 +233,7 @@ class Fs3Storage:
     def _create(self, path: str) -> File:
         while True:
             try:
-                return self._client.open(path, "x")
+                return self._client.open(path, "xb")
             except (
                 FileNotFoundError
             ):  # or another process removed the directory, empty, since it was made

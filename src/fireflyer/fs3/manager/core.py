@@ -33,6 +33,8 @@ class TargetVitals(msgspec.Struct, array_like=True):
         busy_chunks: with something under way.
         checked, damaged: chunks read for their CRCs, and those of them that did not fit.
         scrubbed: when all of it was last read for that, in s since 1970; 0: never.
+        unrepaired: chunks that were found damaged and not seen whole since.
+        scrub: the newest request (`Routing.scrub`) after which all of it was read.
     """
 
     chunks: int
@@ -41,6 +43,8 @@ class TargetVitals(msgspec.Struct, array_like=True):
     checked: int
     damaged: int
     scrubbed: int
+    unrepaired: int = 0
+    scrub: int = 0
 
 
 class Vitals(msgspec.Struct, array_like=True):

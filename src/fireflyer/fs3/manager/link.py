@@ -131,6 +131,17 @@ class ManagerLink:
         """Gives up what only the lost last serving targets of a chain had."""
         return self._client.call("restart_chain", Restart(chain, target), Chain)
 
+    def scrub(self, number: int = 0) -> int:
+        """Has all nodes read all their chunks now, and repair what is damaged; returns at once.
+
+        Args:
+            number: of a request that was made before, should a new primary not know it; 0: a new one.
+
+        Returns:
+            Its number, which the targets name (`TargetVitals.scrub`) when they are done.
+        """
+        return self._client.call("scrub", number, int)
+
     def status(self) -> Status:
         return self._client.call("status", None, Status)
 
@@ -139,6 +150,12 @@ class ManagerLink:
         """Of the routing that is known here."""
         with self._lock:
             return self._view.version
+
+    @property
+    def scrub_asked(self) -> int:
+        """The newest request for a scrub."""
+        with self._lock:
+            return self._view.scrub
 
     @property
     def question(self) -> int:

@@ -62,6 +62,7 @@ class Routing(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         question: nodes name it in their next heartbeat, which was sent after this then; it grows.
+        scrub: the newest request that all chunks be read and compared with their CRCs; it grows. 0: not said.
     """
 
     since: int
@@ -70,6 +71,7 @@ class Routing(msgspec.Struct, frozen=True, array_like=True):
     chains: tuple[Chain, ...] = ()
     tables: tuple[Table, ...] = ()
     question: int = 0
+    scrub: int = 0
 
 
 class Records:
@@ -164,6 +166,7 @@ class View:
         self._ahead: list[Routing] = []
         self.version = 0
         self.question = 0
+        self.scrub = 0
         self.nodes: dict[int, Node] = {}
         self.chains: dict[int, Chain] = {}
         self.tables: dict[tuple[int, int], Table] = {}
@@ -175,6 +178,7 @@ class View:
         comes; ask for it if it does not.
         """
         self.question = max(self.question, part.question)
+        self.scrub = max(self.scrub, part.scrub)
         if part.version <= self.version:
             return []
         if part.since > self.version:

@@ -130,6 +130,7 @@ class Manager:
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._asked = 0  # the newest question that was told
+        self._scrub = 0  # the newest request for one
         self._subscribers: set[Connection] = set()
         server.on_close = self._subscribers.discard
         server.on("register", Registration, self._register)
@@ -138,6 +139,7 @@ class Manager:
         server.on("routing", int, self._routing)
         server.on("lay_out", LayOut, self._lay_out)
         server.on("restart_chain", Restart, self._restart_chain)
+        server.on("scrub", int, self._scrub_now)
         server.on("status", type(None), self._status)
 
     async def run(self) -> None:
@@ -329,7 +331,13 @@ class Manager:
         self.metrics.heartbeats.inc()
         if core.news:
             self._wake.set()
-        return answer
+        return msgspec.structs.replace(answer, scrub=self._scrub)
+
+    def _scrub_now(self, call: Call, body: int) -> int:
+        """The answers to heartbeats tell it. Seconds since 1970, so a new primary's numbers are larger."""
+        self._term()
+        self._scrub = max(body or int(self._clock.wall()), self._scrub + (not body))
+        return body or self._scrub
 
     def _routing(self, call: Call, body: int) -> Routing:
         """What changed after that version; later changes are pushed to this connection."""

@@ -25,10 +25,12 @@ from fireflyer.fs3.meta.inode import (
     entry_key,
     inode_key,
     session_key,
+    sessions_of,
     too_big,
 )
 from fireflyer.fs3.meta.messages import (
     OMIT,
+    Append,
     Close,
     Create,
     CreateMany,
@@ -207,6 +209,22 @@ def extend_stripe(t: Transaction, ctx: Context, call: ExtendStripe) -> Inode:
     if wanted != inode.dyn_stripe:
         inode.dyn_stripe = wanted
         store(t, inode)
+    return inode
+
+
+_APPENDS = b"a"
+"""The row of a session that appends."""
+
+
+def append(t: Transaction, ctx: Context, call: Append) -> Inode:
+    """Raises:
+    FileError: EBUSY: another session appends.
+    """
+    inode, key = _session(t, ctx, call.inode, call.handle)
+    for other, value in t.get_range(*sessions_of(inode.number)):
+        if value == _APPENDS and other != key:
+            raise FileError(errno.EBUSY, b"inode %d" % inode.number)
+    t.set(key, _APPENDS)
     return inode
 
 

@@ -157,6 +157,13 @@ class ExtendStripe(Call, frozen=True):
     index: Number
 
 
+class Append(Call, frozen=True):
+    """Before the first append: until its session ends, no other one appends to the file. Answer: Inode."""
+
+    inode: Number
+    handle: Number
+
+
 class Truncate(Call, frozen=True):
     """Sets the length; the chunks beyond it were cut before this call. Answer: Inode."""
 
@@ -376,6 +383,7 @@ Writing = (
     | Close
     | ReportLength
     | ExtendStripe
+    | Append
     | Truncate
     | MakeDirectory
     | RemoveDirectory

@@ -66,6 +66,7 @@ _WRITES: dict[type, tuple[Operation, type]] = {
     messages.Close: (files.close, Inode),
     messages.ReportLength: (files.report_length, Inode),
     messages.ExtendStripe: (files.extend_stripe, Inode),
+    messages.Append: (files.append, Inode),
     messages.Truncate: (files.truncate, Inode),
     messages.MakeDirectory: (directories.make_directory, Inode),
     messages.RemoveDirectory: (directories.remove_directory, messages.Done),

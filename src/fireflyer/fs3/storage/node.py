@@ -104,6 +104,8 @@ class StorageNode:
         self.why_ended: FireflyerError | None = None
         self._log = speaker("fs3", "storage", settings.name)
         self._scrubbed = ScrubLog(settings.directory)
+        self._answered: dict[int, int] = {}  # by target: the newest request that its scrub has met
+        self._hurry = threading.Event()  # the scrub is not to wait: there is a request, or the end
         self._full = False
         self._told = 0.0  # when a heartbeat last said how the node is
         self._secret = secret
@@ -161,6 +163,7 @@ class StorageNode:
     def close(self) -> None:
         """Ends it; the manager sees that by its silence."""
         self._stopping.set()
+        self._hurry.set()
         for thread in self._threads:
             thread.join()
         self._scrubbed.save()
@@ -178,7 +181,7 @@ class StorageNode:
         """Of each open target what `io.Node.targets` says, and more.
 
         That is its `chain`, its `role` in it (a Public), what it says of itself (`local`, a LocalState),
-        and when it was last scrubbed (`scrubbed`, s since 1970; 0: never).
+        when it was last scrubbed (`scrubbed`, s since 1970; 0: never), and for which request (`scrub`).
         """
         found: dict[int, dict[str, float]] = {}
         counts = self._service.targets()
@@ -187,6 +190,7 @@ class StorageNode:
             if chain is not None and target in counts:
                 scrubbed = self._scrubbed.place(target % SLOTS).finished
                 more = {"chain": chain, "role": role, "local": local, "scrubbed": scrubbed}
+                more["scrub"] = self._answered.get(target, 0)
                 found[target] = {**counts[target], **more}
         return found
 
@@ -262,7 +266,7 @@ class StorageNode:
             asked = self._link.question > answered
             if not (told or opened or asked or time.monotonic() >= due):
                 continue
-            answered = self._link.question
+            answered, scrub = self._link.question, self._link.scrub_asked
             due = time.monotonic() + self._me.lease_s / 6
             try:
                 now = time.monotonic()
@@ -274,6 +278,8 @@ class StorageNode:
                 self._log.debug("a heartbeat was not answered: %s", error)
                 continue
             self._service.lease(self._lease.ends - time.monotonic(), self._versions())
+            if self._link.scrub_asked > scrub:
+                self._hurry.set()
 
     def _told_why(self, error: ConfigError) -> FireflyerError:
         """What a start of this node would be told; the manager's side says it, too, and names the node."""
@@ -492,17 +498,43 @@ class StorageNode:
     # The scrub
 
     def _scrub(self) -> None:
-        """Goes over all chunks again and again, slowly."""
-        if self.settings.scrub_s <= 0:
-            return
-        while not self._stopping.wait(1.0):
+        """Goes over all chunks again and again: slowly, or at once where that was asked for."""
+        while True:
+            self._hurry.wait(1.0)
+            self._hurry.clear()  # before what it says is looked at
+            if self._stopping.is_set():
+                return
+            asked = self._link.scrub_asked
             for target in sorted(self._chains, key=self._last_scrub):
-                after = self._scrubbed.place(target % SLOTS).after
-                while not self._stopping.wait(self._scrub_pause()) and target in self._chains:
-                    after = self._service.scrub(target, *after, STEP_CHUNKS)
-                    self._scrubbed.note(target % SLOTS, after)
-                    if after == BEGIN:
-                        break
+                if asked > self._answered.get(target, 0):
+                    self._scrub_at_once(target, asked)
+                elif self.settings.scrub_s > 0 and not self._scrub_slowly(target):
+                    break
+
+    def _scrub_slowly(self, target: int) -> bool:
+        """The rest of a round. False: it was broken off by something more urgent."""
+        after = self._scrubbed.place(target % SLOTS).after
+        while not self._hurry.wait(self._scrub_pause()):
+            if target not in self._chains:
+                return True
+            after = self._scrub_step(target, after)
+            if after == BEGIN:
+                return True
+        return False
+
+    def _scrub_at_once(self, target: int, asked: int) -> None:
+        """A whole round for a request."""
+        after = BEGIN
+        while target in self._chains and not self._stopping.is_set():
+            after = self._scrub_step(target, after)
+            if after == BEGIN:
+                self._answered[target] = asked
+                return
+
+    def _scrub_step(self, target: int, after: tuple[int, int]) -> tuple[int, int]:
+        after = self._service.scrub(target, *after, STEP_CHUNKS)
+        self._scrubbed.note(target % SLOTS, after)
+        return after
 
     def _scrub_pause(self) -> float:
         """As things are now: chunks come and go while a round is on."""

@@ -31,6 +31,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """The switch that it hangs on; empty: not known."""
     zone: str = ""
     """The part of the network that its leaf is in; empty: not known, or there is but one."""
+    whole: bool = False
+    """A gang that asks for a part of it gets all of it: it is given to one at a time."""
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,10 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """How often each rank may be started again in this attempt, as a newcomer; elastic gangs only."""
     python: str = ""
     """The interpreter of the ranks; empty: that of the platform."""
+    gpus: int = 0
+    """Of each node; 0: the nodes whole."""
+    memory_mib: int = 0
+    """Of each node, where the nodes are not taken whole; 0: a share as large as that of the GPUs."""
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):

@@ -24,7 +24,7 @@ from fireflyer.hai.engines.membership import Outcome
 from fireflyer.hai.engines.messages import Attach, Attached, Launched, Leave, Record, Start
 from fireflyer.hai.engines.parts import part_path, read_announcement, write_part
 from fireflyer.hai.engines.remote import RemoteLink, reach
-from fireflyer.hai.engines.slurmcli import Slurm
+from fireflyer.hai.engines.slurmcli import Slurm, share_of
 from fireflyer.hai.engines.slurmjobs import Job, Jobs, Places
 from fireflyer.hai.engines.slurmstart import Background, Ended, Pending, patiently
 from fireflyer.hai.forkserver import DEFAULT_PRELOAD
@@ -183,9 +183,9 @@ class SlurmEngine(LocalEngine):
                 return job
             if job is not None:
                 await self._end(gang.task, job)
-            own = [node.gpus for node in self._nodes if node.name in gang.nodes]
-            gpus = min(own, default=0)
-            return await self._jobs.submit(gang.task, gang.nodes, gpus, gang.directory)
+            own = (node for node in self._nodes if node.name in gang.nodes)
+            share = share_of(gang.gpus, gang.memory_mib, own)
+            return await self._jobs.submit(gang.task, gang.nodes, share, gang.directory)
 
         return await patiently(get, start)
 

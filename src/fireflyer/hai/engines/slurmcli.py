@@ -70,6 +70,37 @@ class Place(msgspec.Struct, frozen=True):
     """Slurm hears nothing of it as yet, or has begun and not asked it: it may come back, or go down."""
 
 
+class Share(msgspec.Struct, frozen=True):
+    """What a job gets of each of its nodes."""
+
+    gpus: int
+    whole: bool
+    cpus: int = 1
+    memory_mib: int = 0
+    """0: whatever Slurm gives by default. Like `cpus` of no account where the nodes are taken whole."""
+
+    def options(self) -> list[str]:
+        """Of sbatch."""
+        found = [f"--gres=gpu:{self.gpus}"] if self.gpus else []
+        if self.whole:
+            return ["--exclusive", "--mem=0", *found]
+        memory = [f"--mem={self.memory_mib}M"] if self.memory_mib else []
+        return [f"--cpus-per-task={self.cpus}", *memory, *found]
+
+
+def share_of(gpus: int, memory_mib: int, nodes: Iterable[Node]) -> Share:
+    """What a gang gets that asks for so many GPUs (0: whole nodes) and so much memory of each node: GPUs as
+    asked for; CPUs, and memory where none is asked for, in the same proportion, by the smallest of the nodes.
+    """
+    nodes = list(nodes)
+    least = min((node.gpus for node in nodes), default=0)
+    if not gpus or not least or any(node.whole for node in nodes):
+        return Share(least, whole=True)
+    cpus = min(node.cpus * gpus // node.gpus for node in nodes)
+    memory = min(node.memory_mib * gpus // node.gpus for node in nodes)
+    return Share(gpus, whole=False, cpus=max(1, cpus), memory_mib=memory_mib or memory)
+
+
 class Slurm:
     """The commands, for one partition."""
 
@@ -84,6 +115,7 @@ class Slurm:
         try:
             self.partition = partition or self._default()
             self.spots = self._spots()
+            self.whole = self._gives_whole_nodes()
             if not self.places():
                 raise TaskError(f"the partition {self.partition!r} has no nodes")
         except (PeerLost, TaskError) as error:
@@ -104,6 +136,16 @@ class Slurm:
             return {}
         return parse_tree(text)
 
+    def _gives_whole_nodes(self) -> bool:
+        """Whether a job of the partition has its nodes alone, whatever it asks for."""
+        text = self._run("scontrol", "show", "partition", self.partition)
+        plugin = re.search(
+            r"^SelectType\s*=\s*(\S+)", self._run("scontrol", "show", "config"), re.M
+        )
+        return "OverSubscribe=EXCLUSIVE" in text or (
+            plugin is not None and plugin[1] == "select/linear"
+        )
+
     def places(self) -> list[Place]:
         """The partition's nodes as of now.
 
@@ -113,7 +155,7 @@ class Slurm:
         """
         form = "%N|%o|%T|%G|%m|%c|%E"
         text = self._run("sinfo", "-h", "-N", "-p", self.partition, "-o", form)
-        return [parse_node(line, self.spots) for line in text.splitlines()]
+        return [parse_node(line, self.spots, whole=self.whole) for line in text.splitlines()]
 
     def jobs(self, prefix: str) -> list[JobLine]:
         """This user's jobs whose names begin so, those that ended a while ago too.
@@ -131,13 +173,13 @@ class Slurm:
                 jobs.append(JobLine(int(number), state, asked, name))
         return jobs
 
-    def submit(self, name: str, nodes: Sequence[str], gpus: int, attempt: Path) -> int:
+    def submit(self, name: str, nodes: Sequence[str], share: Share, attempt: Path) -> int:
         """Submits the job that starts supervisors; its number.
 
         Args:
             name: by which it is found again.
-            nodes: all of them, for itself.
-            gpus: on each node.
+            nodes: by name.
+            share: of each node.
             attempt: the folder of the first attempt.
 
         Raises:
@@ -148,11 +190,10 @@ class Slurm:
         srun = "srun --mpi=none --cpu-bind=none --kill-on-bad-exit=0 --wait=0"
         task = attempt.parent
         options = [
-            *("--parsable", "--no-requeue", "--exclusive", "--mem=0", "--ntasks-per-node=1"),
+            *("--parsable", "--no-requeue", "--ntasks-per-node=1", *share.options()),
             *(f"--job-name={name}", f"--partition={self.partition}", f"--chdir={task}"),
             *(f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}"),
             *("--open-mode=append", f"--output={str(task).replace('%', '%%')}/slurm-%j.log"),
-            *([f"--gres=gpu:{gpus}"] if gpus else []),
         ]
         script = f"#!/bin/sh\nexec {srun} {shlex.join(command)}\n"
         return int(self._run("sbatch", *options, text=script).split(";")[0])
@@ -194,7 +235,7 @@ class Slurm:
         return done.stdout
 
 
-def parse_node(line: str, spots: dict[str, Spot]) -> Place:
+def parse_node(line: str, spots: dict[str, Spot], *, whole: bool = False) -> Place:
     """A line of `sinfo -o "%N|%o|%T|%G|%m|%c|%E"`."""
     name, address, state, gres, memory, cpus, reason = line.split("|", 6)
     plain = state.rstrip("*~#!%$@^-+")
@@ -209,7 +250,7 @@ def parse_node(line: str, spots: dict[str, Spot]) -> Place:
     spot = spots.get(name, Spot())
     node = Node(
         name=name, state=usable, reason=why, gpus=sum(map(int, counts)), cpus=int(cpus),
-        memory_mib=int(memory), leaf=spot.leaf, zone=spot.zone,
+        memory_mib=int(memory), leaf=spot.leaf, zone=spot.zone, whole=whole,
     )  # fmt: skip
     return Place(node, address, silent)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fireflyer.errors import PeerLost, TaskError
-from fireflyer.hai.engines.slurmcli import JobLine, Place, Slurm, final
+from fireflyer.hai.engines.slurmcli import JobLine, Place, Share, Slurm, final
 from fireflyer.log import get_logger
 
 GONE = "GONE"
@@ -120,7 +120,7 @@ class Jobs:
         self._jobs[task] = Job(newest.id, newest.nodes, newest.state)
         return self._jobs[task]
 
-    async def submit(self, task: str, nodes: tuple[str, ...], gpus: int, attempt: Path) -> Job:
+    async def submit(self, task: str, nodes: tuple[str, ...], share: Share, attempt: Path) -> Job:
         """A new job. REQUIRES: the task has none.
 
         Raises:
@@ -128,7 +128,7 @@ class Jobs:
             TaskError: it refuses.
         """
         name = self._prefix + task
-        number = await asyncio.to_thread(self._slurm.submit, name, nodes, gpus, attempt)
+        number = await asyncio.to_thread(self._slurm.submit, name, nodes, share, attempt)
         job = self._jobs[task] = Job(number, frozenset(nodes), "PENDING")
         return job
 

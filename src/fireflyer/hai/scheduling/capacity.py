@@ -32,6 +32,7 @@ class Capacity:
         "memory",
         "total",
         "total_memory",
+        "whole",
     )
 
     def __init__(self) -> None:
@@ -43,6 +44,8 @@ class Capacity:
         self._jobs: list[int] = []
         self.idle = 0
         """Nodes that hold no job."""
+        self.whole = 0
+        """Nodes that are given to one job at a time."""
         self.largest = 0
         """GPUs of the largest node."""
         self._sized: dict[tuple[int, int], int] = {}
@@ -58,12 +61,13 @@ class Capacity:
         other.memory = self.memory.copy()
         other._jobs = self._jobs.copy()
         other.idle = self.idle
+        other.whole = self.whole
         other.largest = self.largest
         other._sized = self._sized
         other._at_least = self._at_least.copy()
         return other
 
-    def add(self, gpus: int, memory_mib: int) -> int:
+    def add(self, gpus: int, memory_mib: int, *, whole: bool = False) -> int:
         """Appends an idle node; returns its place."""
         place = len(self.total)
         self.total.append(gpus)
@@ -75,24 +79,32 @@ class Capacity:
         self.largest = max(self.largest, gpus)
         self._sized.clear()
         self.idle |= 1 << place
+        self.whole |= whole << place
         self._shift(place, gpus)
         return place
 
-    def resize(self, place: int, gpus: int, memory_mib: int) -> None:
-        """The node has another size now. What is taken stays taken: free may become negative."""
+    def resize(self, place: int, gpus: int, memory_mib: int, *, whole: bool = False) -> None:
+        """The node has another size now. What is taken stays taken: free may become negative. Whether it is
+        given whole changes only while it is idle."""
         self._at_least.extend([0] * (gpus + 1 - len(self._at_least)))
         self.largest = max(self.largest, gpus)
         self._sized.clear()
+        if self.idle >> place & 1:
+            self.whole = self.whole & ~(1 << place) | whole << place
         self._shift(place, self.free[place] + gpus - self.total[place])
         self.memory[place] += memory_mib - self.total_memory[place]
         self.total[place], self.total_memory[place] = gpus, memory_mib
+
+    def share(self, place: int, gpus: int) -> int:
+        """How many GPUs of a node a job gets that asks for so many (0: all)."""
+        return gpus if gpus and not self.whole >> place & 1 else self.total[place]
 
     def take(self, place: int, gpus: int, memory_mib: int) -> None:
         """A job takes `gpus` of a node (0: all of it)."""
         self._jobs[place] += 1
         self.idle &= ~(1 << place)
         self.memory[place] -= memory_mib
-        self._shift(place, self.free[place] - (gpus or self.total[place]))
+        self._shift(place, self.free[place] - self.share(place, gpus))
 
     def give(self, place: int, gpus: int, memory_mib: int) -> None:
         """The reverse of `take`."""
@@ -100,7 +112,7 @@ class Capacity:
         if not self._jobs[place]:
             self.idle |= 1 << place
         self.memory[place] += memory_mib
-        self._shift(place, self.free[place] + (gpus or self.total[place]))
+        self._shift(place, self.free[place] + self.share(place, gpus))
 
     def _shift(self, place: int, free: int) -> None:
         before, bit = self.free[place], 1 << place

@@ -119,11 +119,13 @@ class Cluster:
         """A new node, or another size, health or place of one that is known."""
         place = self.places.get(node.name)
         if place is None:
-            place = self.places[node.name] = self.capacity.add(node.gpus, node.memory_mib)
+            place = self.places[node.name] = self.capacity.add(
+                node.gpus, node.memory_mib, whole=node.whole
+            )
             self.names.append(node.name)
             self.on.append({})
         else:
-            self.capacity.resize(place, node.gpus, node.memory_mib)
+            self.capacity.resize(place, node.gpus, node.memory_mib, whole=node.whole)
         self.nodes[node.name] = node
         self.topology.put(place, node.zone, node.leaf)
         bit = 1 << place
@@ -441,7 +443,7 @@ class Cluster:
             place = self.places[name]
             self.capacity.take(place, job.gpus, job.memory_mib)
             self.on[place][job.id] = job
-            held += job.gpus or self.capacity.total[place] or 1
+            held += self.capacity.share(place, job.gpus) or 1
         job.gpus_held = held
         self.placed[job.level] += 1
         self._count(job, 1)

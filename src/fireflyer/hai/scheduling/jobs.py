@@ -29,6 +29,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """0: the node takes one job, whole."""
     memory_mib: int = 0
     """0: not known, not limited."""
+    whole: bool = False
+    """Whoever gets a part of it gets all."""
     zone: str = ""
     leaf: str = ""
     """Names of the zone and of the switch in it; empty: not known."""

@@ -137,7 +137,8 @@ class _Plan:
     def _finish(self) -> list[Action]:
         """What the next plan may take for granted."""
         cluster = self.cluster
-        cluster.again = self.again or self.cut
+        # Who waits may choose otherwise once others leave, too, and what it kept so far start somebody else.
+        cluster.again = self.again or self.cut or bool(self.victims)
         cluster.alike = not (
             self.waits or self.missed or self.victims or cluster.again
             or cluster.windows or cluster.warm or cluster.quotas

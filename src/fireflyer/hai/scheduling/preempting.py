@@ -57,7 +57,7 @@ def victims_on(
     here: list[tuple[int, int, float, int, Job]] = []
     for job in cluster.on[place].values():
         if job.phase == "suspending":
-            left -= job.gpus or total
+            left -= capacity.share(place, job.gpus)
             left_memory -= job.memory_mib
             continue
         level = -job.standing
@@ -74,26 +74,28 @@ def victims_on(
     if left <= 0 and left_memory <= 0:
         return []
     here.sort(key=lambda entry: entry[:4])
-    return _enough([entry[4] for entry in here], total, left, left_memory) or None
+    jobs = [(entry[4], capacity.share(place, entry[4].gpus)) for entry in here]
+    return _enough(jobs, left, left_memory) or None
 
 
-def _enough(jobs: list["Job"], total: int, left: int, left_memory: int) -> list["Job"]:
-    """The first jobs that free enough, less those that turn out not to be needed; empty: not even all do."""
-    chosen: list[Job] = []
-    for job in jobs:
+def _enough(jobs: list[tuple["Job", int]], left: int, left_memory: int) -> list["Job"]:
+    """The first jobs that free enough, less those that turn out not to be needed; empty: not even all do.
+    Each comes with the GPUs that it holds here."""
+    chosen: list[tuple[Job, int]] = []
+    for job, gpus in jobs:
         if left <= 0 and left_memory <= 0:
             break
-        chosen.append(job)
-        left -= job.gpus or total
+        chosen.append((job, gpus))
+        left -= gpus
         left_memory -= job.memory_mib
     if left > 0 or left_memory > 0:
         return []
-    for job in chosen[:]:
-        if left + (job.gpus or total) <= 0 and left_memory + job.memory_mib <= 0:
-            chosen.remove(job)
-            left += job.gpus or total
+    for job, gpus in chosen[:]:
+        if left + gpus <= 0 and left_memory + job.memory_mib <= 0:
+            chosen.remove((job, gpus))
+            left += gpus
             left_memory += job.memory_mib
-    return chosen
+    return [job for job, _ in chosen]
 
 
 def _cost(victims: list["Job"]) -> Cost:
@@ -134,7 +136,7 @@ def ready_at(
         if left <= 0 and left_memory <= 0:
             break
         found = when
-        left -= job.gpus or total
+        left -= capacity.share(place, job.gpus)
         left_memory -= job.memory_mib
     return found if left <= 0 and left_memory <= 0 else math.inf
 

@@ -42,7 +42,7 @@ def explain(cluster: Cluster, job: Job, now: float, *, expect: bool = True) -> W
     if not topology.enough(job.nodes, large & allowed):
         return _behind_window(cluster, job, now, ahead)
     if not cluster.room_in_quota(job):
-        return Why(text=_behind_quota(cluster, job), ahead=ahead, earliest=None)
+        return Why(text=behind_quota(cluster, job), ahead=ahead, earliest=None)
     return _for_room(cluster, job, now, ahead, allowed, expect=expect)
 
 
@@ -100,7 +100,8 @@ def _behind_window(cluster: Cluster, job: Job, now: float, ahead: int) -> Why:
     return Why(text=text, ahead=ahead, earliest=min(each.end for each in closing))
 
 
-def _behind_quota(cluster: Cluster, job: Job) -> str:
+def behind_quota(cluster: Cluster, job: Job) -> str:
+    """What a quota leaves of room for a job, at its level. REQUIRES: there is one."""
     key = (job.user, job.level, job.group)
     limit = cluster.limit(*key)
     assert limit is not None

@@ -187,7 +187,7 @@ class Controller:
 
         Raises:
             ConfigError: a field of the spec cannot work.
-            TaskError: it asks for more nodes than there are.
+            TaskError: it asks for more than there is, or than the user's quota ever allows.
         """
         row = await self._intake.submit(spec, user, line)
         task = self._tasks.get(row.task)
@@ -536,12 +536,11 @@ class Controller:
     async def _prepared(self, action: Launch, gang: Gang) -> bool:
         """Makes what the attempt needs; False where it is not to start any more."""
         row = self._store.row(action.task)
-        spec = row.spec
 
         async def prepare() -> None:
-            if spec.workspace or spec.venv:
-                log = self._directory(action.task, action.attempt) / "0.log"
-                await self.workspaces.prepare(action.task, spec, log, row.user)
+            if row.spec.workspace or row.spec.venv:
+                where = gang.directory / "0.log"
+                await self.workspaces.prepare(action.task, row.spec, where, row.user)
             await self._engine.prepare(gang)
 
         def unwanted() -> bool:
@@ -550,12 +549,12 @@ class Controller:
 
         if await finish_unless(prepare(), unwanted, lambda: self._news.wait()):
             return True
-        if not self._closing:  # else it comes back as lost: it never reached the engine
-            task, when = self._tasks[action.task], now()
+        if not self._closing:  # else it comes back as lost
+            when = now()
             ended = GangEnded(
                 task=action.task,
                 attempt=action.attempt,
-                outcome="stopped" if task.stopping else "suspended",
+                outcome="stopped" if self._tasks[action.task].stopping else "suspended",
                 reason="before its ranks were started",
                 monotonic_ns=when.monotonic_ns,
                 wall=when.wall,
@@ -568,8 +567,7 @@ class Controller:
 
     def _gang(self, name: str, attempt: int, nodes: tuple[str, ...]) -> Gang:
         row = self._store.row(name)
-        spec = row.spec
-        paths = self.workspaces.paths(name, spec)
+        spec, paths = row.spec, self.workspaces.paths(name, row.spec)
         inherited = {k: v for k, v in os.environ.items() if k not in RESERVED}
         return Gang(
             task=name,
@@ -586,6 +584,8 @@ class Controller:
             directory=self._directory(name, attempt),
             elastic=spec.elastic,
             rejoins=spec.max_restarts - row.restarts,
+            gpus=spec.gpus,
+            memory_mib=spec.memory_mib,
         )
 
     def _grace(self, name: str) -> float:

@@ -89,7 +89,8 @@ class Dispatch:
             node = Node(name=name, health="down", reason="the engine no longer has it")
         else:
             node = Node(
-                name=name, gpus=found.gpus, memory_mib=found.memory_mib, zone=found.zone, leaf=found.leaf,
+                name=name, gpus=found.gpus, memory_mib=found.memory_mib, whole=found.whole,
+                zone=found.zone, leaf=found.leaf,
                 health="ready" if found.state == "up" else found.state, reason=found.reason,
             )  # fmt: skip
             if mark is not None and found.state != "down":
@@ -270,8 +271,8 @@ class Dispatch:
         job = self.cluster.jobs[task]
         return why.explain(self.cluster, job, self.now(), expect=False).text
 
-    def check(self, spec: TaskSpec) -> None:
-        """Refuses what the nodes can never hold.
+    def check(self, spec: TaskSpec, user: str = "") -> None:
+        """Refuses what the nodes can never hold, or the quota of the user.
 
         Raises:
             TaskError: it asks for more than there is.
@@ -294,6 +295,10 @@ class Dispatch:
                 f"the task asks for {lifecycle.count(spec.nodes, 'node')} with {each} each; this server "
                 f"has {large.bit_count()} (`fireflyer nodes`); ask for less"
             )
+        job = _job(Task(id="", order=0, user=user, nodes=0, world=0, max_restarts=0), spec)
+        if job.priority != AUTO and self.cluster.forbidden(job):
+            job.level = job.priority
+            raise TaskError(f"{why.behind_quota(self.cluster, job)}; ask for less")
 
 
 def priority_of(spec: TaskSpec) -> int:

@@ -69,7 +69,7 @@ class Intake:
 
         Raises:
             ConfigError: a field of the spec cannot work.
-            TaskError: it asks for more nodes than there are, or the server ends.
+            TaskError: it asks for more than there is or the user's quota ever allows, or the server ends.
             StorageError: it cannot be written.
         """
         loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ class Intake:
         self._workspaces.admit(spec, user)
         if self.closed:
             raise TaskError("the server is shutting down and takes no more tasks")
-        self._dispatch.check(spec)
+        self._dispatch.check(spec, user)
         task = Task(
             id="", order=0, user=user, nodes=spec.nodes, world=spec.nodes * spec.ranks_per_node,
             max_restarts=spec.max_restarts, max_node_faults=spec.max_node_faults,
