@@ -138,7 +138,7 @@ def test_gpt_learns_the_same_by_python_torchrun_and_fireflyer_run(
     out = ["--to", "safetensors", "--root", "model"]
     weights = tmp_path / "model.safetensors"
     shell.run("ckpt", "export", str(tmp_path / "ddp"), str(weights), *out)
-    assert len(safetensors.load(weights)) > 10
+    assert "embedding.weight" in safetensors.load(weights)
 
 
 @pytest.mark.full
