@@ -176,7 +176,7 @@ def test_an_elastic_job_waits_for_the_next_server(
     assert answers == [True]
     for fenced in steps.fenced:
         fenced(1)
-    assert hai.lease(2, ["a:1"])
+    assert lease(2, ["a:1"])
 
 
 @pytest.mark.usefixtures("running")
