@@ -133,7 +133,8 @@ class Report:
 
     def _whole(self) -> bool:
         option = self._config.option
-        chosen = option.keyword or option.markexpr or option.collectonly or option.lf
+        last_failed = getattr(option, "lf", False)  # there is none without the cache
+        chosen = option.keyword or option.markexpr or option.collectonly or last_failed
         return not chosen and self._config.args_source.name != "ARGS"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

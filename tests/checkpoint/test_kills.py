@@ -206,4 +206,5 @@ def test_kills_at_any_time(base: None, machine: Machine, tmp_path: Path) -> None
         while keepers := machine.keepers():
             machine.kill_keeper(next(iter(keepers)))
     assert furthest > KILLS_A_DIRECTORY, "some of the killed had come to save"
-    assert writes > KILLS // 100, "kills hit the writing of large files"
+    if SOAK:  # some kills hit the writing of large files; of two dozen perhaps none
+        assert writes > KILLS // 100

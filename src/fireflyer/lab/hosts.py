@@ -266,7 +266,7 @@ class Lab:
         }
 
     def kill(self, host: int) -> None:
-        """SIGKILL to every process of a host; returns when none is left."""
+        """SIGKILL to every process of a host, none of which outlives another; returns when none is left."""
         self._end(self.hosts[host])
 
     def freeze(self, host: int) -> None:
@@ -317,7 +317,12 @@ class Lab:
         # A process that was started here but has not entered its namespace yet is found by its session.
         processes = self._processes.get(host.index, [])
         sessions = {process.pid for process in processes}
-        namespaces.end_all(lambda: namespaces.in_sessions(sessions) | self._members(host))
+
+        def alive() -> set[int]:
+            return namespaces.in_sessions(sessions) | self._members(host)
+
+        namespaces.stop_all(alive)  # as without power: none sees another one's end
+        namespaces.end_all(alive)
         for process in processes:
             process.wait()
         self._processes[host.index] = []

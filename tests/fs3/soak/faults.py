@@ -97,7 +97,11 @@ class Anything:
         self.problems: list[str] = []
 
     def run(self, seconds: float, victim: str) -> None:
-        """`victim`: the one node whose bytes are flipped in this time."""
+        """For so long, and until every kind was had.
+
+        Args:
+            victim: the one node whose bytes are flipped in this time.
+        """
         kinds: dict[str, Callable[[], bool]] = {
             "kill": self._kill,
             "kill all": self._kill_all,
@@ -108,7 +112,8 @@ class Anything:
         }
         end = time.monotonic() + seconds
         deck: list[str] = []
-        while time.monotonic() < end:
+        missing = set(kinds)
+        while time.monotonic() < end or missing:
             self._expire()
             if not deck:
                 deck = [*kinds, "kill", "kill", "flip"]
@@ -117,8 +122,9 @@ class Anything:
             if kinds[kind]():
                 self.counts[kind] += 1
                 self.done.append(Fault(time.monotonic(), kind))
+                missing.discard(kind)
             pause = time.monotonic() + self._every_s * self._chance.uniform(0.5, 1.5)
-            while time.monotonic() < min(pause, end):
+            while time.monotonic() < pause:
                 self._expire()
                 time.sleep(0.05)
 
@@ -164,8 +170,10 @@ class Anything:
         return True
 
     def _freeze(self) -> bool:
-        name = self._chance.choice([name for name in self._cluster.parts if name not in self._ends])
-        part = self._cluster.parts[name]
+        up = [name for name in self._cluster.parts if name not in self._ends]
+        if not up:
+            return False
+        part = self._cluster.parts[name := self._chance.choice(up)]
         part.signal(signal.SIGSTOP)
         seconds = self._chance.uniform(0.5, 5.0)
         self._hold(name, seconds, lambda: part.signal(signal.SIGCONT))
