@@ -89,7 +89,7 @@ Request make_request(Kind kind, std::uint64_t count, DType dtype, Op op, int roo
 std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, const Buffers& out,
                                   std::uint64_t count, DType dtype, Op op, int root, Codec wire,
                                   std::uintptr_t residual, std::uint64_t seed, bool shared,
-                                  int priority, std::uint64_t label, bool run_here) {
+                                  int priority, std::uint64_t label, double timeout_s, bool run_here) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
@@ -98,6 +98,7 @@ std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, co
   request.call.shared = shared ? 1 : 0;
   request.call.label = label;
   request.priority = priority;
+  request.timeout_s = timeout_s;
   const nb::gil_scoped_release release;
   return group.submit(std::move(request), run_here);
 }
@@ -305,7 +306,7 @@ using Operations = std::vector<std::shared_ptr<Operation>>;
 std::pair<Operations, std::shared_ptr<Passage>> submit_staged(
     Stager& stager, Group& group, Device::Stream stream, const std::vector<std::uint64_t>& counts,
     Kind kind, const Buffers& in, const Buffers& out, std::uint64_t count, DType dtype, Op op, int root,
-    Codec wire, std::uintptr_t residual, std::uint64_t seed, int priority, std::uint64_t label) {
+    Codec wire, std::uintptr_t residual, std::uint64_t seed, int priority, std::uint64_t label, double timeout_s) {
   Request request = make_request(kind, count, dtype, op, root, wire);
   request.in = pieces_of(in);
   request.out = pieces_of(out);
@@ -313,6 +314,7 @@ std::pair<Operations, std::shared_ptr<Passage>> submit_staged(
   request.seed = seed;
   request.priority = priority;
   request.call.label = label;
+  request.timeout_s = timeout_s;
   const nb::gil_scoped_release release;
   auto staged = stager.stage(request, counts, stream);
   Operations operations;
@@ -360,7 +362,7 @@ void bind_devices(nb::module_ m) {
       .def("submit", &submit_staged,
            nb::kw_only(), "group"_a, "stream"_a, "counts"_a, "kind"_a, "inputs"_a, "outputs"_a, "count"_a,
            "dtype"_a, "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0,
-           "seed"_a = 0, "priority"_a = 0, "label"_a = 0,
+           "seed"_a = 0, "priority"_a = 0, "label"_a = 0, "timeout_s"_a = 0.0,
            "Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` "
            "elements each, if there are several. Memory must stay alive until the passage is finished.");
 }
@@ -432,8 +434,9 @@ void bind(nb::module_ m) {
            "descriptor of the control segment, -1 for a rank alone on its host.")
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a,
            "op"_a = Op::sum, "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0,
-           "shared"_a = false, "priority"_a = 0, "label"_a = 0, "run_here"_a = false,
-           "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.")
+           "shared"_a = false, "priority"_a = 0, "label"_a = 0, "timeout_s"_a = 0.0, "run_here"_a = false,
+           "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. "
+           "timeout_s: of this call; 0: the group's.")
       .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
            "A synchronous allreduce in place. None when it is over; the operation where others are before it.")
       .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1,

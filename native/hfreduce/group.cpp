@@ -150,8 +150,8 @@ std::uint64_t Group::settle_next(std::uint64_t chosen) {
   return chosen;
 }
 
-Deadline Group::deadline() const {
-  const auto limit = std::chrono::duration<double>(timeout_s_.load());
+Deadline Group::deadline(double seconds) const {
+  const auto limit = std::chrono::duration<double>(seconds > 0 ? seconds : timeout_s_.load());
   return {Clock::now() + std::chrono::duration_cast<Clock::duration>(limit), &hurried_};
 }
 
@@ -193,8 +193,9 @@ void Group::execute(Operation& operation) {
   recorder_.started(operation.number, request.call);
   if (request.staging) await_device(*request.staging);
   if (config_.world == 1) return run_alone(operation);
-  if (hierarchy_) return hierarchy_->run(operation, deadline());
-  run_on_host(*team_, operation, deadline());
+  const Deadline end = deadline(request.timeout_s);
+  if (hierarchy_) return hierarchy_->run(operation, end);
+  run_on_host(*team_, operation, end);
 }
 
 // Until the input has come from the device.
@@ -205,7 +206,7 @@ void Group::await_device(const Staging& staging) {
   if (staging.await_input({0, deadline(), look_around})) return;
   throw Error(Code::rank_failed,
               "rank " + std::to_string(config_.rank) +
-                  ": the input did not come from its device within the timeout",
+                  ": timed out: the input did not come from its device within the timeout",
               config_.rank);
 }
 

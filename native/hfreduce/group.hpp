@@ -73,7 +73,7 @@ class Group {
   std::shared_ptr<Operation> next(std::unique_lock<std::mutex>& lock);
   std::uint64_t choose_next() const;
   std::uint64_t settle_next(std::uint64_t chosen);
-  Deadline deadline() const;
+  Deadline deadline(double seconds = 0) const;  // 0: the group's timeout
   void run(Operation& operation);
   void execute(Operation& operation);
   void await_device(const Staging& staging);

@@ -96,7 +96,7 @@ Greeting Hierarchy::greeting(const Call& call) const {
 void Hierarchy::wait(int late_rank) {
   if (deadline_.passed()) {
     throw Error(Code::late,
-                "rank " + std::to_string(late_rank) + " did not take part within the timeout", late_rank);
+                "timed out: rank " + std::to_string(late_rank) + " did not take part within the timeout", late_rank);
   }
   transport_.wait(20ms);
 }

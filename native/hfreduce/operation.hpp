@@ -33,6 +33,7 @@ struct Request {
   int priority = 0;                // higher first; 0: in the order of submission
   float* residual = nullptr;       // error feedback of the wire codec: a float an element
   std::uint64_t seed = 0;          // of stochastic rounding on the wire; 0: to nearest
+  double timeout_s = 0;            // of this call, from when its turn comes; 0: the group's
   std::shared_ptr<Staging> staging = nullptr;  // of a call on device memory, whose pieces are mirrors
 };
 

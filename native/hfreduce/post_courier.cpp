@@ -177,7 +177,7 @@ void Courier::expire(Clock::time_point now) {
   if (now < ledger_.nearest()) return;
   for (const auto& message : ledger_.late(now)) {
     const int rank = message->peer;
-    end(message, Error(Code::deadline_exceeded, to_string(*message) + " did not end within " +
+    end(message, Error(Code::deadline_exceeded, to_string(*message) + " timed out: it did not end within " +
                                                     decimals(message->seconds) + " s"));
     if (rank >= 0) serve(rank, kOut, false);
   }

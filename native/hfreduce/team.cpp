@@ -109,7 +109,7 @@ void Team::fail_deadline(Counter counter, std::uint32_t step) {
   }
   const int rank = members_[late].rank;
   throw Error(Code::late,
-              to_string(call_) + ": rank " + std::to_string(rank) + " did not " +
+              to_string(call_) + " timed out: rank " + std::to_string(rank) + " did not " +
                   (counter == Counter::in ? "join" : "finish") + " within the timeout",
               rank);
 }
@@ -255,7 +255,7 @@ std::uint64_t Team::await_next(Deadline deadline) {
   patience_.deadline = deadline;
   if (!wait_for(header_->decided, decisions_ + 1, patience_)) {
     const int rank = members_[me_ == 0 ? 1 : 0].rank;
-    throw Error(Code::late, "rank " + std::to_string(rank) + " did not say which operation is next", rank);
+    throw Error(Code::late, "timed out: rank " + std::to_string(rank) + " did not say which operation is next", rank);
   }
   return header_->decisions[decisions_++ % 64];
 }

@@ -191,7 +191,9 @@ Error Watch::culprit_of(std::unique_lock<std::mutex>& lock, const Error& late) {
   }
   if (rank == late.rank()) return Error(Code::rank_failed, late.what(), rank);
   return Error(Code::rank_failed,
-               name(rank) + " did not take part within the timeout: " + name(late.rank()) + " waited for it", rank);
+               "timed out: " + name(rank) + " did not take part within the timeout: " + name(late.rank()) +
+                   " waited for it",
+               rank);
 }
 
 Error Watch::announce(const Error& found) {

@@ -187,9 +187,9 @@ class Group:
         members: (rank, Unix socket, pidfd) of this host in team order, -1 where there is none; control: descriptor of the control segment, -1 for a rank alone on its host.
         """
 
-    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, shared: bool = False, priority: int = 0, label: int = 0, run_here: bool = False) -> Operation:
+    def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, shared: bool = False, priority: int = 0, label: int = 0, timeout_s: float = 0.0, run_here: bool = False) -> Operation:
         """
-        Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done.
+        Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. timeout_s: of this call; 0: the group's.
         """
 
     def allreduce_now(self, data: int, bytes: int, count: int, dtype: DType, op: ReduceOp) -> Operation:
@@ -399,7 +399,7 @@ class Stager:
 
     def __init__(self, device: Device) -> None: ...
 
-    def submit(self, *, group: Group, stream: int, counts: Sequence[int], kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, label: int = 0) -> tuple[list[Operation], Passage]:
+    def submit(self, *, group: Group, stream: int, counts: Sequence[int], kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, priority: int = 0, label: int = 0, timeout_s: float = 0.0) -> tuple[list[Operation], Passage]:
         """
         Group.submit for device memory, behind what is in `stream` now; cut into operations of `counts` elements each, if there are several. Memory must stay alive until the passage is finished.
         """

@@ -16,7 +16,7 @@ from fireflyer.hfreduce import devices, flight, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.reform import GRACE_S, join, reform
 from fireflyer.hfreduce.settling import Settling
-from fireflyer.hfreduce.tensors import DTYPES, Buffers, will_wait
+from fireflyer.hfreduce.tensors import DTYPES, Buffers, seconds_of, will_wait
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.hfreduce.work import Joined, Message, Work
 from fireflyer.log import get_logger
@@ -339,6 +339,7 @@ class EngineGroup(ProcessGroup):
             like,
             root=root,
             label=label,
+            timeout_s=seconds_of(opts),
         )
 
     def _submit(

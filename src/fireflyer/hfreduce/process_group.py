@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, RankFailed
@@ -19,20 +20,24 @@ from fireflyer.hfreduce.tensors import (
     OPS,
     address_of,
     all_writable,
+    averaged,
     buffers_of,
     check_dtypes,
     dtype_for,
     has_meaning,
     listed,
     op_of,
+    options,
+    premultiplier,
     readable,
     real,
+    seconds_of,
     will_wait,
     writable,
     writable_on_host,
 )
 from fireflyer.hfreduce.wire import Wire
-from fireflyer.hfreduce.work import OVER, SharedWork, Work
+from fireflyer.hfreduce.work import OVER, Joined, SharedWork, Work
 
 
 def _dense(tensor: torch.Tensor, written: bool) -> tuple[torch.Tensor, Callable[[], None] | None]:
@@ -59,16 +64,27 @@ class ProcessGroupHFReduce(EngineGroup):
 
     # Reductions.
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> Work:
         """In place, one operation a tensor."""
-        if len(tensors) == 1 and will_wait(opts) and self._allreduce_now(tensors[0], opts):
+        opts = options(dist.AllreduceOptions, opts, timeout, op=op)
+        seconds, waits = seconds_of(opts), will_wait(opts)
+        if len(tensors) == 1 and waits and not seconds and self._allreduce_now(tensors[0], opts):
             return OVER
-        op = op_of(opts)
-        return self._over(
-            [self.reduce_tensor(t, op, will_wait(opts)) for t in listed(tensors)], listed(tensors)
-        )
+        reduction, factor = op_of(opts), premultiplier(opts)
+        if factor is not None:
+            self._multiply(listed(tensors), factor)
+        works = [self.reduce_tensor(t, reduction, waits, seconds=seconds) for t in listed(tensors)]
+        return self._over(works, listed(tensors))
 
     allreduce_coalesced = allreduce
+
+    @staticmethod
+    def _multiply(tensors: list[torch.Tensor], factor: Any) -> None:
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.mul_(factor)
 
     def _allreduce_now(self, tensor: torch.Tensor, opts: Any) -> bool:
         """What small operations are made of: one host, dense memory, a caller who waits. False: not so."""
@@ -101,16 +117,19 @@ class ProcessGroupHFReduce(EngineGroup):
         wire: Wire | None = None,
         shared: bool = False,
         label: int = 0,
+        seconds: float = 0.0,
     ) -> Work:
         """Allreduce of one tensor; see `hfreduce.allreduce`."""
         if tensor.layout is torch.sparse_coo:
             return self._reduce_sparse(tensor, op)
         flat, finish = writable(tensor)
         data = real(flat)
+        if not shared:
+            op, finish = averaged(op, data.dtype, data, self._size, finish)
         dtype = dtype_for(data, op)
         buffers = [(data.data_ptr(), data.nbytes)]
         wire = wire or self.wire
-        options = self._wire_options(wire, data.dtype, data.numel(), op)
+        codec = self._wire_options(wire, data.dtype, data.numel(), op)
         work = self._submit(
             native.Kind.ALLREDUCE,
             buffers,
@@ -126,7 +145,8 @@ class ProcessGroupHFReduce(EngineGroup):
             priority=priority,
             shared=shared,
             label=label,
-            **options,
+            timeout_s=seconds,
+            **codec,
         )
         return SharedWork(work, tensor) if shared else work
 
@@ -155,31 +175,50 @@ class ProcessGroupHFReduce(EngineGroup):
         tensor.copy_(total)
         return Work(self, [], [tensor])
 
-    def reduce(self, tensors: Any, opts: Any = None) -> Work:
-        opts = opts or dist.ReduceOptions()
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        *,
+        root: Any = None,
+    ) -> Work:
+        opts = options(dist.ReduceOptions, opts, timeout, op=op, root=root)
         (tensor,) = listed(tensors)
-        op = op_of(opts)
+        reduction, factor = op_of(opts), premultiplier(opts)
         at_root = self._rank == opts.rootRank
+        if factor is not None and at_root:
+            self._multiply([tensor], factor)
+        elif factor is not None:
+            tensor = tensor * factor
         flat, finish = _dense(tensor, written=at_root)
         data = real(flat)
+        reduction, finish = averaged(
+            reduction, data.dtype, data if at_root else None, self._size, finish
+        )
         buffers = buffers_of([data])
         return self._submit(
             native.Kind.REDUCE,
             buffers,
             buffers if at_root else [],
             data.numel(),
-            dtype_for(data, op),
+            dtype_for(data, reduction),
             will_wait(opts),
             [tensor],
             flat,
             finish,
             data,
-            op=op,
+            op=reduction,
             root=opts.rootRank,
+            timeout_s=seconds_of(opts),
         )
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
+    ) -> Work:
         """Lists of inputs by rank; one operation an output."""
+        opts = options(dist.ReduceScatterOptions, opts, timeout, op=op)
         return self._each(self._reduce_scatter, listed(outputs), map(list, inputs), opts)
 
     def _reduce_scatter_base(
@@ -195,7 +234,34 @@ class ProcessGroupHFReduce(EngineGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduce_scatter(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
-        return self._scatter_sums(output, inputs, op_of(opts), will_wait(opts))
+        if (factor := premultiplier(opts)) is not None:
+            inputs = [piece * factor for piece in inputs]
+            waits, opts = will_wait(opts), options(dist.ReduceScatterOptions, None, opts.timeout)
+            opts.asyncOp = not waits  # and a sum from here on
+        if any(piece.numel() != inputs[0].numel() for piece in inputs):
+            return self._scatter_uneven(output, inputs, opts)
+        return self._scatter_sums(
+            output, inputs, op_of(opts), will_wait(opts), seconds=seconds_of(opts)
+        )
+
+    def _scatter_uneven(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
+        """A reduction to each rank: the pieces have other sizes, the same on all ranks."""
+        if len(inputs) != self._size or inputs[self._rank].numel() != output.numel():
+            raise ValueError(
+                f"expected {self._size} tensors, of which number {self._rank} has {output.numel()} elements, "
+                f"got {[piece.numel() for piece in inputs]}"
+            )
+        check_dtypes(output, inputs)
+        flat, finish = writable(output)
+        flat.view(-1).copy_(inputs[self._rank].reshape(-1))
+        op, timeout = (opts.reduceOp, opts.timeout) if opts else (None, None)
+        works = []
+        for root, piece in enumerate(inputs):
+            if piece.numel():
+                call = options(dist.ReduceOptions, None, timeout, op=op, root=root)
+                call.asyncOp = not will_wait(opts)
+                works.append(self.reduce([flat if root == self._rank else piece], call))
+        return Joined(self, works, [output], finish)
 
     def reduce_scatter_pieces(
         self,
@@ -219,14 +285,16 @@ class ProcessGroupHFReduce(EngineGroup):
         priority: int = 0,
         wire: Wire | None = None,
         label: int = 0,
+        seconds: float = 0.0,
     ) -> Work:
         flat, finish = writable(output)
         target = real(flat)
         sources = [real(readable(piece)) for piece in inputs]
+        op, finish = averaged(op, target.dtype, target, self._size, finish)
         self._check_pieces(sources, target)
         check_dtypes(target, sources)
         wire = wire or self.wire
-        options = self._wire_options(wire, target.dtype, target.numel() * len(sources), op)
+        codec = self._wire_options(wire, target.dtype, target.numel() * len(sources), op)
         return self._submit(
             native.Kind.REDUCE_SCATTER,
             buffers_of(sources),
@@ -241,7 +309,8 @@ class ProcessGroupHFReduce(EngineGroup):
             op=op,
             priority=priority,
             label=label,
-            **options,
+            timeout_s=seconds,
+            **codec,
         )
 
     def _wire_options(
@@ -251,8 +320,10 @@ class ProcessGroupHFReduce(EngineGroup):
 
     # Copies.
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Work:
-        opts = opts or dist.BroadcastOptions()
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> Work:
+        opts = options(dist.BroadcastOptions, opts, timeout, root=root)
         (tensor,) = listed(tensors)
         at_root = self._rank == opts.rootRank
         flat, finish = _dense(tensor, written=not at_root)
@@ -269,8 +340,9 @@ class ProcessGroupHFReduce(EngineGroup):
             root=opts.rootRank,
         )
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Outputs: for each input a list by rank; pieces may differ in size between ranks."""
+        opts = options(AllgatherOptions, opts, timeout)
         works = [
             self._gather(native.Kind.ALL_GATHER, list(pieces), source, opts)
             for pieces, source in zip(outputs, listed(inputs), strict=True)
@@ -305,8 +377,10 @@ class ProcessGroupHFReduce(EngineGroup):
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        opts = opts or dist.GatherOptions()
+    def gather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> Work:
+        opts = options(dist.GatherOptions, opts, timeout, root=root)
         (source,) = listed(inputs)
         pieces = list(outputs[0]) if outputs and self._rank == opts.rootRank else []
         return self._gather(native.Kind.GATHER, pieces, source, opts, root=opts.rootRank)
@@ -342,8 +416,10 @@ class ProcessGroupHFReduce(EngineGroup):
             label=label,
         )
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        opts = opts or dist.ScatterOptions()
+    def scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, root: Any = None
+    ) -> Work:
+        opts = options(dist.ScatterOptions, opts, timeout, root=root)
         (output,) = listed(outputs)
         sources = [readable(t) for t in inputs[0]] if self._rank == opts.rootRank else []
         flat, finish = writable(output)
@@ -362,8 +438,9 @@ class ProcessGroupHFReduce(EngineGroup):
             root=opts.rootRank,
         )
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Lists by rank; pieces may have any sizes."""
+        opts = options(dist.AllToAllOptions, opts, timeout)
         if len(inputs) != self._size or len(outputs) != self._size:
             raise ValueError(f"all_to_all needs a tensor a rank ({self._size}) on both sides")
         check_dtypes(inputs[0], [*inputs, *outputs])
@@ -388,19 +465,29 @@ class ProcessGroupHFReduce(EngineGroup):
         output_splits: list[int],
         input_splits: list[int],
         opts: Any = None,
+        timeout: Any = None,
     ) -> Work:
         """Splits are rows of the first dimension for each rank; empty: equal ones."""
         flat, finish = writable(output)
         sources = self._rows(readable(source), input_splits)
-        work = self.alltoall(self._rows(flat, output_splits), sources, opts)
+        work = self.alltoall(self._rows(flat, output_splits), sources, opts, timeout)
         return self._finish_with(work, [output], finish)
 
     all_to_all_single = alltoall_base
 
-    def barrier(self, opts: Any = None) -> Work:
-        empty: list[torch.Tensor] = []
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        opts = options(dist.BarrierOptions, opts, timeout)
         return self._submit(
-            native.Kind.BARRIER, [], [], 0, native.DType.UINT8, will_wait(opts), empty, None, None
+            native.Kind.BARRIER,
+            [],
+            [],
+            0,
+            native.DType.UINT8,
+            will_wait(opts),
+            [],
+            None,
+            None,
+            timeout_s=seconds_of(opts),
         )
 
     # Point to point, apart from the order of the collectives.

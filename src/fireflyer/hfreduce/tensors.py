@@ -1,5 +1,6 @@
 """What the engine takes: dtypes, operations, and dense memory for a caller's tensors."""
 
+import datetime
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,15 +42,83 @@ def listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
+def options(kind: type, opts: Any, timeout: Any = None, *, op: Any = None, root: Any = None) -> Any:
+    """The options of a call, which torch's groups also take in short: `allreduce(tensors, op, timeout)`,
+    `broadcast(tensor, root, timeout)`, `barrier(timeout)`, by place or by name.
+
+    Args:
+        kind: of the options.
+        opts: those, or what stands in their place.
+    """
+    if isinstance(opts, datetime.timedelta):
+        timeout, opts = opts, None
+    elif isinstance(opts, int):
+        root, opts = opts, None
+    elif isinstance(opts, ReduceOp | ReduceOp.RedOpType):
+        op, opts = opts, None
+    if opts is not None and timeout is None and op is None and root is None:
+        return opts
+    made = opts or kind()
+    if timeout is not None:
+        made.timeout = timeout
+    if op is not None:
+        made.reduceOp = op if isinstance(op, ReduceOp) else ReduceOp(op)
+    if root is not None:
+        made.rootRank = root
+    return made
+
+
 def will_wait(opts: Any) -> bool:
     """Will the caller wait at once?"""
     return opts is not None and not getattr(opts, "asyncOp", True)
 
 
+def seconds_of(opts: Any) -> float:
+    """The timeout of this call; 0: it has none of its own, so the group's counts."""
+    timeout = getattr(opts, "timeout", None)
+    return max(0.0, timeout.total_seconds()) if timeout is not None else 0.0  # torch: -1 ms is none
+
+
 def op_of(opts: Any) -> native.ReduceOp:
-    if opts is None:
+    """PREMUL_SUM is a sum of what the caller has multiplied by `premultiplier`."""
+    if opts is None or opts.reduceOp.op == ReduceOp.PREMUL_SUM:
         return native.ReduceOp.SUM
     return op_named(opts.reduceOp)
+
+
+def premultiplier(opts: Any) -> Any:
+    """What each rank's values are multiplied by before they are added; None: nothing."""
+    if opts is None or opts.reduceOp.op != ReduceOp.PREMUL_SUM:
+        return None
+    return opts.reduceOp.factor
+
+
+def averaged(
+    op: native.ReduceOp,
+    dtype: torch.dtype,
+    result: torch.Tensor | None,
+    world: int,
+    finish: Callable[[], None] | None,
+) -> tuple[native.ReduceOp, Callable[[], None] | None]:
+    """Turns the mean of integers into a sum that is divided, rounding towards zero, when it is waited for.
+
+    Args:
+        result: receives the sum; None if another rank receives it.
+        finish: runs at the end anyway.
+
+    Returns:
+        The operation to submit, and what to run at its end.
+    """
+    if op is not native.ReduceOp.AVG or dtype.is_floating_point or dtype is torch.bool:
+        return op, finish
+
+    def divide() -> None:
+        if result is not None:
+            result.div_(world, rounding_mode="trunc")
+        if finish is not None:
+            finish()
+
+    return native.ReduceOp.SUM, divide
 
 
 def op_named(op: Any) -> native.ReduceOp:
