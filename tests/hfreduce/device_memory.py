@@ -88,7 +88,7 @@ class DeviceCall(Call):
         return tensor
 
     def finish(self, work: Any) -> None:
-        if isinstance(work, torch.futures.Future):
+        if isinstance(work, torch._C.Future):
             self._memory.go_on()  # torch knows nothing of this stream: the future waits on the host
         super().finish(work)
 

@@ -26,18 +26,9 @@ EXPECTED_FAILURES = {
     "test_batch_isend_irecv_self_nccl": _SELF,
     "test_ddp_apply_optim_in_backward": _DIVERGING,
     "test_ddp_apply_optim_in_backward_grad_as_bucket_view_false": _DIVERGING,
-    "test_ddp_compile_static_graph": (
-        "hfreduce: torch.compile traces into the group's own broadcast, called by DDP, and fails"
-    ),
     "test_ddp_device": "asserts the index of the CUDA device to which DDP moves its inputs",
-    "test_ddp_grad_div_uneven_inputs": (
-        "hfreduce: wait() never returns on a Work that only torch's C++ code still holds"
-    ),
     "test_ddp_inference": _SYNC_BATCH_NORM,
     "test_ddp_logging_data_gpu": "asserts the numbers of CUDA devices in what DDP logs",
-    "test_ddp_profiling_torch_profiler": (
-        "hfreduce: the profiler sees no events hfreduce:all_reduce and hfreduce:broadcast"
-    ),
     "test_ddp_uneven_inputs_stop_iteration_sync_bn": _SYNC_BATCH_NORM,
     "test_monitored_barrier_allreduce_hang": _NCCL_TIMEOUT,
     "test_monitored_barrier_allreduce_hang_wait_all_ranks": _NCCL_TIMEOUT,
@@ -51,7 +42,7 @@ EXPECTED_FAILURES = {
 }
 
 # Seconds after which a test is known to hang.
-EXPECTED_HANGS = {"test_ddp_grad_div_uneven_inputs": 15.0}
+EXPECTED_HANGS: dict[str, float] = {}
 
 # One test or two for everything that torch's tests cover, for `make test-all`.
 MOST_TELLING = (

@@ -15,6 +15,7 @@ import torch
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError
+from fireflyer.hfreduce.uncompiled import uncompiled
 from fireflyer.hfreduce.work import Settler, Work
 
 PART_BYTES = 4 << 20
@@ -97,6 +98,7 @@ def keep_for_ever(held: object) -> None:
     _kept.append(held)
 
 
+@uncompiled
 class DeviceWork(Work):
     """A collective on the memory of a device.
 

@@ -12,16 +12,18 @@ from torch.distributed import ProcessGroup
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError, FireflyerError, RankFailed
-from fireflyer.hfreduce import devices, flight, rendezvous
+from fireflyer.hfreduce import devices, flight, profiling, rendezvous
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.reform import GRACE_S, join, reform
 from fireflyer.hfreduce.settling import Settling
 from fireflyer.hfreduce.tensors import DTYPES, Buffers, seconds_of, will_wait
+from fireflyer.hfreduce.uncompiled import uncompiled
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.hfreduce.work import Joined, Message, Work
 from fireflyer.log import get_logger
 
 
+@uncompiled
 class EngineGroup(ProcessGroup):
     """A torch process group without its collectives; see `ProcessGroupHFReduce`."""
 
@@ -357,6 +359,25 @@ class EngineGroup(ProcessGroup):
         **options: Any,
     ) -> Work:
         """`like`: one of the tensors whose memory the buffers are."""
+        arguments = (kind, inputs, outputs, count, dtype, inline, result, held, finish, like)
+        if not profiling.enabled():
+            return self._start(*arguments, **options)
+        return profiling.recorded(kind, lambda: self._start(*arguments, **options))
+
+    def _start(
+        self,
+        kind: native.Kind,
+        inputs: Buffers,
+        outputs: Buffers,
+        count: int,
+        dtype: native.DType,
+        inline: bool,
+        result: list[torch.Tensor],
+        held: object,
+        finish: Callable[[], None] | None,
+        like: torch.Tensor | None,
+        **options: Any,
+    ) -> Work:
         call: dict[str, Any] = {
             "kind": kind,
             "inputs": inputs,

@@ -31,6 +31,7 @@ from fireflyer.errors import CollectiveError, DeadlineExceeded, RankFailed
 from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
 from fireflyer.hfreduce.tensors import address_of
 from fireflyer.hfreduce.torch import empty
+from fireflyer.hfreduce.work import Promise
 
 Tree = Any  # a rank, or a list of trees: mypy has no finite name for it
 
@@ -175,13 +176,14 @@ class PlannedWork(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the tensor, completed by the hierarchy's thread."""
         if self._future is None:
-            future = self._future = torch.futures.Future()
+            promise = Promise()
+            self._future = promise.future
 
             def settle(done: "concurrent.futures.Future[None]") -> None:
                 if error := done.exception():
-                    future.set_exception(error)  # type: ignore[arg-type]  # torch's stub is wrong
+                    promise.fail(error)
                 else:
-                    future.set_result([self._tensor])
+                    promise.complete([self._tensor])
 
             self._done.add_done_callback(settle)
         return self._future

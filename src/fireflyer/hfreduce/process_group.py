@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, RankFailed
-from fireflyer.hfreduce import devices
+from fireflyer.hfreduce import devices, profiling
 from fireflyer.hfreduce.engine_group import EngineGroup
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.tensors import (
@@ -36,6 +36,7 @@ from fireflyer.hfreduce.tensors import (
     writable,
     writable_on_host,
 )
+from fireflyer.hfreduce.uncompiled import uncompiled
 from fireflyer.hfreduce.wire import Wire
 from fireflyer.hfreduce.work import OVER, Joined, SharedWork, Work
 
@@ -45,6 +46,7 @@ def _dense(tensor: torch.Tensor, written: bool) -> tuple[torch.Tensor, Callable[
     return writable(tensor) if written else (readable(tensor), None)
 
 
+@uncompiled
 class ProcessGroupHFReduce(EngineGroup):
     """A torch process group over the native engine.
 
@@ -88,6 +90,8 @@ class ProcessGroupHFReduce(EngineGroup):
 
     def _allreduce_now(self, tensor: torch.Tensor, opts: Any) -> bool:
         """What small operations are made of: one host, dense memory, a caller who waits. False: not so."""
+        if profiling.enabled():
+            return False
         dtype = DTYPES.get(tensor.dtype)
         if self._between_hosts or dtype is None or tensor.layout is not torch.strided:
             return False

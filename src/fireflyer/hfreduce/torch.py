@@ -13,6 +13,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.hfreduce import register_backend
 from fireflyer.hfreduce.process_group import ProcessGroupHFReduce
 from fireflyer.hfreduce.tensors import op_named
+from fireflyer.hfreduce.uncompiled import uncompiled
 from fireflyer.hfreduce.wire import Wire
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 
+@uncompiled
 def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An uninitialised CPU tensor in zero-copy memory: collectives reduce it where it lies.
 
@@ -53,6 +55,7 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return empty(*tensor.shape, dtype=tensor.dtype)
 
 
+@uncompiled
 def allreduce(
     tensor: torch.Tensor,
     op: Any = ReduceOp.SUM,
@@ -100,6 +103,7 @@ def allreduce(
     return work.result()[0] if shared else None
 
 
+@uncompiled
 def reduce_scatter(
     output: torch.Tensor,
     source: torch.Tensor,
@@ -137,6 +141,7 @@ def reduce_scatter(
     return None
 
 
+@uncompiled
 def all_gather(
     output: torch.Tensor,
     source: torch.Tensor,

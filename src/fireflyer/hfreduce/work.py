@@ -2,6 +2,7 @@
 
 import datetime
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import CollectiveError, ConfigError, DeadlineExceeded
+from fireflyer.hfreduce.uncompiled import uncompiled
 
 
 class Settler(Protocol):
@@ -25,6 +27,49 @@ class Settler(Protocol):
         """Asks that the operation of this number be cancelled on all ranks."""
 
 
+class Promise:
+    """A future that ends in an error for torch's C++ code, too.
+
+    To C++ an exception set by `torch.futures.Future.set_exception` is a value: DDP's reducer takes it for
+    tensors and crashes. What a callback raises is an error everywhere, a RuntimeError that names it.
+    """
+
+    def __init__(self) -> None:
+        self._begun: torch.futures.Future[None] = torch.futures.Future()
+        self._result: list[torch.Tensor] = []
+        self._error: BaseException | None = None
+        self.future = self._begun.then(self._end)
+
+    def _end(self, begun: torch.futures.Future[None]) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def complete(self, result: list[torch.Tensor]) -> None:
+        self._result = result
+        self._begun.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._begun.set_result(None)
+
+
+_SMALL_BYTES = 1024
+
+_abandoned: deque["Work"] = deque(maxlen=8)
+"""The last works on a few numbers that were dropped before a wait for them. torch's C++ code may still hold
+one (DDP's join does, of a count of ranks) and wait for it later: for ever, if its Python object has gone."""
+
+
+def _keep_if_small(
+    work: "Work", limit: int = _SMALL_BYTES, keep: Callable[["Work"], None] = _abandoned.append
+) -> None:
+    """Nothing global may be asked here: at the end of the process it has gone."""
+    if sum(tensor.nbytes for tensor in work._result) <= limit:
+        keep(work)
+
+
+@uncompiled
 class Work(dist.Work):
     """Operations of the engine and the tensors that they work on, which live until all of them are over.
 
@@ -54,8 +99,14 @@ class Work(dist.Work):
         self._held = held
         self._finish = finish
         self._lock = threading.Lock()
+        self._awaited = False
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._promise: Promise | None = None  # until the future is complete
         self._future_device: torch.device | None = None
+
+    def __del__(self, keep: Callable[["Work"], None] = _keep_if_small) -> None:
+        if not self._awaited:
+            keep(self)
 
     def is_completed(self) -> bool:
         return all(operation.done() for operation in self._operations)
@@ -96,6 +147,7 @@ class Work(dist.Work):
             RankFailed, CollectiveError: see `hfreduce.allreduce`.
             Cancelled: see `cancel`.
         """
+        self._awaited = True
         self._await(timeout)
         if self._finish is not None:
             with self._lock:
@@ -117,6 +169,17 @@ class Work(dist.Work):
             except CollectiveError as error:
                 self._settler.failed(error)
                 raise
+
+    def finish_with(self, more: Callable[[], None]) -> None:
+        """Adds to what runs once at the end, before any wait for it returns."""
+        finish = self._finish
+
+        def both() -> None:
+            if finish is not None:
+                finish()
+            more()
+
+        self._finish = both
 
     def _after_finish(self) -> None:
         """Whoever waits from now on waits for what `finish` has put into the current stream, too."""
@@ -141,11 +204,10 @@ class Work(dist.Work):
         On a device that torch knows it is complete at once: whoever waits for it makes his stream wait.
         """
         if self._future is None and self._future_device is not None:
-            self._future = torch.futures.Future(devices=[self._future_device])
-            with torch.cuda.stream(torch.cuda.Stream(self._future_device)):
-                self.settle()
+            self._future = self._settled_on(self._future_device)
         elif self._future is None:
-            self._future = torch.futures.Future()
+            self._promise = Promise()
+            self._future = self._promise.future
             if self.is_completed():
                 self.settle()
             else:
@@ -154,17 +216,30 @@ class Work(dist.Work):
 
     def settle(self) -> None:
         """Waits and completes the future, with the error if there is one."""
-        assert self._future is not None
-        if self._future_device is None:
-            self.settle_silently()
+        assert self._promise is not None
+        self.settle_silently()
         try:
             self.wait()
         except Exception as error:  # noqa: BLE001  # handed to whoever waits for the future
-            self._future.set_exception(error)  # type: ignore[arg-type]  # torch's stub is wrong
+            self._promise.fail(error)
         else:
-            self._future.set_result(self._result)
+            self._promise.complete(self._result)
+        self._promise = None
+
+    def _settled_on(self, device: torch.device) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[device])
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            try:
+                self.wait()
+            except Exception as error:  # noqa: BLE001  # handed to whoever waits for the future
+                promise = Promise()
+                promise.fail(error)
+                return promise.future
+            future.set_result(self._result)
+        return future
 
 
+@uncompiled
 class Joined(Work):
     """Several works as one, and what to do at their end."""
 
@@ -197,11 +272,13 @@ class Joined(Work):
             work.settle_silently()
 
 
+@uncompiled
 class SharedWork(Work):
     """An allreduce whose result lies once a host. `result()` has it; the tensor of the call stays."""
 
     def __init__(self, work: Work, like: torch.Tensor) -> None:
         super().__init__(work._settler, work._operations, [], work)
+        work._awaited = True  # by this one
         self._like = like
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
@@ -213,6 +290,7 @@ class SharedWork(Work):
         return True
 
 
+@uncompiled
 class Message(Work):
     """A send or receive. Whoever waits for it moves its bytes meanwhile."""
 
