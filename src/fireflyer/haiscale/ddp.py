@@ -5,9 +5,8 @@ goes on into the next forward, most urgent first, ByteScheduler's (Peng et al., 
 docs/haiscale.md.
 """
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +27,14 @@ from fireflyer.haiscale.reducer import FIRST, Options, Reducer, Times, let_go
 from fireflyer.haiscale.refusals import check_count, check_module, given
 from fireflyer.haiscale.states import share
 from fireflyer.haiscale.stepping import SplitOptimizer, check_holds
+from fireflyer.haiscale.wrapper import DDP_ARGUMENTS, Wrapper, check_arguments
 from fireflyer.hfreduce import Wire
 from fireflyer.hfreduce.planned import PlannedHierarchy, Tree
 
 DEFAULT_BUCKET_BYTES = 2 << 20
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(Wrapper):
     """Replicates `module` over the ranks of a group and averages gradients.
 
     Without `optimizer`, every parameter's `.grad` is the average over the ranks when `loss.backward()`
@@ -63,6 +63,7 @@ class DistributedDataParallel(nn.Module):
         elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
             then steps as without it.
         redivide, doors: see `elastic.Elastic`.
+        torchs: arguments of torch's DistributedDataParallel that mean nothing here, such as `device_ids`.
         should_suspend: whether this rank was asked to leave, e.g. `hai.suspend_requested`; asked with each
             synchronised backward, until one rank says yes. See `suspending`.
 
@@ -94,10 +95,12 @@ class DistributedDataParallel(nn.Module):
         redivide: Callable[[int, int], object] | None = None,
         doors: str | os.PathLike[str] | None = None,
         should_suspend: Callable[[], bool] | None = None,
+        **torchs: object,
     ) -> None:
         super().__init__()
-        if isinstance(process_group, Optimizer):
-            raise ConfigError("the second argument is process_group; pass optimizer=...")
+        check_arguments("DistributedDataParallel", DDP_ARGUMENTS, torchs)
+        if isinstance(process_group, Optimizer | list | tuple):
+            raise ConfigError("the second argument is process_group; pass optimizer=... by name")
         group = process_group or dist.group.WORLD
         if not isinstance(group, hfreduce.ProcessGroupHFReduce):
             raise ConfigError(
@@ -203,14 +206,30 @@ class DistributedDataParallel(nn.Module):
                 self._buffer_copy.start(0)
             self._buffer_copy.finish()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward inside accumulates locally; the first one outside reduces the sum."""
-        before, self.reducer.synchronise = self.reducer.synchronise, False
-        try:
-            yield
-        finally:
-            self.reducer.synchronise = before
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        return self.reducer.synchronise
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        self.reducer.synchronise = wanted
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """That of `module`, by its names."""
+        if args or kwargs.get("destination") is not None:  # a module around this one collects
+            around: dict[str, Any] = super().state_dict(*args, **kwargs)
+            return around
+        state: dict[str, Any] = self.module.state_dict(**kwargs)
+        return state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Takes what `state_dict` gave, or torch's wrapper, whose names begin with "module."."""
+        own = set(self.module.state_dict())
+        if not own.issuperset(state_dict) and all(key.startswith("module.") for key in state_dict):
+            state_dict = {key.removeprefix("module."): value for key, value in state_dict.items()}
+        return self.module.load_state_dict(state_dict, strict, assign)
 
     def settle(self) -> None:
         """Returns when every gradient has arrived and every step that was asked for is done."""

@@ -47,6 +47,7 @@ from fireflyer.haiscale.sharded_facts import Wires, costs_of, sent_by
 from fireflyer.haiscale.sharding import Sharding, Unit, connect, refuse_unknown
 from fireflyer.haiscale.stepping import check_holds
 from fireflyer.haiscale.unsharding import Seat, moved, put_on_blank, take_off
+from fireflyer.haiscale.wrapper import FSDP_ARGUMENTS, Wrapper, check_arguments
 from fireflyer.haiscale.wrapping import (
     AutoWrapPolicy,
     InitFunction,
@@ -86,7 +87,7 @@ class Moved:
     received: int
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(Wrapper):
     """Shards `module` over the ranks of a group; trains as one process with the global batch would.
 
     Without `optimizer`, make one on `parameters()` after wrapping; every `.grad` is the average over the
@@ -129,7 +130,7 @@ class FullyShardedDataParallel(nn.Module):
         elastic: go on without ranks that are lost, in the steps of `self.elastic`; needs `optimizer`, which
             then steps as without it. The mesh must be of all ranks of the default group (`process_group`).
         redivide, doors: see `elastic.Elastic`.
-        should_suspend: as DistributedDataParallel has it; see `suspending`.
+        should_suspend, torchs: as DistributedDataParallel has them; see `suspending`.
 
     Attributes:
         module: the sharded module.
@@ -167,8 +168,10 @@ class FullyShardedDataParallel(nn.Module):
         redivide: Callable[[int, int], object] | None = None,
         doors: str | os.PathLike[str] | None = None,
         should_suspend: Callable[[], bool] | None = None,
+        **torchs: object,
     ) -> None:
         super().__init__()
+        check_arguments("FullyShardedDataParallel", FSDP_ARGUMENTS, torchs)
         whole_group = _elastic_group(process_group, optimizer) if elastic else None
         joins = joins or (whole_group is not None and whole_group.joined)
         if elastic and joins:
@@ -182,8 +185,7 @@ class FullyShardedDataParallel(nn.Module):
             wire=wire,
             mixed_precision=mixed_precision,
         )
-        parts = units_of(module, auto_wrap_policy)
-        check_units(module, parts)
+        check_units(module, parts := units_of(module, auto_wrap_policy))
         trained = next(p for p in module.parameters() if p.requires_grad)
         wire = precision_of(mixed_precision, trained.dtype, wire)[1]
         offload = offloads(cpu_offload)
@@ -317,20 +319,14 @@ class FullyShardedDataParallel(nn.Module):
         if self._at_once or compiles:
             self._sharding.settle()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward inside accumulates whole gradients locally; the first one outside reduces the sum."""
-        before = [
-            (unit.group, unit.group.reduce_grads, unit.group.all_reduce_grads)
-            for unit in self._units
-        ]
-        for group, *_ in before:
-            group.reduce_grads = group.all_reduce_grads = False
-        try:
-            yield
-        finally:
-            for group, reduces, all_reduces in before:
-                group.reduce_grads, group.all_reduce_grads = reduces, all_reduces
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        return all(unit.group.reduce_grads for unit in self._units)
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, wanted: bool) -> None:
+        for unit in self._units:
+            unit.group.reduce_grads = unit.group.all_reduce_grads = wanted
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales all gradients so that their common norm is at most `max_norm`. Collective.
@@ -514,17 +510,20 @@ class FullyShardedDataParallel(nn.Module):
         parts = whole.cut(state_dict, self.module.state_dict())
         return self.module.load_state_dict(parts, strict, assign)
 
-    @staticmethod
     @contextlib.contextmanager
-    def summon_full_params(module: nn.Module, writeback: bool = True) -> Iterator[None]:
-        """Within, all sharded modules in `module` show whole parameters. Collective; no forward inside.
+    def summon_full_params(
+        self: nn.Module, module: nn.Module | None = None, *, writeback: bool = True
+    ) -> Iterator[None]:
+        """Within, all sharded modules show whole parameters. Collective; no forward inside.
+
+        Also `FullyShardedDataParallel.summon_full_params(module)`, for any module.
 
         Args:
-            module: a FullyShardedDataParallel, or a module that has some.
+            module: a FullyShardedDataParallel, or a module that has some. Default: this one.
             writeback: keep what is written to them: each rank keeps its part.
         """
         with contextlib.ExitStack() as stack:
-            for part in module.modules():
+            for part in (module or self).modules():
                 if isinstance(part, FullyShardedDataParallel):
                     stack.enter_context(part._summoned(writeback))
             yield
