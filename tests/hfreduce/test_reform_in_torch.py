@@ -4,7 +4,7 @@ import datetime
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,8 +12,9 @@ import torch.distributed as dist
 from tests.hfreduce.conftest import die, init, meet
 
 import fireflyer.hfreduce as hfreduce
-from fireflyer.errors import CollectiveError, ConfigError
+from fireflyer.errors import CollectiveError, ConfigError, DeadlineExceeded
 from fireflyer.hfreduce import joining
+from fireflyer.hfreduce.roll_call import RollCall
 
 MINUTE = datetime.timedelta(seconds=60)
 
@@ -59,6 +60,73 @@ def test_a_manager_forms_the_group_by_a_store(
         return totals
 
     assert start_gang(body, 3).results() == [None, [1, 3, 2, 2], [1, 3, 2, 2]]
+
+
+class Options(NamedTuple):
+    """As torch's ReconfigureOptions, which come with torch 2.14."""
+
+    handles: Any
+    uuid: int
+    timeout: datetime.timedelta | None = None
+
+
+def test_a_manager_forms_the_group_by_handles(
+    start_gang: Callable[..., Any], tmp_path: Path
+) -> None:
+    """torchft's newer way: members tell it their handles, and each quorum is a list of them."""
+
+    def exchange(path: Path, rank: int, members: list[int], handle: str) -> list[str]:
+        store = dist.FileStore(str(path), -1)
+        store.set(str(rank), handle)
+        return [store.get(str(member)).decode() for member in members]
+
+    def body(rank: int, world: int) -> list[float]:
+        group = hfreduce.ProcessGroupHFReduce.alone(MINUTE)
+        assert group.supports_reconfigure
+        handle = group.get_reconfigure_handle()
+        assert handle == group.get_reconfigure_handle()
+        sums = []
+        for number, members in enumerate(([0, 1, 2], [2, 1], [1, 2])):
+            if rank not in members:
+                meet(str(tmp_path / "left"), rank, world)
+                break
+            handles = exchange(tmp_path / str(number), rank, members, handle)
+            assert group.reconfigure(Options(handles, number, MINUTE)).wait()
+            assert (group.rank(), group.size()) == (members.index(rank), len(members))
+            tensor = torch.full((1_000,), float(rank))
+            group.allreduce([tensor]).wait()
+            sums.append(float(tensor[0]))
+            if number == 0 and rank != 0:
+                meet(str(tmp_path / "left"), rank, world)
+        return sums
+
+    assert start_gang(body, 3).results() == [[3], [3, 3, 3], [3, 3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("handles", "reason"),
+    [
+        ({"a"}, "not a set"),
+        (["a"], "none of hfreduce's"),
+        (['{"id":"x","store":"h:1"}'], "own handle"),
+    ],
+)
+def test_bad_handles_are_refused(handles: Any, reason: str) -> None:
+    group = hfreduce.ProcessGroupHFReduce.alone(MINUTE)
+    with pytest.raises(ConfigError, match=reason):
+        group.reconfigure(Options(handles, 1))
+    tensor = torch.ones(3)
+    group.allreduce([tensor]).wait()
+    group.shutdown()
+
+
+def test_a_rank_that_is_late_fills_no_log(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch's TCPStore logs each wait that ends without the key."""
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, None, False)
+    with pytest.raises(DeadlineExceeded, match="rank 1 did not come within"):
+        RollCall(client, 0, 2, 0.6).card_of(1)
+    assert "waitForInput" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:1", "host:x/a", ":1/a", "/a"])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -13,13 +14,14 @@ from torch.distributed import ProcessGroup
 from fireflyer._native import hfreduce as native
 from fireflyer.errors import ConfigError, FireflyerError, RankFailed
 from fireflyer.hfreduce import devices, flight, profiling, rendezvous
+from fireflyer.hfreduce.handles import Member
 from fireflyer.hfreduce.handshake import Purpose
 from fireflyer.hfreduce.reform import GRACE_S, join, reform
 from fireflyer.hfreduce.settling import Settling
 from fireflyer.hfreduce.tensors import DTYPES, Buffers, seconds_of, will_wait
 from fireflyer.hfreduce.uncompiled import uncompiled
 from fireflyer.hfreduce.wire import Wire
-from fireflyer.hfreduce.work import Joined, Message, Work
+from fireflyer.hfreduce.work import OVER, Joined, Message, Work
 from fireflyer.log import get_logger
 
 
@@ -83,6 +85,7 @@ class EngineGroup(ProcessGroup):
         self._messages: list[Work] = []  # kept alive as `_under_way` is, but they end in any order
         self._under_way: collections.deque[Work] = collections.deque()
         self._settler = Settling()
+        self._member: Member | None = None
 
     def _use(self, connection: rendezvous.Connection) -> None:
         """Makes a connected group of the engine this object's own."""
@@ -216,24 +219,58 @@ class EngineGroup(ProcessGroup):
             DeadlineExceeded, RankFailed, ProtocolMismatch, NoSpace, CollectiveError: see
                 `rendezvous.connect`.
         """
-        address, _, prefix = store_addr.partition("/")
-        host, _, port = address.rpartition(":")
-        if not host or not prefix or not port.isdecimal():
-            raise ConfigError(f"store_addr={store_addr!r}: not host:port/prefix")
         get_logger("hfreduce").debug(
             "configure: replica %s is rank %d of %d, quorum %s, group rank %s of %s, global ranks %s",
             *(replica_id, rank, world_size, quorum_id, group_rank, group_world_size, global_ranks),
         )
+        self._form_at(store_addr, rank, world_size, self._timeout_s)
+
+    def _form_at(self, store_addr: str, rank: int, world_size: int, seconds: float) -> None:
+        address, _, prefix = store_addr.partition("/")
+        host, _, port = address.rpartition(":")
+        if not host or not prefix or not port.isdecimal():
+            raise ConfigError(f"store_addr={store_addr!r}: not host:port/prefix")
         if any(not work.is_completed() for work in (*self._under_way, *self._messages)):
             self.abort()
         self._let_go()
         self._connection.close()
-        seconds = self._timeout_s
         limit = datetime.timedelta(seconds=seconds)
         store = dist.TCPStore(host, int(port), None, False, limit, wait_for_workers=False)
         prefixed = dist.PrefixStore(prefix, store)
         self._use(rendezvous.connect(prefixed, rank, world_size, seconds, host))
+        self._engine.set_timeout(self._timeout_s)
         self._tell_torch()
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Torch's name: managers such as torchft's ask it."""
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """Returns this member's handle, for `reconfigure` of all members. Opens a store, once."""
+        if self._member is None:
+            self._member = Member(self.join_address.rpartition(":")[0])
+        return msgspec.json.encode(self._member.handle).decode()
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Forms this group anew, in place, as torch's groups do from 2.14 on: all members call it.
+
+        Args:
+            opts: `handles`, a list in the order of ranks; `uuid`, a number that is another one each time;
+                `timeout`, by default the group's. torch's or torchft's ReconfigureOptions.
+
+        Returns:
+            A work that is over.
+
+        Raises:
+            ConfigError: `handles` is no list, or misses this member's.
+            DeadlineExceeded, RankFailed, ProtocolMismatch, NoSpace, CollectiveError: see `configure`.
+        """
+        self.get_reconfigure_handle()
+        assert self._member is not None
+        place = self._member.place(opts.handles, opts.uuid)
+        self._form_at(*place, seconds_of(opts) or self._timeout_s)
+        return OVER
 
     @property
     def join_address(self) -> str:

@@ -5,7 +5,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Protocol
 
 import msgspec
@@ -20,22 +19,20 @@ from fireflyer.errors import (
 from fireflyer.hfreduce.topology import Card
 from fireflyer.log import get_logger
 
-_SLICE_S = 0.5
+_LOOK_AROUND_S = 0.5
+_FIRST_PAUSE_S, _PAUSE_S = 0.001, 0.02
+_ASKED_A_SECOND = 20_000
+"""How often all ranks together may ask the store."""
 
 
 class Store(Protocol):
-    """What the rendezvous needs of a store; `torch.distributed` stores have it.
-
-    `wait` raises RuntimeError when the keys are not there in time.
-    """
+    """What the rendezvous needs of a store; `torch.distributed` stores have it."""
 
     def set(self, key: str, value: str) -> object: ...
 
     def get(self, key: str) -> bytes: ...
 
     def check(self, keys: list[str]) -> bool: ...
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
 
 
 class RollCall:
@@ -95,14 +92,19 @@ class RollCall:
         raise ConfigError("rank 0 has FIREFLYER_SECRET set, and this rank has not")
 
     def _get(self, key: str, rank: int, look_around: Callable[[], None]) -> bytes:
-        while (left := self._deadline - time.monotonic()) > 0:
+        """Asks again and again: a wait in the store would log each of its timeouts."""
+        begun = looked = time.monotonic()
+        while (now := time.monotonic()) < self._deadline:
             try:
-                self._store.wait([key], timedelta(seconds=min(left, _SLICE_S)))
-                return self._store.get(key)
+                if self._store.check([key]):
+                    return self._store.get(key)
             except RuntimeError as error:
-                if "timeout" not in str(error).lower():
-                    raise CollectiveError(f"the store of the rendezvous failed: {error}") from error
-            look_around()
+                raise CollectiveError(f"the store of the rendezvous failed: {error}") from error
+            if now - looked >= _LOOK_AROUND_S:
+                look_around()
+                looked = now
+            longest = max(_PAUSE_S, self._world / _ASKED_A_SECOND)
+            time.sleep(min(max(_FIRST_PAUSE_S, now - begun), longest, self._deadline - now))
         late = f"rank {rank} did not come within {self._timeout_s:g} s"
         self._store.set("over", late)
         raise DeadlineExceeded(late)
