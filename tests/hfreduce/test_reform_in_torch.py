@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.hfreduce.conftest import die, init, meet
+from torch._C._distributed_c10d import ErrorType
 
 import fireflyer.hfreduce as hfreduce
 from fireflyer.errors import CollectiveError, ConfigError, DeadlineExceeded
@@ -46,8 +47,10 @@ def test_a_manager_forms_the_group_by_a_store(
         with pytest.raises(CollectiveError):
             count(lambda: total(group))
         assert group.errored() is not None
+        assert group.get_error() == ErrorType.REMOTE_ERROR
         group.configure(address + "quorum/2", f"replica{rank}", rank - 1, world - 1)
         assert group.errored() is None
+        assert group.get_error() == ErrorType.SUCCESS
         assert (group.rank(), group.size()) == (rank - 1, world - 1)
         totals.append(total(group))
         if rank == 1:  # the others wait for a call that never comes
@@ -175,6 +178,7 @@ def test_survivors_of_rank_0s_host_go_on_and_a_newcomer_joins(
             befores = group.reform(MINUTE)
             assert befores in ([1, 2, 3], [1, 2, 3, -1])
             assert group.errored() is None
+        assert group.get_error() == ErrorType.SUCCESS
         while group.size() < 4:  # the newcomer may have come too late for the first time
             assert dist.get_process_group_ranks(None) == [0, 1, 2]
             group.reform(MINUTE)

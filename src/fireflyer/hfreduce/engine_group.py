@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import ProcessGroup
 
 from fireflyer._native import hfreduce as native
@@ -191,6 +192,13 @@ class EngineGroup(ProcessGroup):
         except FireflyerError as error:
             return error
         return None
+
+    def get_error(self) -> ErrorType:
+        """`errored` as torch's backends tell it."""
+        error = self.errored()
+        if error is None:
+            return ErrorType.SUCCESS
+        return ErrorType.REMOTE_ERROR if isinstance(error, RankFailed) else ErrorType.COMM_ERROR
 
     def configure(
         self,
