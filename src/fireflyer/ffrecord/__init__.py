@@ -6,7 +6,10 @@ commits, columns, compression and alignment (docs/ffrecord-v2.md).
 The torch face is `fireflyer.ffrecord.torch`; importing this package does not import torch.
 """
 
+from fireflyer import __version__
+from fireflyer.ffrecord import utils
 from fireflyer.ffrecord.chunks import ChunkCache
+from fireflyer.ffrecord.compat import checkFsAlign, install_as_ffrecord
 from fireflyer.ffrecord.folder import PackedFolder, open_folder, pack_folder
 from fireflyer.ffrecord.reader import FileReader
 from fireflyer.ffrecord.remote import RemoteFiles
@@ -18,7 +21,11 @@ __all__ = [
     "FileWriter",
     "PackedFolder",
     "RemoteFiles",
+    "__version__",
+    "checkFsAlign",
     "dump",
+    "install_as_ffrecord",
     "open_folder",
     "pack_folder",
+    "utils",
 ]

@@ -64,19 +64,19 @@ class PackedFolder:
 
     def list(
         self,
-        path: PathName = "",
+        path: PathName | None = None,
         list_file: bool = True,
         list_dir: bool = True,
         recursive: bool = False,
     ) -> list[str]:
-        """Names inside the directory `path`, relative to it, in the order of packing.
+        """List the names inside the directory `path` (None: all), relative to it, in the order of packing.
 
         Raises:
             StorageError: no such directory in the folder.
         """
-        node = self._find(path)
+        node = self._find(path or "")
         if not isinstance(node, dict):
-            raise self._missing("directory", path)
+            raise self._missing("directory", path or "")
         return list(_names(node, "", list_file, list_dir, recursive))
 
     def exists(self, path: PathName) -> bool:

@@ -3,7 +3,8 @@
 `Dataset` answers a whole batch of indices at once (`__getitems__`), which every DataLoader of torch uses; as
 it is, with `Samples`: one block of memory, which is also all that a worker process hands over. `DataLoader`
 adds `set_step`, `state_dict` and batches made ahead by a thread, without touching torch's private parts: it
-wraps the sampler of batches and the iterator.
+wraps the sampler of batches and the iterator. `Subset`, `ConcatDataset` and `ReaderRegistry` complete the
+names that programs for the original import.
 """
 
 from bisect import bisect_right
@@ -11,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Self, cast, overload
 
+import numpy as np
 import torch
 import torch.utils.data as td
 
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.ahead import Ahead
 from fireflyer.ffrecord.paths import PathName
-from fireflyer.ffrecord.reader import FileReader, Sample
+from fireflyer.ffrecord.reader import FileReader, Indices, Sample
 from fireflyer.ffrecord.whole import whole
 
 
@@ -60,6 +62,16 @@ class Samples(Sequence[Sample]):
             yield self._bytes[start:end]
             start = end
 
+    def __eq__(self, other: object) -> bool:
+        """Compare all bytes with those of other `Samples`, or of a list or tuple of arrays."""
+        if isinstance(other, Samples):
+            return self.offsets.equal(other.offsets) and self.arena.equal(other.arena)
+        if isinstance(other, list | tuple):
+            return len(self) == len(other) and all(map(np.array_equal, self, other))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # its bytes may change
+
     def pin_memory(self) -> Self:
         """What torch's loaders call for `pin_memory=True`."""
         return type(self)(self.arena.pin_memory(), self.offsets)
@@ -76,8 +88,48 @@ def collate(batch: Sequence[Any]) -> Any:
     return batch if isinstance(batch, Samples) else td.default_collate(cast(list[Any], batch))
 
 
-class Dataset(td.Dataset[Any]):
+class ReaderRegistry:
+    """Base of objects whose attributes hold readers of record files."""
+
+    def ffreaders(self) -> list[FileReader]:
+        """List the readers among the attributes, and those of registries among the attributes."""
+        found: list[FileReader] = []
+        for value in vars(self).values():
+            if isinstance(value, FileReader):
+                found.append(value)
+            elif isinstance(value, ReaderRegistry):
+                found += value.ffreaders()
+        return found
+
+
+class _Batched(ReaderRegistry, td.Dataset[Any]):
+    """Base of datasets that answer a batch of indices in one call, `_batch`."""
+
+    def _batch(self, indices: Indices) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return one sample for each of `indices`: torch's DataLoader calls this."""
+        return self[indices if isinstance(indices, list) else list(indices)]
+
+    def __getitem__(self, index: int | Indices) -> Any:
+        """Return one sample, or a list of samples for a list, tuple or array of indices.
+
+        Raises:
+            IndexError: an index is negative or not below the length.
+        """
+        if isinstance(index, list | tuple | np.ndarray):
+            return self._batch(index)
+        return self._batch([cast(int, index)])[0]
+
+    def __add__(self, other: td.Dataset[Any]) -> "ConcatDataset":
+        return ConcatDataset([self, other])
+
+
+class Dataset(_Batched):
     """The samples of record files. Override `process` to turn bytes into samples.
+
+    A subclass may override `__getitem__` instead, as with the original: it is given a list of indices.
 
     Args:
         fnames: a file, a list of files, or a directory.
@@ -88,6 +140,7 @@ class Dataset(td.Dataset[Any]):
 
     def __init__(self, fnames: PathName | Iterable[PathName], check_data: bool = True) -> None:
         self.reader = FileReader(fnames, check_data)
+        self.fnames = self.reader.fnames
 
     def __len__(self) -> int:
         return self.reader.n
@@ -96,28 +149,26 @@ class Dataset(td.Dataset[Any]):
         """One sample for each of `data`, the uint8 arrays read at `indices`; as it is, the arrays."""
         return data
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+    def _batch(self, indices: Indices) -> Sequence[Any]:
         arena, offsets = self.reader.read_batch(indices)
-        return self.process(indices, Samples(torch.from_numpy(arena), torch.from_numpy(offsets)))
-
-    def __getitem__(self, index: int | Sequence[int]) -> Any:
-        """One sample, or a list of samples for a list of indices.
-
-        Raises:
-            IndexError: an index is negative or not below the length.
-        """
-        if isinstance(index, list | tuple):
-            return self.__getitems__(index)
-        return self.__getitems__([cast(int, index)])[0]
+        asked = cast(Sequence[int], indices)
+        return self.process(asked, Samples(torch.from_numpy(arena), torch.from_numpy(offsets)))
 
 
-class ConcatDataset(td.ConcatDataset[Any]):
+class Subset(_Batched, td.Subset[Any]):
+    """The samples of `dataset` at `indices`; a batch of them is one batch of `dataset`."""
+
+    def _batch(self, indices: Indices) -> Sequence[Any]:
+        return _read(self.dataset, [self.indices[index] for index in indices])
+
+
+class ConcatDataset(_Batched, td.ConcatDataset[Any]):
     """Datasets one after the other; a batch reads each of them once, and an index may repeat.
 
     Datasets without `__getitems__` are read sample by sample.
     """
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def _batch(self, indices: Indices) -> list[Any]:
         places: dict[int, list[int]] = {}  # dataset -> the places of the batch that it fills
         for place, index in enumerate(indices):
             if isinstance(index, bool):
@@ -133,10 +184,10 @@ class ConcatDataset(td.ConcatDataset[Any]):
                 batch[place] = sample
         return batch
 
-    def __getitem__(self, index: int | Sequence[int]) -> Any:
-        if isinstance(index, list | tuple):
-            return self.__getitems__(index)
-        return self.__getitems__([cast(int, index)])[0]
+    def ffreaders(self) -> list[FileReader]:
+        """List the readers of all datasets."""
+        registries = [each for each in self.datasets if isinstance(each, ReaderRegistry)]
+        return [reader for each in registries for reader in each.ffreaders()]
 
     def _dataset_of(self, index: int) -> int:
         return bisect_right(self.cumulative_sizes, index)
@@ -160,6 +211,11 @@ class _Batches(td.Sampler[list[int]]):
         return islice(iter(self.batches), self.skip, None)
 
     def __len__(self) -> int:
+        return self.total - self.skip
+
+    @property
+    def total(self) -> int:
+        """Batches of a whole epoch."""
         return len(cast(Sequence[Any], self.batches))
 
 
@@ -169,13 +225,17 @@ class _Epoch:
     def __init__(self, step: int, generator: torch.Tensor | None) -> None:
         self.step = step  # batches that were left out or handed out
         self.generator = generator  # its state before the first batch was drawn
-        self.finished = False
+        self.finished = False  # all batches were handed out
+        self.ended = False  # no more batches will be: finished, or given up
 
     def run(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self.step += 1
-            yield batch
-        self.finished = True
+        try:
+            for batch in batches:
+                self.step += 1
+                yield batch
+            self.finished = True
+        finally:
+            self.ended = True
 
 
 class DataLoader(td.DataLoader[Any]):
@@ -191,6 +251,8 @@ class DataLoader(td.DataLoader[Any]):
         collate_fn: default `collate`.
         prefetch: batches that a thread of this process makes ahead; 0 makes them in the caller. With worker
             processes (`num_workers`) it is theirs to work ahead: see `prefetch_factor`.
+        skippable: False keeps torch's own batch sampler, which frameworks exchange for one of theirs; then
+            there is no `set_step` and no state.
 
     Raises:
         ConfigError: an iterable-style dataset, or no batches (`batch_size=None`).
@@ -207,9 +269,12 @@ class DataLoader(td.DataLoader[Any]):
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        generator: torch.Generator | None = None,
         *,
         prefetch: int = 1,
-        generator: torch.Generator | None = None,
+        skippable: bool = True,
         **options: Any,
     ) -> None:
         if isinstance(dataset, td.IterableDataset) or (
@@ -225,14 +290,6 @@ class DataLoader(td.DataLoader[Any]):
             if shuffle and generator is None:
                 seed = int(torch.empty((), dtype=torch.int64).random_().item())
                 generator = torch.Generator().manual_seed(seed)
-            if sampler is None:
-                sized = cast(Any, dataset)
-                sampler = (
-                    td.RandomSampler(sized, generator=generator)
-                    if shuffle
-                    else td.SequentialSampler(sized)
-                )
-            batch_sampler = td.BatchSampler(sampler, cast(int, batch_size), drop_last)
         elif batch_size != 1 or shuffle or sampler is not None or drop_last:
             raise ConfigError(
                 "a batch_sampler excludes batch_size, shuffle, sampler and drop_last: pass it alone"
@@ -240,26 +297,44 @@ class DataLoader(td.DataLoader[Any]):
         if whole("prefetch", prefetch) < 0:
             raise ConfigError(f"prefetch={prefetch}: a number of batches, or 0")
         self._prefetch = 0 if num_workers else prefetch
-        self._batches = _Batches(batch_sampler)
         self._generator = generator
         self._skip = 0  # batches that the next epoch leaves out
         self._epoch: _Epoch | None = None  # the newest one
         super().__init__(
             dataset,
-            batch_sampler=self._batches,
-            num_workers=num_workers,
-            collate_fn=collate if collate_fn is None else collate_fn,
-            pin_memory=pin_memory,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate if collate_fn is None else collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
             generator=generator,
             **options,
         )
+        self._batches: _Batches | None = None
+        if skippable:
+            self._batches = _Batches(cast(Iterable[list[int]], self.batch_sampler))
+            # torch's own setter refuses a sampler after its __init__.
+            object.__setattr__(self, "batch_sampler", self._batches)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         start = None if self._generator is None else self._generator.get_state()
-        self._epoch = _Epoch(self._skip, start)
-        self._batches.skip, self._skip = self._skip, 0
+        epoch = self._epoch = _Epoch(self._skip, start)
+        if self._batches is not None:
+            self._batches.skip, self._skip = self._skip, 0
         batches = super().__iter__()
-        return self._epoch.run(Ahead(batches, self._prefetch) if self._prefetch else batches)
+        return epoch.run(Ahead(batches, self._prefetch) if self._prefetch else batches)
+
+    def __len__(self) -> int:
+        """Count the batches of the epoch under way, else of the next one, without those left out."""
+        if self._batches is None:
+            return super().__len__()
+        under_way = self._epoch is not None and not self._epoch.ended
+        return self._batches.total - (self._batches.skip if under_way else self._skip)
 
     def set_step(self, step: int) -> None:
         """The next epoch leaves out its first `step` batches, unread; later epochs are whole.
@@ -269,16 +344,30 @@ class DataLoader(td.DataLoader[Any]):
         Raises:
             ValueError: `step` is negative or more than the batches of an epoch.
             TypeError: it is no whole number.
+            ConfigError: the loader was made with `skippable=False`.
         """
-        step = whole("step", step)
-        if not 0 <= step <= len(self):
-            raise ValueError(f"step {step} is outside [0, {len(self)}]")
+        step, total = whole("step", step), self._skipping().total
+        if not 0 <= step <= total:
+            raise ValueError(f"step {step} is outside [0, {total}]")
         self._epoch = None
         self._skip = step
 
+    def _skipping(self) -> _Batches:
+        if self._batches is None:
+            raise ConfigError(
+                "this DataLoader was made with skippable=False, so it has neither set_step nor a state: "
+                "make it with skippable=True"
+            )
+        return self._batches
+
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: the batches handed out in this epoch, or left out of the next if `set_step`
-        came later; and the generator at its start."""
+        came later; and the generator at its start.
+
+        Raises:
+            ConfigError: the loader was made with `skippable=False`.
+        """
+        total = self._skipping().total
         if self._epoch is not None and not self._epoch.finished:
             step, generator = self._epoch.step, self._epoch.generator
         else:
@@ -288,7 +377,7 @@ class DataLoader(td.DataLoader[Any]):
             "step": step,
             "generator": generator,
             "samples": len(cast(Sequence[Any], self.dataset)),
-            "batches": len(self),
+            "batches": total,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -313,8 +402,9 @@ class DataLoader(td.DataLoader[Any]):
                 "make it with the same shuffle and generator"
             )
         step = state["step"]
-        if type(step) is not int or not 0 <= step <= len(self):
-            raise ConfigError(f"a state cannot stand at batch {step!r:.100} of {len(self)}")
+        total = mine["batches"]
+        if type(step) is not int or not 0 <= step <= total:
+            raise ConfigError(f"a state cannot stand at batch {step!r:.100} of {total}")
         if self._generator is not None:
             try:
                 self._generator.set_state(state["generator"])

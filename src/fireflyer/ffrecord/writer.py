@@ -7,6 +7,7 @@ and added to later.
 
 import os
 import struct
+import sys
 import threading
 import warnings
 from array import array
@@ -355,12 +356,15 @@ class FileWriter:
             body.discard()
 
 
-def dump(samples: Sequence[Any], fname: PathName, nfiles: int = 1) -> list[str]:
+def dump(
+    samples: Sequence[Any], fname: PathName, nfiles: int = 1, verbose: bool = False
+) -> list[str]:
     """Writes `samples[0] ... samples[len - 1]`, buffers each, to record files; returns their names.
 
     With `nfiles` > 1, `fname` is a directory (made when missing) that gets files
     `PART_00000.ffr ...` of ceil(len / nfiles) samples each, which may be fewer than `nfiles`: then
-    it warns. Each file is complete or absent; raises what `FileWriter` does.
+    it warns. Each file is complete or absent; raises what `FileWriter` does. With `verbose`, prints
+    one line a file to stderr.
     """
     if nfiles < 1:
         raise ConfigError(f"cannot write {nfiles} record files")
@@ -385,4 +389,6 @@ def dump(samples: Sequence[Any], fname: PathName, nfiles: int = 1) -> list[str]:
         with FileWriter(path, len(indices)) as writer:
             for index in indices:
                 writer.write_one(samples[index])
+        if verbose:
+            sys.stderr.write(f"{indices.stop}/{total} {path}\n")
     return [path for path, _ in parts]

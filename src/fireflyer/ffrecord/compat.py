@@ -1,0 +1,69 @@
+"""The original's name and the one function of it that no other module here needs."""
+
+import fcntl
+import importlib
+import struct
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import cast
+
+from fireflyer.errors import ConfigError
+
+_NAME = "ffrecord"
+_CHECK_FS_ALIGN = 0x80046664
+"""The ioctl by which a file system of High-Flyer says that it aligns direct reads itself."""
+
+
+def checkFsAlign(fd: int) -> bool:  # noqa: N802  # the original's name
+    """Ask the file system of an open file whether it aligns direct reads itself; any other says no."""
+    try:
+        (answer,) = struct.unpack("i", fcntl.ioctl(fd, _CHECK_FS_ALIGN, bytes(4)))
+    except OSError:
+        return False
+    return bool(answer == 1)
+
+
+class _Alias(MetaPathFinder, Loader):
+    """Finds `ffrecord` and its submodules: the modules of fireflyer.ffrecord themselves, not copies."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        ours = fullname.partition(".")[0] == _NAME
+        return spec_from_loader(fullname, self) if ours else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        try:
+            module = importlib.import_module(f"fireflyer.{spec.name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"fireflyer.{spec.name}":
+                raise
+            raise ModuleNotFoundError(
+                f"fireflyer's ffrecord has no module {spec.name!r}", name=spec.name
+            ) from error
+        spec.loader_state = module.__spec__  # the import system puts `spec` in its place
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = cast(ModuleSpec, module.__spec__).loader_state
+
+
+def install_as_ffrecord() -> None:
+    """Make `import ffrecord`, `ffrecord.torch` and `ffrecord.utils` mean fireflyer.ffrecord in this process.
+
+    Call it before the program imports them. A spawned worker needs its own call.
+
+    Raises:
+        ConfigError: another package of that name is imported already.
+    """
+    if any(isinstance(finder, _Alias) for finder in sys.meta_path):
+        return
+    if _NAME in sys.modules:
+        raise ConfigError(
+            "another package ffrecord is imported already: call install_as_ffrecord() before it"
+        )
+    sys.meta_path.insert(0, _Alias())
