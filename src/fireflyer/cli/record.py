@@ -26,7 +26,10 @@ record = typer.Typer(
 )
 
 Files = Annotated[
-    list[str], typer.Argument(metavar="FILE", help="Record files, or folders of them.")
+    list[str],
+    typer.Argument(
+        metavar="FILE", help="Record files, or folders of them; or URLs (fs3:///a.ffr)."
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where the result goes.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace what is there.")]
@@ -145,7 +148,9 @@ def ls(
 
 @record.command()
 def cat(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Record file, or a folder of them.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Record file, or a folder; or a URL.")
+    ],
     index: Annotated[list[int], typer.Argument(metavar="I", help="Samples, from 0.")],
     form: Annotated[
         str,

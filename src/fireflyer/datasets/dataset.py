@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from fireflyer.datasets.manifest import Manifest, directory_of
-from fireflyer.errors import ConfigError, Corrupted, StorageError
+from fireflyer.errors import Corrupted, StorageError
 from fireflyer.ffrecord import ChunkCache, FileReader, RemoteFiles
 from fireflyer.ffrecord.reader import Indices
 from fireflyer.ffrecord.spans import side_by_side
@@ -105,27 +105,10 @@ class Dataset:
 def open_stored(
     storage: Storage, names: Sequence[str], cache: ChunkCache | None
 ) -> FileReader | RemoteFiles:
-    """A reader of the record files `names` in `storage`; raises as `open_paths`."""
+    """A reader of the record files `names` in `storage`; raises as `open_records`."""
     if isinstance(storage, DirectoryStorage):
         return FileReader([storage.root / name for name in names])
     return RemoteFiles(names, storage=storage, cache=cache)
-
-
-def open_paths(paths: Paths, cache: ChunkCache | None) -> FileReader | RemoteFiles:
-    """A reader of local record files or of URLs, in the order given.
-
-    Raises:
-        ConfigError: local paths and URLs are mixed, or there is none.
-        StorageError, Corrupted: a file cannot be opened.
-    """
-    if isinstance(paths, str | os.PathLike):
-        text = os.fspath(paths)
-        return RemoteFiles(text, cache=cache) if "://" in text else FileReader(text)
-    names = [os.fspath(path) for path in paths]
-    remote = ["://" in name for name in names]
-    if any(remote) and not all(remote):
-        raise ConfigError("local paths and URLs cannot be mixed in one list of record files")
-    return RemoteFiles(names, cache=cache) if any(remote) else FileReader(names)
 
 
 def fingerprint(reader: Reader) -> str:

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fireflyer.datasets.dataset import Dataset, Paths, Reader, fingerprint, open_paths
+from fireflyer.datasets.dataset import Dataset, Paths, Reader, fingerprint
 from fireflyer.datasets.order import DEFAULT_BLOCK, ORDER_VERSION, Order, Positions
 from fireflyer.errors import ConfigError
-from fireflyer.ffrecord import ChunkCache
+from fireflyer.ffrecord import ChunkCache, open_records
 from fireflyer.ffrecord.whole import whole
 
 Process = Callable[[Positions, Any], Any]
@@ -76,8 +76,8 @@ class DistributedLoader:
     As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker processes; docs/datasets.md.
 
     Args:
-        dataset: from a catalog; or paths or URLs of record files; or a reader (`n` and `read`, callable
-            by several threads at once).
+        dataset: from a catalog; or paths or URLs (fs3:///a.ffr) of record files; or a reader (`n` and
+            `read`, callable by several threads at once).
         rank, world: this rank, of how many.
         seed: of the order, in [0, 2^64).
         batch_size: samples of a batch of all ranks together, at least `world`.
@@ -136,7 +136,7 @@ class DistributedLoader:
             self.dataset_id = dataset.id
         else:
             own = hasattr(dataset, "read") and hasattr(dataset, "n")
-            self._reader = dataset if own else open_paths(dataset, cache)  # type: ignore[arg-type]
+            self._reader = dataset if own else open_records(dataset, cache=cache)  # type: ignore[arg-type]
             self.dataset_id = fingerprint(self._reader)
         self.rank, self.world = rank, world
         self.seed = _in_word("seed", seed)

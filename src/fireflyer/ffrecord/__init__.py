@@ -12,7 +12,7 @@ from fireflyer.ffrecord.chunks import ChunkCache
 from fireflyer.ffrecord.compat import checkFsAlign, install_as_ffrecord
 from fireflyer.ffrecord.folder import PackedFolder, open_folder, pack_folder
 from fireflyer.ffrecord.reader import FileReader
-from fireflyer.ffrecord.remote import RemoteFiles
+from fireflyer.ffrecord.remote import RemoteFiles, open_records
 from fireflyer.ffrecord.writer import FileWriter, dump
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "dump",
     "install_as_ffrecord",
     "open_folder",
+    "open_records",
     "pack_folder",
     "utils",
 ]

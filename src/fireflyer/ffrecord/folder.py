@@ -15,7 +15,8 @@ from typing import Any, Self
 from fireflyer.errors import ConfigError, Corrupted, StorageError
 from fireflyer.ffrecord.names import Tree, read_names
 from fireflyer.ffrecord.paths import PathName
-from fireflyer.ffrecord.reader import FileReader, Sample
+from fireflyer.ffrecord.reader import Sample
+from fireflyer.ffrecord.remote import open_records
 from fireflyer.ffrecord.writer import FileWriter
 
 _MAGIC = b"piouhjgbr"
@@ -27,7 +28,7 @@ class PackedFolder:
     Paths are relative to the packed folder. Threads, fork and pickling: as `FileReader`.
 
     Args:
-        ffr_file: the record file.
+        ffr_file: the record file, or its URL.
         check_data: compare the CRC32 of every file that is read.
 
     Raises:
@@ -37,7 +38,7 @@ class PackedFolder:
     """
 
     def __init__(self, ffr_file: PathName, check_data: bool = True) -> None:
-        self.reader = FileReader(ffr_file, check_data)
+        self.reader = open_records(ffr_file, check_data)
         name = self.reader.fnames[0]
         last = self.reader.read_one(self.reader.n - 1).tobytes() if self.reader.n else b""
         if not last.startswith(_MAGIC):

@@ -9,6 +9,11 @@ SUFFIX = ".ffr"
 PathName = str | os.PathLike[str]
 
 
+def is_url(path: PathName) -> bool:
+    """Tell a URL (scheme://...) from a local path."""
+    return "://" in os.fspath(path)
+
+
 def record_path(path: PathName) -> str:
     """`path` as text, checked to be one that the format allows.
 

@@ -176,6 +176,30 @@ class FileReader:
         """The sample at `index`; raises what `read` does."""
         return self.read_batch([whole("an index", index)])[0]
 
+    def entries(self, indices: Indices) -> npt.NDArray[np.void]:
+        """The index entries of the samples at `indices`: place, bytes, raw, crc, codec (`zstd.ENTRY`).
+
+        Raises:
+            IndexError, TypeError: as `read`.
+            Corrupted: a page of the index does not match its checksum.
+        """
+        return self._open().extents(_index_array(indices)).view(ENTRY)
+
+    def versions(self) -> list[int]:
+        """Format version of each file."""
+        return self._open().versions()
+
+    def sizes(self) -> list[int]:
+        """Bytes of each file, as it is on disk now.
+
+        Raises:
+            StorageError: a file is gone.
+        """
+        try:
+            return [os.stat(path).st_size for path in self._paths]
+        except OSError as error:
+            raise StorageError(f"cannot look at {error.filename!r}: {error.strerror}") from error
+
     def validate(self, data: bool = True) -> None:
         """Checks all files as they are on disk now; with `data=False` only the metadata.
 

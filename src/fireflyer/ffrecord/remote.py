@@ -1,9 +1,11 @@
 """Record files at URLs: the reader's interface over range requests and a local cache of chunks."""
 
+import os
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +15,25 @@ from fireflyer._native.ffrecord import Arenas, check_samples
 from fireflyer.errors import ConfigError, Corrupted
 from fireflyer.ffrecord.chunks import ChunkCache
 from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
-from fireflyer.ffrecord.paths import SUFFIX, record_path
+from fireflyer.ffrecord.paths import SUFFIX, PathName, is_url, record_path
 from fireflyer.ffrecord.ranges import Retry
-from fireflyer.ffrecord.reader import TAIL, Indices, Sample, _index_array, not_the_same
+from fireflyer.ffrecord.reader import TAIL, FileReader, Indices, Sample, _index_array, not_the_same
 from fireflyer.ffrecord.remote_index import Entries, Indexes, open_remote
 from fireflyer.ffrecord.spans import Numbers, SpanReader, Spans, side_by_side
 from fireflyer.ffrecord.whole import whole
 from fireflyer.ffrecord.zstd import ENTRY, expand
-from fireflyer.storage import FsspecStorage, Storage
+from fireflyer.storage import Storage, split_url, storage_at
 
 _PIECE = 8 << 20
 _BLOCK = 127 << 10  # samples whose index entries are looked at together
 _TAILS = 64
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A storage with connections of its own."""
+
+    def close(self) -> None: ...
 
 
 class RemoteFiles:
@@ -34,11 +43,11 @@ class RemoteFiles:
     refuses others than those.
 
     Args:
-        fnames: a URL, a list of URLs, or the URL of a directory (all its `*.ffr` sorted by name); names
-            inside `storage` if that is given.
+        fnames: a URL (fs3:///a.ffr, or any scheme of fsspec), a list of URLs, or the URL of a directory (all
+            its `*.ffr` sorted by name); names inside `storage` if that is given.
         check_data: compare the CRC32 of every sample that is read. What comes from the cache is compared
             in any case, and fetched anew if it is wrong.
-        storage: where the names are; by default fsspec's file system for each URL.
+        storage: where the names are; by default the storage of each URL.
         cache: keeps chunks of the files on a local disk.
         attempts: how often a range is asked for.
         backoff_s: pause before the second attempt in seconds; later ones double.
@@ -67,11 +76,18 @@ class RemoteFiles:
         self.check_data = bool(check_data)
         self._storage, self._cache = storage, cache
         self._retry = Retry(attempts=attempts, backoff_s=backoff_s)
-        places = _places(fnames, storage, self._retry)
-        opened = side_by_side(lambda place: open_remote(place, cache, self._retry), places)
+        self._own: dict[str, Storage] = {}  # by URL; what was opened here, to be closed here
+        with ExitStack() as failed:
+            failed.callback(self.close)
+            self._open(fnames)
+            failed.pop_all()
+
+    def _open(self, fnames: str | Iterable[str]) -> None:
+        places = self._places(fnames)
+        opened = side_by_side(lambda place: open_remote(place, self._cache, self._retry), places)
         files = [file for file, _ in opened]
         self.fnames = [file.shown for file in files]
-        self._reader: SpanReader | None = SpanReader(files, cache, self._retry)
+        self._reader: SpanReader | None = SpanReader(files, self._cache, self._retry)
         self._indexes = Indexes([index for _, index in opened], self._reader)
         self._arenas = Arenas()
         self.n = int(self._indexes.starts[-1])
@@ -121,6 +137,18 @@ class RemoteFiles:
         """The rows at `indices` by columns, as `FileReader.read_columns`; raises what `rows` does."""
         return stack(self.columns or {}, self.rows(indices))
 
+    def entries(self, indices: Indices) -> Entries:
+        """The index entries of the samples at `indices`, as `FileReader.entries`; raises what `read` does."""
+        return self._located(_index_array(indices))[2]
+
+    def versions(self) -> list[int]:
+        """Format version of each file."""
+        return [2 if file.is_v2 else 1 for file in self._opened().files]
+
+    def sizes(self) -> list[int]:
+        """Bytes of each file, as they were when it was opened."""
+        return [file.size for file in self._opened().files]
+
     def validate(self, data: bool = True) -> None:
         """Checks all files as they are now, past the cache; with `data=False` only what opening reads.
 
@@ -169,8 +197,12 @@ class RemoteFiles:
                 yield struct.pack("<Q", end) + file.header + tail
 
     def close(self) -> None:
-        """Reading ends; may be called again."""
+        """End reading, and the connections that were made for it; may be called again."""
         self._reader = None
+        while self._own:
+            _, storage = self._own.popitem()
+            if isinstance(storage, Closable):
+                storage.close()
 
     def __enter__(self) -> Self:
         return self
@@ -196,6 +228,30 @@ class RemoteFiles:
             "backoff_s": self._retry.backoff_s,
         }
 
+    def _places(self, fnames: str | Iterable[str]) -> list[tuple[Storage, str, str]]:
+        """(storage, name in it, name to show) of each file."""
+        names = [fnames] if isinstance(fnames, str) else list(fnames)
+        if (storage := self._storage) is not None:
+            found = [(storage, record_path(name), f"{storage}/{name}") for name in names]
+        elif isinstance(fnames, str) and not fnames.endswith(SUFFIX):
+            folder, inside = self._at(fnames, directory=True)
+            listed = self._retry.run(lambda: folder.list(inside))
+            chosen = [name for name in listed if name.endswith(SUFFIX) and name[0] != "."]
+            before = f"{inside}/" if inside else ""
+            shown = fnames if fnames.endswith("/") else f"{fnames}/"
+            found = [(folder, before + name, shown + name) for name in chosen]
+        else:
+            found = [(*self._at(record_path(url)), url) for url in names]
+        if not found:
+            raise ConfigError(f"no '*{SUFFIX}' file in {fnames!r}")
+        return found
+
+    def _at(self, url: str, *, directory: bool = False) -> tuple[Storage, str]:
+        root, name = split_url(_url(url), directory=directory)
+        if root not in self._own:
+            self._own[root] = self._retry.run(lambda: storage_at(root))
+        return self._own[root], name
+
     def _opened(self) -> SpanReader:
         if self._reader is None:
             raise ValueError("the RemoteFiles are closed")
@@ -210,11 +266,7 @@ class RemoteFiles:
     ) -> tuple[Sample, npt.NDArray[np.int64], Entries]:
         """The samples as they are stored, checked, and their index entries."""
         reader = self._opened()
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
-            bad = wanted[(wanted < 0) | (wanted >= self.n)][0]
-            raise IndexError(f"sample index {bad} is outside [0, {self.n})")
-        numbers, samples = self._indexes.locate(wanted)
-        entries = self._indexes.entries(numbers, samples)
+        numbers, _, entries = self._located(wanted)
         offsets = np.zeros(len(wanted) + 1, np.int64)
         np.cumsum(entries["bytes"], out=offsets[1:])
         arena = self._arenas.take(int(offsets[-1]))
@@ -223,6 +275,15 @@ class RemoteFiles:
         if self.check_data or reader.cache is not None:
             self._check(spans, arena, np.ascontiguousarray(entries["crc"]), wanted)
         return arena, offsets, entries
+
+    def _located(self, wanted: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers, Entries]:
+        """The file, the number in it and the index entry of each sample."""
+        self._opened()
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
+            bad = wanted[(wanted < 0) | (wanted >= self.n)][0]
+            raise IndexError(f"sample index {bad} is outside [0, {self.n})")
+        numbers, samples = self._indexes.locate(wanted)
+        return numbers, samples, self._indexes.entries(numbers, samples)
 
     def _check(
         self, spans: Spans, arena: Sample, crcs: npt.NDArray[np.uint32], wanted: Numbers
@@ -256,6 +317,9 @@ class RemoteFiles:
         return f"record file '{self.fnames[int(numbers[0])]}', sample {int(samples[0])}"
 
 
+Reader = FileReader | RemoteFiles
+
+
 def _reopen(
     kind: type[RemoteFiles],
     names: list[str],
@@ -270,31 +334,41 @@ def _reopen(
     return reader
 
 
-def _places(
-    fnames: str | Iterable[str], storage: Storage | None, retry: Retry
-) -> list[tuple[Storage, str, str]]:
-    """(storage, name in it, name to show) of each file."""
-    names = [fnames] if isinstance(fnames, str) else list(fnames)
-    if storage is not None:
-        found = [(storage, record_path(name), f"{storage}/{name}") for name in names]
-    elif isinstance(fnames, str) and not fnames.endswith(SUFFIX):
-        directory: Storage = FsspecStorage(_url(fnames))
-        listed = [n for n in retry.run(directory.list) if n.endswith(SUFFIX) and n[0] != "."]
-        found = [(directory, name, f"{fnames.rstrip('/')}/{name}") for name in listed]
-    else:
-        parents: dict[str, Storage] = {}
-        found = []
-        for url in names:
-            parent, _, name = _url(record_path(url)).rpartition("/")
-            if parent not in parents:
-                parents[parent] = FsspecStorage(parent)
-            found.append((parents[parent], name, url))
-    if not found:
-        raise ConfigError(f"no '*{SUFFIX}' file in {fnames!r}")
-    return found
+def open_records(
+    fnames: PathName | Iterable[PathName],
+    check_data: bool = True,
+    *,
+    cache: ChunkCache | None = None,
+) -> Reader:
+    """Open record files wherever they are: local ones by `FileReader`, URLs by `RemoteFiles`.
+
+    Args:
+        fnames: a file, a list of files in the order of their samples, or a directory.
+        check_data: compare the CRC32 of every sample that is read.
+        cache: of chunks, for URLs.
+
+    Raises:
+        ConfigError: local paths and URLs are mixed, or there is none; and what the two raise.
+    """
+    if isinstance(fnames, str | os.PathLike):
+        name = os.fspath(fnames)
+        return (
+            RemoteFiles(name, check_data, cache=cache)
+            if is_url(name)
+            else FileReader(name, check_data)
+        )
+    names = [os.fspath(name) for name in fnames]
+    remote = [is_url(name) for name in names]
+    if any(remote) and not all(remote):
+        raise ConfigError("local paths and URLs cannot be mixed in one list of record files")
+    return (
+        RemoteFiles(names, check_data, cache=cache)
+        if any(remote)
+        else FileReader(names, check_data)
+    )
 
 
 def _url(text: str) -> str:
-    if "://" not in text:
+    if not is_url(text):
         raise ConfigError(f"{text!r} is not a URL: read local record files with FileReader")
     return text

@@ -20,6 +20,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.ahead import Ahead
 from fireflyer.ffrecord.paths import PathName
 from fireflyer.ffrecord.reader import FileReader, Indices, Sample
+from fireflyer.ffrecord.remote import Reader, RemoteFiles, open_records
 from fireflyer.ffrecord.whole import whole
 
 
@@ -91,11 +92,11 @@ def collate(batch: Sequence[Any]) -> Any:
 class ReaderRegistry:
     """Base of objects whose attributes hold readers of record files."""
 
-    def ffreaders(self) -> list[FileReader]:
+    def ffreaders(self) -> list[Reader]:
         """List the readers among the attributes, and those of registries among the attributes."""
-        found: list[FileReader] = []
+        found: list[Reader] = []
         for value in vars(self).values():
-            if isinstance(value, FileReader):
+            if isinstance(value, FileReader | RemoteFiles):
                 found.append(value)
             elif isinstance(value, ReaderRegistry):
                 found += value.ffreaders()
@@ -132,14 +133,14 @@ class Dataset(_Batched):
     A subclass may override `__getitem__` instead, as with the original: it is given a list of indices.
 
     Args:
-        fnames: a file, a list of files, or a directory.
+        fnames: a file, a list of files, or a directory; or URLs of these.
         check_data: compare the CRC32 of every sample that is read.
 
-    Raises: what `FileReader` raises.
+    Raises: what `open_records` raises.
     """
 
     def __init__(self, fnames: PathName | Iterable[PathName], check_data: bool = True) -> None:
-        self.reader = FileReader(fnames, check_data)
+        self.reader: Reader = open_records(fnames, check_data)
         self.fnames = self.reader.fnames
 
     def __len__(self) -> int:
@@ -184,7 +185,7 @@ class ConcatDataset(_Batched, td.ConcatDataset[Any]):
                 batch[place] = sample
         return batch
 
-    def ffreaders(self) -> list[FileReader]:
+    def ffreaders(self) -> list[Reader]:
         """List the readers of all datasets."""
         registries = [each for each in self.datasets if isinstance(each, ReaderRegistry)]
         return [reader for each in registries for reader in each.ffreaders()]

@@ -2,7 +2,7 @@
 
 from fireflyer.storage.directory import DirectoryStorage
 from fireflyer.storage.protocol import TEMPORARY_SUFFIX, Chunk, Range, Storage, read_each
-from fireflyer.storage.urls import FsspecStorage, open_storage
+from fireflyer.storage.urls import FsspecStorage, open_storage, split_url, storage_at
 
 __all__ = [
     "TEMPORARY_SUFFIX",
@@ -13,4 +13,6 @@ __all__ = [
     "Storage",
     "open_storage",
     "read_each",
+    "split_url",
+    "storage_at",
 ]

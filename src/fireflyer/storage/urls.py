@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fireflyer._native import crc32
-from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
+from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable, WireError
 from fireflyer.storage.directory import DirectoryStorage
 from fireflyer.storage.protocol import (
     Chunk,
@@ -57,10 +57,44 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
     scheme, is_url, rest = text.partition("://")
     if not is_url or scheme == "file":
         return DirectoryStorage(Path(rest if is_url else text))
-    for offered in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
-        storage: Storage = offered.load()(text)
+    return storage_at(text)
+
+
+def storage_at(url: str) -> Storage:
+    """Open the storage of a URL: an installed package's for its scheme, else fsspec's. Make nothing.
+
+    Raises:
+        ConfigError: the URL cannot be one of its scheme.
+        Unavailable: nobody answers there.
+    """
+    for offered in _offered(url.partition("://")[0]):
+        try:
+            storage: Storage = offered.load()(url)
+        except WireError as error:
+            raise Unavailable(f"cannot open {url}: {error}") from error
         return storage
-    return FsspecStorage(text)
+    return FsspecStorage(url)
+
+
+def split_url(url: str, *, directory: bool = False) -> tuple[str, str]:
+    """Divide the URL of a file, or of a `directory`, into that of a storage and the name in it.
+
+    A scheme that an installed package offers names a cluster and a path in it: fs3://HOST:PORT/PATH, or
+    fs3:///PATH for the cluster of the environment. The storage is then the whole cluster, so that files of
+    all its directories share a client. Of any other scheme it is the directory.
+    """
+    scheme, _, rest = url.partition("://")
+    if _offered(scheme):
+        cluster, _, path = rest.partition("/")
+        return f"{scheme}://{cluster}/", "/".join(part for part in path.split("/") if part)
+    if directory:
+        return url, ""
+    parent, slash, name = rest.rpartition("/")
+    return f"{scheme}://{parent or slash}", name
+
+
+def _offered(scheme: str) -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme)
 
 
 class FsspecStorage:

@@ -13,7 +13,7 @@ from tests.fs3.client.conftest import Cluster
 from fireflyer._native import crc32
 from fireflyer.datasets import Catalog
 from fireflyer.errors import ConfigError, Corrupted, StorageError, Unavailable
-from fireflyer.ffrecord import FileWriter
+from fireflyer.ffrecord import FileWriter, RemoteFiles
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.client.storage import Fs3Storage
 from fireflyer.storage import Storage, open_storage
@@ -164,6 +164,18 @@ def test_checkpoints_are_saved_and_loaded(url: str) -> None:
     loaded = again.load()
     assert torch.equal(loaded["weight"], state["weight"])
     assert loaded["step"] == 3
+
+
+def test_record_files_are_read_by_the_url_of_a_host(
+    url: str, storage: Storage, tmp_path: Path
+) -> None:
+    with FileWriter(tmp_path / "a.ffr", 1) as writer:
+        writer.write_one(b"sample")
+    storage.write("a.ffr", [(tmp_path / "a.ffr").read_bytes()])
+    for place in (url, f"{url}/a.ffr"):
+        with RemoteFiles(place) as reader:
+            assert reader.fnames == [f"{url}/a.ffr"]
+            assert reader.read_one(0).tobytes() == b"sample"
 
 
 def test_datasets_are_published_and_read(url: str, tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """Every sample of record files against its checksum, and the first damages found."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fireflyer.errors import FireflyerError, StorageError
+from fireflyer.errors import Corrupted, FireflyerError, StorageError
 from fireflyer.ffrecord.convert.records import batches
 from fireflyer.ffrecord.convert.source import reading
 from fireflyer.ffrecord.convert.writing import row_bytes
-from fireflyer.ffrecord.paths import record_path
-from fireflyer.ffrecord.reader import FileReader
+from fireflyer.ffrecord.paths import is_url, record_path
+from fireflyer.ffrecord.remote import Reader, open_records
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ def verify(
     for name in files:
         before = len(found.damages)
         try:
-            with FileReader(name) as reader:
+            with open_records(name) as reader:
                 if data:
                     _samples(reader, found, most, advance)
                 else:
@@ -55,6 +56,10 @@ def verify(
 
 def _openable(name: str) -> None:
     path = record_path(name)
+    if is_url(path):
+        with contextlib.suppress(Corrupted):
+            open_records(path).close()
+        return
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
@@ -62,7 +67,7 @@ def _openable(name: str) -> None:
 
 
 def _samples(
-    reader: FileReader, found: Checked, most: int, advance: Callable[[int, int], None]
+    reader: Reader, found: Checked, most: int, advance: Callable[[int, int], None]
 ) -> None:
     for batch in batches(reader, range(reader.n)):
         try:
@@ -75,14 +80,14 @@ def _samples(
             return
 
 
-def _read(reader: FileReader, batch: list[int]) -> int:
+def _read(reader: Reader, batch: list[int]) -> int:
     """Reads and checks samples, rows as such; their bytes."""
     if reader.columns is not None:
         return sum(row_bytes(row) for row in reader.rows(batch))
     return reader.read_batch(batch)[0].nbytes
 
 
-def _one_by_one(reader: FileReader, batch: Sequence[int], found: Checked, most: int) -> int:
+def _one_by_one(reader: Reader, batch: Sequence[int], found: Checked, most: int) -> int:
     size = 0
     for index in batch:
         try:
@@ -115,7 +120,7 @@ def total_samples(files: Sequence[str]) -> int:
     total = 0
     for name in files:
         try:
-            with FileReader(name) as reader:
+            with open_records(name) as reader:
                 total += reader.n
         except FireflyerError:
             continue

@@ -14,6 +14,7 @@ from fireflyer.ffrecord.convert.source import Chain, Source
 from fireflyer.ffrecord.convert.tar import TarSource
 from fireflyer.ffrecord.convert.text import JsonLinesSource, TextSource
 from fireflyer.ffrecord.convert.torchset import DatasetSource
+from fireflyer.ffrecord.paths import is_url
 
 KINDS: dict[str, Callable[[str], Source]] = {
     "folder": FolderSource,
@@ -59,6 +60,9 @@ def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
         if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
             raise ConfigError(f"{path}: it is neither a file nor a folder: save it as a file first")
     kinds = [kind or kind_of_path(path) for path in paths]
+    for path, each in zip(paths, kinds, strict=True):
+        if is_url(path) and each != "records":
+            raise ConfigError(f"{path}: only record files are read by URL: copy it here first")
     if set(kinds) == {"records"}:
         return RecordSource(paths)
     sources = [KINDS[each](path) for each, path in zip(kinds, paths, strict=True)]
@@ -71,7 +75,7 @@ def kind_of_path(path: str) -> str:
         ConfigError: nothing tells.
     """
     where = Path(path)
-    if not where.exists():
+    if not is_url(path) and not where.exists():
         if ":" in path:
             return "torch"
         raise ConfigError(f"{path}: no such file or folder")
@@ -80,6 +84,8 @@ def kind_of_path(path: str) -> str:
     for suffix, kind in _SUFFIXES.items():
         if path.lower().endswith(suffix):
             return kind
+    if is_url(path):
+        return "records"  # a folder of them
     raise ConfigError(f"{path}: the suffix tells no format; name it: --from {'|'.join(KINDS)}")
 
 

@@ -1,6 +1,5 @@
 """What record files hold: counts, sizes, columns, lengths of samples."""
 
-import os
 from collections.abc import Sequence
 
 import msgspec
@@ -8,7 +7,7 @@ import numpy as np
 
 from fireflyer.ffrecord.convert.records import Kind, RecordSource, is_compressed, lengths
 from fireflyer.ffrecord.convert.source import Column
-from fireflyer.ffrecord.reader import FileReader
+from fireflyer.ffrecord.remote import Reader
 
 SAMPLED = 1 << 20
 """Samples that statistics of lengths look at."""
@@ -40,13 +39,13 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def describe_file(name: str) -> Listed:
-    """Opens a file and looks at its index; raises what `FileReader` does."""
+    """Opens a file and looks at its index; raises what `open_records` does."""
     source = RecordSource(name)
     with source.reader as reader:
         return Listed(
             file=name,
             samples=source.length or 0,
-            bytes=os.stat(name).st_size,
+            bytes=reader.sizes()[0],
             version=source.version,
             holds=source.kind,
             compressed=is_compressed(reader),
@@ -58,7 +57,7 @@ def describe_file(name: str) -> Listed:
         )
 
 
-def some_lengths(reader: FileReader) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def some_lengths(reader: Reader) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Bytes of every sample, or of SAMPLED that are spread evenly."""
     if reader.n <= SAMPLED:
         return lengths(reader)

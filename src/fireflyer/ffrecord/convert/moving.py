@@ -32,7 +32,7 @@ from fireflyer.ffrecord.convert.writing import (
 )
 from fireflyer.ffrecord.folder import pack_folder
 from fireflyer.ffrecord.output import BLOCK
-from fireflyer.ffrecord.reader import FileReader
+from fireflyer.ffrecord.remote import open_records
 
 EXPORTS = ("tar", "jsonl", "npy")
 
@@ -59,7 +59,7 @@ def same_kind(files: Sequence[str]) -> RecordSource:
     """
     first: tuple[Column, ...] | None = None
     for name in files:
-        with FileReader(name) as reader:
+        with open_records(name) as reader:
             columns = columns_of(reader)
             if not columns and is_packed_folder(reader):
                 raise ConfigError(

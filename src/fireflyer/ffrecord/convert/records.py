@@ -10,9 +10,8 @@ import numpy as np
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert.source import Column, Row
 from fireflyer.ffrecord.folder import PackedFolder
-from fireflyer.ffrecord.paths import PathName, record_files
-from fireflyer.ffrecord.reader import FileReader
-from fireflyer.ffrecord.zstd import ENTRY
+from fireflyer.ffrecord.paths import SUFFIX, PathName, is_url, record_files
+from fireflyer.ffrecord.remote import Reader, RemoteFiles, open_records
 
 BATCH_BYTES = 8 << 20
 BATCH_SAMPLES = 1024
@@ -38,10 +37,10 @@ class RecordSource:
     def __init__(self, fnames: PathName | Sequence[PathName], *, raw: bool = False) -> None:
         self.files = file_names(fnames)
         self.paths: tuple[str, ...] = tuple(self.files)
-        self.reader = FileReader(self.files)
+        self.reader = open_records(self.files)
         self.name = self.files[0] if len(self.files) == 1 else f"{len(self.files)} record files"
         self.length: int | None = self.reader.n
-        self.version = max(self.reader._open().versions())
+        self.version = max(self.reader.versions())
         self.kind: Kind = "bytes"
         self.columns: tuple[Column, ...] = columns_of(self.reader) or BYTES
         self._folder: PackedFolder | None = None
@@ -75,15 +74,20 @@ class RecordSource:
 
 
 def file_names(fnames: PathName | Sequence[PathName]) -> list[str]:
-    """Files, with each directory replaced by its record files; raises what `FileReader` does."""
+    """Files, with each directory replaced by its record files; raises what `open_records` does."""
     names = [fnames] if isinstance(fnames, str | os.PathLike) else fnames
     found: list[str] = []
     for name in names:
-        found += record_files(name) if os.path.isdir(name) else [os.fspath(name)]
+        text = os.fspath(name)
+        if is_url(text) and not text.endswith(SUFFIX):
+            with RemoteFiles(text) as listed:
+                found += listed.fnames
+        else:
+            found += record_files(text) if os.path.isdir(text) else [text]
     return found
 
 
-def is_packed_folder(reader: FileReader) -> bool:
+def is_packed_folder(reader: Reader) -> bool:
     """Whether the last sample is a packed folder's tree of names, by its first bytes."""
     if reader.n == 0:
         return False
@@ -94,37 +98,33 @@ def is_packed_folder(reader: FileReader) -> bool:
     return True
 
 
-def columns_of(reader: FileReader) -> tuple[Column, ...]:
+def columns_of(reader: Reader) -> tuple[Column, ...]:
     """The columns of the files' schema; none where samples are bytes."""
     return tuple(Column(name, c.dtype, c.shape) for name, c in (reader.columns or {}).items())
 
 
-def is_compressed(reader: FileReader) -> bool:
+def is_compressed(reader: Reader) -> bool:
     """Whether any of the first samples is stored compressed."""
     first = np.arange(min(reader.n, _AT_ONCE))
-    return bool(reader._open().extents(first).view(ENTRY)["codec"].any())
+    return bool(reader.entries(first)["codec"].any())
 
 
 def lengths(
-    reader: FileReader, indices: Sequence[int] | np.ndarray[Any, Any] | None = None
+    reader: Reader, indices: Sequence[int] | np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Bytes of the samples at `indices`, or of all; of compressed ones, of what they hold.
 
     Raises:
         Corrupted: a page of the index does not match its checksum.
     """
-    native = reader._open()
     wanted = np.asarray(range(reader.n) if indices is None else indices, np.int64)
     found = np.empty(len(wanted), np.int64)
     for at in range(0, len(wanted), _AT_ONCE):
-        part = np.ascontiguousarray(wanted[at : at + _AT_ONCE])
-        found[at : at + _AT_ONCE] = native.extents(part).view(ENTRY)["raw"]
+        found[at : at + _AT_ONCE] = reader.entries(wanted[at : at + _AT_ONCE])["raw"]
     return found
 
 
-def batches(
-    reader: FileReader, indices: Sequence[int] | np.ndarray[Any, Any]
-) -> Iterator[list[int]]:
+def batches(reader: Reader, indices: Sequence[int] | np.ndarray[Any, Any]) -> Iterator[list[int]]:
     """`indices` in runs of at most BATCH_BYTES (or one sample) and BATCH_SAMPLES."""
     for at in range(0, len(indices), _AT_ONCE):
         part = np.asarray(indices[at : at + _AT_ONCE], np.int64)
