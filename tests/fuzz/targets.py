@@ -145,12 +145,16 @@ def seeds() -> list[tuple[Target, bytes]]:
         ("y", "float64", []),
         ("t", "str", []),
         ("r", "bytes", []),
+        ("n", "int8?", []),
+        ("m", "msgpack", []),
     ]
     schema = {"columns": [{"name": n, "dtype": d, "shape": s} for n, d, s in columns]}
     row = (
-        struct.pack("<3Q2id", 1, 3, 5, 7, 8, 9.5)
+        struct.pack("<5Q2id", 1, 3, 5, 1, 3, 7, 8, 9.5)
         + b"abc".ljust(8, b"\0")
         + b"bytes".ljust(8, b"\0")
+        + b"\x07".ljust(8, b"\0")
+        + b"\x92\x01\xc0".ljust(8, b"\0")
     )
     good = manifest.Manifest(
         format=1,

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,17 +22,34 @@ _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-_TEXT = ("str", "bytes")
+_NESTED = "msgpack"
+_TEXT = ("str", "bytes", _NESTED)
+"""Columns whose values are bytes of any length, without a shape."""
 _MAX_SCHEMA = 1 << 20
 _ALIGN = 8
 _FIELD_NAME = re.compile(":[^:]*:")
 
 
 class Column(NamedTuple):
-    """Type of one column: the name of a numpy dtype, `str` or `bytes`; None where sizes differ."""
+    """Type of one column: the name of a numpy dtype, `str`, `bytes` or `msgpack`; None where sizes differ.
+
+    A nullable column may hold None; its dtype is written with a "?" behind it. `msgpack` holds any nesting of
+    lists and dicts with str keys of None, bool, int, float, str and bytes.
+    """
 
     dtype: str
     shape: tuple[int | None, ...] = ()
+    nullable: bool = False
+
+    @property
+    def written(self) -> str:
+        """The dtype as a schema has it."""
+        return f"{self.dtype}?" if self.nullable else self.dtype
+
+    @property
+    def open_sizes(self) -> int:
+        """The sizes that each row says."""
+        return 1 if self.dtype in _TEXT else sum(size is None for size in self.shape)
 
 
 Columns = dict[str, Column]
@@ -52,20 +70,24 @@ def without_objects(data: Any) -> memoryview:
 
 
 def columns_of(given: ColumnsLike) -> Columns:
-    """Checks columns: name -> dtype, or name -> (dtype, shape).
+    """Checks columns: name -> dtype, or name -> (dtype, shape); "int64?" is a nullable int64.
 
     Raises:
         ConfigError: an unknown dtype, a wrong shape, no column.
     """
     columns: Columns = {}
     for name, value in given.items():
-        dtype, shape = (value, ()) if isinstance(value, str) else value
+        written, shape = (value, ()) if isinstance(value, str) else value
+        nullable = str(written).endswith("?")
+        dtype = written[:-1] if nullable else written
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{name!r} cannot be the name of a column")
         if dtype not in _DTYPES + _TEXT:
             raise ConfigError(
                 f"column '{name}' cannot be of {dtype!r}: take one of {', '.join(_DTYPES + _TEXT)}"
             )
+        if nullable and dtype == _NESTED:
+            raise ConfigError(f"column '{name}': msgpack holds None anyway: leave the '?' out")
         sizes = tuple(shape)
         if any(s is not None and (type(s) is not int or not 0 <= s < 1 << 40) for s in sizes):
             raise ConfigError(f"column '{name}' cannot have the shape {shape!r}")
@@ -73,14 +95,14 @@ def columns_of(given: ColumnsLike) -> Columns:
         wide = math.prod(size for size in sizes if size) >= 1 << 40
         if (dtype in _TEXT and sizes) or len(sizes) > 32 or wide:
             raise ConfigError(f"column '{name}': {dtype} cannot have the shape {shape!r}")
-        columns[name] = Column(dtype, sizes)
+        columns[name] = Column(dtype, sizes, nullable)
     if not columns:
         raise ConfigError("a file with columns needs at least one")
     return columns
 
 
 def to_json(columns: Columns) -> bytes:
-    entries = [{"name": n, "dtype": c.dtype, "shape": list(c.shape)} for n, c in columns.items()]
+    entries = [{"name": n, "dtype": c.written, "shape": list(c.shape)} for n, c in columns.items()]
     text = json.dumps({"columns": entries}, ensure_ascii=False).encode()
     if len(text) > _MAX_SCHEMA:
         raise ConfigError(f"the columns take {len(text)} bytes, at most {_MAX_SCHEMA} are allowed")
@@ -102,16 +124,14 @@ def from_json(text: bytes) -> Columns:
 class RowCodec:
     """Rows of one schema to bytes and back.
 
-    A row: the u64 sizes that the schema leaves open, then the data of each column, each at a multiple
-    of 8, and zeros up to a multiple of 8.
+    A row: the u64 sizes that the schema leaves open, ahead of those of a nullable column 1 or, for None, 0;
+    then the data of each column, each at a multiple of 8, and zeros up to a multiple of 8.
     """
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
-        self._open = sum(
-            c.dtype in _TEXT or sum(size is None for size in c.shape) for c in columns.values()
-        )
-        self._sizes = struct.Struct(f"<{self._open}Q")
+        count = sum(column.open_sizes + column.nullable for column in columns.values())
+        self._sizes = struct.Struct(f"<{count}Q")
         self._dtypes = {
             name: np.dtype(np.uint8 if c.dtype in _TEXT else c.dtype).newbyteorder("<")
             for name, c in columns.items()
@@ -130,6 +150,11 @@ class RowCodec:
         sizes: list[int] = []
         parts: list[Part] = [b""]
         for name, column in self.columns.items():
+            if column.nullable:
+                sizes.append(row[name] is not None)
+                if row[name] is None:
+                    sizes += [0] * column.open_sizes
+                    continue
             data = self._data(name, column, row[name])
             size = memoryview(cast("Buffer", data)).nbytes
             if column.dtype in _TEXT:
@@ -152,6 +177,8 @@ class RowCodec:
                 return value.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(f"column '{name}' takes text, not {error.reason}") from error
+        if column.dtype == _NESTED:
+            return _packed(name, value)
         if column.dtype == "bytes":
             if not isinstance(value, bytes | bytearray | memoryview):
                 raise TypeError(f"column '{name}' takes bytes, not {type(value).__name__}")
@@ -194,6 +221,15 @@ class RowCodec:
         sizes = iter(self._sizes.unpack_from(cast("Buffer", data)))
         row: Row = {}
         for name, column in self.columns.items():
+            if column.nullable:
+                there = next(sizes)
+                if there not in (0, 1):
+                    raise ValueError(f"column '{name}' is neither there nor None")
+                if not there:
+                    if any(next(sizes) for _ in range(column.open_sizes)):
+                        raise ValueError(f"column '{name}' is None, but has a size")
+                    row[name] = None
+                    continue
             dtype = self._dtypes[name]
             if column.dtype in _TEXT:
                 shape: tuple[int, ...] = (next(sizes),)
@@ -207,12 +243,37 @@ class RowCodec:
                 row[name] = array.tobytes().decode()
             elif column.dtype == "bytes":
                 row[name] = array.tobytes()
+            elif column.dtype == _NESTED:
+                row[name] = _unpacked(name, array.tobytes())
             else:
                 row[name] = array
             position += nbytes + -nbytes % _ALIGN
         if position != data.size:
             raise ValueError(f"its columns take {position} of its {data.size} bytes")
         return row
+
+
+def _packed(name: str, value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value, enc_hook=_plain)
+    except (TypeError, RecursionError) as error:
+        raise TypeError(f"column '{name}' takes nested lists of plain values: {error}") from error
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ValueError(f"column '{name}' takes no such value: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """An array or number of numpy among nested values."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is none")
+
+
+def _unpacked(name: str, data: bytes) -> Any:
+    try:
+        return msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise ValueError(f"column '{name}' is no MessagePack: {error}") from error
 
 
 def _as_finite(array: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
@@ -275,7 +336,7 @@ def stack(columns: Columns, rows: list[Row]) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for name, column in columns.items():
         values = [row[name] for row in rows]
-        fixed = column.dtype not in _TEXT and None not in column.shape
+        fixed = not (column.dtype in _TEXT or column.nullable or None in column.shape)
         if fixed:
             shape = (len(rows), *(size or 0 for size in column.shape))
             stacked = np.empty(shape, np.dtype(column.dtype))
