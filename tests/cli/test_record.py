@@ -186,7 +186,7 @@ def test_the_preview_page(here: Path, capsysbinary: Any) -> None:
         ("split plain.ffr -o s --fractions 0.5,0.2", 1, "sum to 1"),
         ("split plain.ffr -o s --fractions 0.5,0.5 --names a,../b", 1, "names of files"),
         ("split plain.ffr -o s --fractions 0.5,0.5 --names a,a", 1, "2 fractions need as many"),
-        ("convert plain.ffr -o a.csv", 2, "--to: 'csv' is none of ffr, tar, jsonl, npy"),
+        ("convert plain.ffr -o a.csv", 2, "--to: 'csv' is none of ffr, tar, jsonl, parquet, npy"),
         ("convert plain.ffr -o a.tar --format v2", 2, "are of record files, not of tar"),
         ("merge plain.ffr missing.ffr -o a.ffr", 1, "missing.ffr"),
         ("merge plain.ffr -o a.ffr --compression gzip", 2, "there is zstd alone"),

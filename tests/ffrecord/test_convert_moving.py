@@ -1,5 +1,6 @@
 """Rows go into record files and out again unchanged, and nothing half-made stays."""
 
+import io
 import json
 import os
 import tarfile
@@ -12,7 +13,7 @@ import pytest
 
 from fireflyer.errors import ConfigError, Corrupted, NoSpace
 from fireflyer.ffrecord import FileReader, FileWriter, open_folder
-from fireflyer.ffrecord.convert import checking, listing, moving
+from fireflyer.ffrecord.convert import checking, exporting, listing, moving
 from fireflyer.ffrecord.convert.detect import open_source
 from fireflyer.ffrecord.convert.folder import FolderSource
 from fireflyer.ffrecord.convert.placing import refuse_existing, write_atomically
@@ -183,7 +184,7 @@ def test_an_image_folder_goes_in_with_labels_or_as_a_tree(tmp_path: Path) -> Non
 
 def test_through_a_tar(tmp_path: Path, typed: Path) -> None:
     source = open_source([str(typed)])
-    written = moving.export(source, "tar", tmp_path / "a.tar", False, quiet)
+    written = exporting.export(source, "tar", tmp_path / "a.tar", False, quiet)
     assert written.samples == 40
     names = {"id": "id.cls", "v": "v.npy", "text": "text.txt", "raw": "raw"}
     found = back(tmp_path / "a.tar")
@@ -195,11 +196,51 @@ def test_through_a_tar(tmp_path: Path, typed: Path) -> None:
         assert archive.getnames()[:2] == ["000000000.id.cls", "000000000.v.npy"]
 
 
+def test_a_tar_keeps_its_keys_through_a_record_file(tmp_path: Path) -> None:
+    files = [("b/9.x.jpg", b"1"), ("b/9.cls", b"7"), ("a.x.jpg", b"2"), ("a.cls", b"8")]
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    moving.pack(open_source([str(tmp_path / "a.tar")]), Plan(out=tmp_path / "a.ffr"), 1, quiet)
+    source = open_source([str(tmp_path / "a.ffr")])
+    exporting.export(source, "tar", tmp_path / "b.tar", False, quiet)
+    with tarfile.open(tmp_path / "b.tar") as archive:
+        found = [(member.name, archive.extractfile(member)) for member in archive]
+        assert [(name, file.read()) for name, file in found if file] == files
+    assert back(tmp_path / "b.tar") == back(tmp_path / "a.ffr")
+    exporting.export(Selected(source, ["cls"]), "tar", tmp_path / "c.tar", False, quiet)
+    assert [row["key"] for row in back(tmp_path / "c.tar")] == ["000000000", "000000001"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["a", "b", "b"], "row 2: the key 'b' is that of the row before"),
+        *(
+            (["ok", key], "row 1: the key .* cannot name files")
+            for key in ("", "a.b", "/a", "../a", "a\0")
+        ),
+    ],
+)
+def test_keys_that_a_tar_would_change_are_refused(
+    tmp_path: Path, keys: list[str], told: str
+) -> None:
+    with FileWriter(tmp_path / "a.ffr", columns={"key": "str", "n": "int64"}) as writer:
+        for number, key in enumerate(keys):
+            writer.write_row({"key": key, "n": number})
+    source = open_source([str(tmp_path / "a.ffr")])
+    with pytest.raises(ConfigError, match=told):
+        exporting.export(source, "tar", tmp_path / "a.tar", False, quiet)
+    assert os.listdir(tmp_path) == ["a.ffr"]
+
+
 def test_through_json_lines(tmp_path: Path, typed: Path) -> None:
     source = Selected(open_source([str(typed)]), ["id", "text"])
-    moving.export(source, "jsonl", tmp_path / "a.jsonl", False, quiet)
+    exporting.export(source, "jsonl", tmp_path / "a.jsonl", False, quiet)
     assert back(tmp_path / "a.jsonl") == [{k: r[k] for k in ("id", "text")} for r in EXPECTED]
-    moving.export(open_source([str(typed)]), "jsonl", tmp_path / "b.jsonl", False, quiet)
+    exporting.export(open_source([str(typed)]), "jsonl", tmp_path / "b.jsonl", False, quiet)
     first = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[2])
     assert first == {"id": 2, "v": [[1.0, 1.0], [1.0, 1.0]], "text": "<b>2</b> ä", "raw": "AgI="}
 
@@ -207,7 +248,7 @@ def test_through_json_lines(tmp_path: Path, typed: Path) -> None:
 def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([1.0, np.nan]))
     with pytest.raises(ConfigError, match="JSON has no such number"):
-        moving.export(
+        exporting.export(
             open_source([str(tmp_path / "a.npy")]), "jsonl", tmp_path / "a.jsonl", False, quiet
         )
     assert os.listdir(tmp_path) == ["a.npy"]
@@ -215,10 +256,10 @@ def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
 
 def test_through_a_folder_of_arrays(tmp_path: Path, typed: Path) -> None:
     source = Selected(open_source([str(typed)]), ["id"])
-    moving.export(source, "npy", tmp_path / "arrays", False, quiet)
+    exporting.export(source, "npy", tmp_path / "arrays", False, quiet)
     assert back(tmp_path / "arrays") == [{"id": i} for i in range(40)]
     with pytest.raises(ConfigError, match="column 'v' is float32"):
-        moving.export(open_source([str(typed)]), "npy", tmp_path / "more", False, quiet)
+        exporting.export(open_source([str(typed)]), "npy", tmp_path / "more", False, quiet)
     assert sorted(os.listdir(tmp_path)) == ["arrays", "typed.ffr"]
 
 

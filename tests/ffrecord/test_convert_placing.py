@@ -11,7 +11,7 @@ import pytest
 
 from fireflyer.errors import ConfigError, NoSpace, StorageError
 from fireflyer.ffrecord import FileReader, FileWriter
-from fireflyer.ffrecord.convert import moving, placing
+from fireflyer.ffrecord.convert import exporting, moving, placing
 from fireflyer.ffrecord.convert.detect import open_source
 from fireflyer.ffrecord.convert.placing import NewFolder, exchange, write_atomically
 from fireflyer.ffrecord.convert.records import RecordSource
@@ -192,7 +192,7 @@ def test_the_next_folder_or_export_removes_what_a_dead_one_left(plain: Path) -> 
     killed(lambda: write_atomically(Path("a.tar"), fill))
     assert len(os.listdir()) == 3
     split("all.ffr", "parts")
-    moving.export(RecordSource("all.ffr"), "tar", Path("a.tar"), False, quiet)
+    exporting.export(RecordSource("all.ffr"), "tar", Path("a.tar"), False, quiet)
     assert sorted(os.listdir()) == ["a.tar", "all.ffr", "parts"]
 
 
@@ -240,13 +240,13 @@ def test_arrays_of_any_source_and_a_full_disk(plain: Path, monkeypatch: pytest.M
     (plain / "a.jsonl").write_text("\n".join(f'{{"n": {i}}}' for i in range(1000)))
     source = open_source(["a.jsonl"])
     source.length = None
-    moving.export(source, "npy", Path("arrays"), False, quiet)
+    exporting.export(source, "npy", Path("arrays"), False, quiet)
     np.testing.assert_array_equal(np.load("arrays/n.npy", "r"), np.arange(1000))
 
     def full(path: Path, mode: str, buffering: int) -> object:
         return open("/dev/full", mode, buffering)
 
-    monkeypatch.setattr(moving, "open", full, raising=False)
+    monkeypatch.setattr(exporting, "open", full, raising=False)
     with pytest.raises(NoSpace, match="cannot write more"):
-        moving.export(open_source(["a.jsonl"]), "npy", Path("more"), False, quiet)
+        exporting.export(open_source(["a.jsonl"]), "npy", Path("more"), False, quiet)
     assert sorted(os.listdir()) == ["a.jsonl", "all.ffr", "arrays"]

@@ -1,15 +1,19 @@
 """Every format is read as what it holds, and refused in one typed error where it is damaged."""
 
+import bz2
+import gzip
 import json
 import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 from fireflyer.errors import ConfigError, Corrupted, FireflyerError, StorageError
 from fireflyer.ffrecord import pack_folder
@@ -142,7 +146,8 @@ def test_mds_arrays_of_all_four_kinds(tmp_path: Path) -> None:
         ({"column_sizes": [8]}, "not of the format mds"),
         ({"column_sizes": [16, None]}, "damaged"),
         ({"column_sizes": [-8, None]}, "damaged"),
-        ({"compression": "zstd", "raw_data": {"basename": "gone.mds"}}, "compressed"),
+        ({"compression": "zstd", "raw_data": {"basename": "gone.mds"}}, "names no compressed file"),
+        ({"compression": "zstd", "zip_data": {"basename": "../gone"}}, "no name of a shard"),
     ],
 )
 def test_mds_that_cannot_be_is_refused(
@@ -150,6 +155,54 @@ def test_mds_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises((ConfigError, Corrupted), match=message):
         MdsSource(make_mds(tmp_path / "m", [(b"one", 1), (b"two", 2)], **changes))
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "zstd": zstandard.ZstdCompressor().compress,
+    "zstd:7": lambda data: zstandard.ZstdCompressor(7, write_content_size=False).compress(data),
+    "gz": gzip.compress,
+    "gz:9": gzip.compress,
+    "bz2": bz2.compress,
+}
+
+
+def make_compressed_mds(folder: Path, kind: str, data: bytes | None = None) -> Path:
+    """The shard of `make_mds` compressed alone; or `data` in its place."""
+    rows = [(b"one", 1), (b"two" * 100, 2)]
+    whole = (make_mds(folder, rows) / "shard.00000.mds").read_bytes()
+    (folder / "shard.00000.mds").unlink()
+    name = f"shard.00000.mds.{kind.partition(':')[0]}"
+    sizes = {
+        "raw_data": {"basename": "shard.00000.mds", "bytes": len(whole), "hashes": {}},
+        "zip_data": {"basename": name, "bytes": 0, "hashes": {}},
+    }
+    make_mds(folder, rows, compression=kind, **sizes)
+    (folder / "shard.00000.mds").unlink()
+    (folder / name).write_bytes(COMPRESSORS[kind](whole) if data is None else data)
+    return folder
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_compressed_mds(tmp_path: Path, kind: str) -> None:
+    folder = make_compressed_mds(tmp_path / "m", kind)
+    assert kind_of_path(str(folder)) == "mds"
+    assert [plain(row)["text"] for row in rows_of(folder)] == ["one", "two" * 100]
+    packed = next(folder.glob("*.mds.*"))
+    good = packed.read_bytes()
+    for bad in (b"", b"nonsense", good[:-9], COMPRESSORS[kind](bytes(1 << 20))):
+        packed.write_bytes(bad)
+        with pytest.raises(Corrupted, match=r"shard\.00000\.mds\."):
+            rows_of(folder)
+
+
+def test_compressions_that_are_not_read_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="invalid compression 'lz4': expected one of br, bz2"):
+        MdsSource(make_compressed_mds(tmp_path / "m", "lz4", b""))
+    monkeypatch.setitem(sys.modules, "snappy", None)
+    with pytest.raises(ConfigError, match="pip install python-snappy"):
+        MdsSource(make_compressed_mds(tmp_path / "n", "snappy", b""))
 
 
 def test_every_cut_of_a_shard_is_an_error(tmp_path: Path) -> None:
@@ -323,62 +376,6 @@ def test_parquet_without_pyarrow_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="needs pyarrow, which is not installed: pip install"):
         open_source([str(tmp_path / "a.parquet")])
-
-
-def test_parquet_and_arrow(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is optional")
-    parquet = __import__("pyarrow.parquet").parquet
-    image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
-    table = arrow.table(
-        {
-            "i": arrow.array([1, 2], arrow.int32()),
-            "v": arrow.array([[1.0], []], arrow.list_(arrow.float32())),
-            "image": arrow.array(
-                [{"bytes": b"x", "path": "p"}, {"bytes": b"", "path": "q"}], image
-            ),
-        }
-    )
-    parquet.write_table(table, tmp_path / "a.parquet")
-    with arrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:
-        out.write_table(table)
-    for name in ("a.parquet", "a.arrow"):
-        source = open_source([str(tmp_path / name)])
-        assert source.length == 2
-        assert [c.text for c in source.columns] == ["int32", "float32[?]", "bytes", "str"]
-        assert [plain(row) for row in source.rows()] == [
-            {"i": 1, "v": [1.0], "image.bytes": b"x", "image.path": "p"},
-            {"i": 2, "v": [], "image.bytes": b"", "image.path": "q"},
-        ]
-    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-3])
-    with pytest.raises(FireflyerError):
-        open_source([str(tmp_path / "a.parquet")])
-
-
-def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is optional")
-    parquet = __import__("pyarrow.parquet").parquet
-    inner = arrow.array([{"b": 2}], arrow.struct([("b", arrow.int64())]))
-    parquet.write_table(arrow.table({"a.b": [1], "a": inner}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=r"two columns would be called 'a\.b'"):
-        open_source([str(tmp_path / "a.parquet")])
-
-
-def test_arrow_dictionaries_timestamps_and_views(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow", reason="pyarrow is optional")
-    table = arrow.table(
-        {
-            "d": arrow.array(["x", "y", "x"]).dictionary_encode(),
-            "t": arrow.array([1, -2, 3], arrow.timestamp("us", "UTC")),
-            "v": arrow.array(["a", "b", "c" * 50], arrow.string_view()),
-        }
-    )
-    with arrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as out:
-        out.write_table(table)
-    source = open_source([str(tmp_path / "a.arrow")])
-    assert [c.text for c in source.columns] == ["str", "int64", "str"]
-    assert [list(plain(row).values()) for row in source.rows()] == [
-        ["x", 1, "a"], ["y", -2, "b"], ["x", 3, "c" * 50],
-    ]  # fmt: skip
 
 
 def test_a_packed_folder_is_rows_with_names(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="KIND",
-        help="folder, tar, parquet, mds, text, jsonl, numpy, torch or records; else by the name.",
+        help="folder, tar, parquet, huggingface, mds, text, jsonl, numpy, torch, records; else by the name.",
     ),
 ]
 Format = Annotated[
@@ -250,7 +250,9 @@ def convert(
     out: Out,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="KIND", help="ffr, tar, jsonl or npy; else by PATH's suffix."),
+        typer.Option(
+            "--to", metavar="KIND", help="ffr, tar, jsonl, parquet or npy; else by PATH's suffix."
+        ),
     ] = "",
     kind: From = None,
     columns: Columns = None,
@@ -260,7 +262,7 @@ def convert(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Convert rows: record files into a tar, JSON lines or arrays, and between their versions.
+    """Convert rows: record files into a tar, JSON lines, Parquet or arrays, and between their versions.
 
     \b
       fireflyer record convert photos.ffr -o photos.tar

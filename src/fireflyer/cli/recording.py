@@ -13,7 +13,7 @@ import typer
 
 from fireflyer.cli.printing import as_json, table
 from fireflyer.errors import ConfigError
-from fireflyer.ffrecord.convert import checking, listing, moving
+from fireflyer.ffrecord.convert import checking, exporting, listing, moving
 from fireflyer.ffrecord.convert.detect import open_source
 from fireflyer.ffrecord.convert.folder import FolderSource
 from fireflyer.ffrecord.convert.placing import refuse_existing, write_atomically
@@ -193,8 +193,8 @@ def convert(
     json: bool,
 ) -> None:
     target = to or out.suffix.removeprefix(".")
-    if target not in ("ffr", *moving.EXPORTS):
-        raise typer.BadParameter(f"--to: {target!r} is none of ffr, {', '.join(moving.EXPORTS)}")
+    if target not in ("ffr", *exporting.EXPORTS):
+        raise typer.BadParameter(f"--to: {target!r} is none of ffr, {', '.join(exporting.EXPORTS)}")
     if target != "ffr" and form != Form():
         raise typer.BadParameter(f"--format and --compression are of record files, not of {target}")
     with _notes():
@@ -204,7 +204,7 @@ def convert(
             plan = Plan(out=out, form=form, force=force)
             written = moving.pack(source, plan, jobs, advance)
         else:
-            written = moving.export(source, target, out, force, advance)
+            written = exporting.export(source, target, out, force, advance)
     _done(written, json=json)
 
 
@@ -276,7 +276,7 @@ def _fractions(text: str) -> list[float]:
 
 def _shown(row: Row, form: str) -> bytes:
     if form == "json":
-        return msgspec.json.encode(moving.as_plain(row)) + b"\n"
+        return msgspec.json.encode(exporting.as_plain(row)) + b"\n"
     parts = []
     for name, value in row.items():
         data = _raw(value)
@@ -296,6 +296,8 @@ def _raw(value: Any) -> bytes:
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
+    if isinstance(value, list | dict):
+        return exporting.json_text("", value)
     array = as_array(value)
     return b"" if array is None else array.tobytes()
 

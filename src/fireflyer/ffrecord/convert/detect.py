@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert.arrays import ArraySource
+from fireflyer.ffrecord.convert.decompress import COMPRESSIONS
 from fireflyer.ffrecord.convert.folder import FolderSource
+from fireflyer.ffrecord.convert.huggingface import INFO, SPLITS, STATE, open_saved
 from fireflyer.ffrecord.convert.mds import MdsSource
 from fireflyer.ffrecord.convert.parquet import ParquetSource
 from fireflyer.ffrecord.convert.records import RecordSource
@@ -20,6 +22,7 @@ KINDS: dict[str, Callable[[str], Source]] = {
     "folder": FolderSource,
     "tar": TarSource,
     "parquet": ParquetSource,
+    "huggingface": open_saved,
     "mds": MdsSource,
     "text": TextSource,
     "jsonl": JsonLinesSource,
@@ -43,6 +46,8 @@ _SUFFIXES = {
     ".npz": "numpy",
     ".ffr": "records",
 }
+
+_SHARDS = (".mds", *(f".mds.{kind}" for kind in COMPRESSIONS))
 
 
 def open_source(paths: Sequence[str], kind: str | None = None) -> Source:
@@ -91,8 +96,10 @@ def kind_of_path(path: str) -> str:
 
 def _kind_of_folder(folder: Path) -> str:
     names = [name for name in os.listdir(folder) if not name.startswith(".")]
-    if "index.json" in names and any(name.endswith((".mds", ".mds.zstd")) for name in names):
+    if "index.json" in names and any(name.endswith(_SHARDS) for name in names):
         return "mds"
+    if SPLITS in names or {STATE, INFO} <= set(names):
+        return "huggingface"
     for suffix, kind in ((".ffr", "records"), (".npy", "numpy")):
         if names and all(name.endswith(suffix) for name in names):
             return kind

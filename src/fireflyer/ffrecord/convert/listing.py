@@ -50,7 +50,7 @@ def describe_file(name: str) -> Listed:
             holds=source.kind,
             compressed=is_compressed(reader),
             columns=[
-                {"name": column.name, "dtype": column.dtype, "shape": list(column.shape)}
+                {"name": column.name, "dtype": column.written, "shape": list(column.shape)}
                 for column in source.columns
             ],
             lengths=of_lengths(some_lengths(reader)),

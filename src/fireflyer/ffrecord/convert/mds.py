@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from fireflyer.errors import ConfigError, Corrupted
+from fireflyer.ffrecord.convert.decompress import decompressed
 from fireflyer.ffrecord.convert.source import Column, Row, checked, read_file
 
 _SCALARS = (
@@ -40,6 +41,7 @@ _Decode = Callable[[bytes], Any]
 
 class _File(msgspec.Struct):
     basename: str
+    bytes: int = 0
 
 
 class _Shard(msgspec.Struct):
@@ -50,6 +52,7 @@ class _Shard(msgspec.Struct):
     raw_data: _File
     format: str
     compression: str | None = None
+    zip_data: _File | None = None
 
 
 class _Index(msgspec.Struct):
@@ -58,12 +61,13 @@ class _Index(msgspec.Struct):
 
 
 class MdsSource:
-    """A folder with `index.json`; shards must be there uncompressed."""
+    """A folder with `index.json`; a shard that is there only compressed is decompressed in memory."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """
         Raises:
-            ConfigError: columns that hold pickles or raw PIL images, or shards that are compressed alone.
+            ConfigError: columns that hold pickles or raw PIL images, an unknown compression, or one whose
+                package is not installed.
             Corrupted: damaged, or not MDS.
             StorageError: it cannot be read.
         """
@@ -96,8 +100,10 @@ class MdsSource:
 
     def _check(self, shard: _Shard) -> None:
         name, first = shard.raw_data.basename, self._shards[0]
-        if name in ("", ".", "..") or "/" in name or "\0" in name or shard.samples < 0:
-            raise Corrupted(f"{self.name}/index.json: {name!r} is no name of a shard")
+        for file in (shard.raw_data, *([shard.zip_data] if shard.zip_data else [])):
+            called = file.basename
+            if called in ("", ".", "..") or "/" in called or "\0" in called or shard.samples < 0:
+                raise Corrupted(f"{self.name}/index.json: {called!r} is no name of a shard")
         if shard.format != "mds" or len(shard.column_sizes) != len(shard.column_names):
             raise Corrupted(f"{self.name}/index.json: shard {name!r} is not of the format mds")
         if len(shard.column_encodings) != len(shard.column_names) or not shard.column_names:
@@ -105,11 +111,16 @@ class MdsSource:
         mine = (shard.column_names, shard.column_encodings, shard.column_sizes)
         if mine != (first.column_names, first.column_encodings, first.column_sizes):
             raise ConfigError(f"{self.name}: shard {name!r} has other columns than the first one")
-        if shard.compression and not (self._folder / name).exists():
-            raise ConfigError(
-                f"{self.name}: shard {name!r} is there only compressed ({shard.compression}): "
-                "decompress the shards beside their compressed files first"
-            )
+        if shard.compression and not (self._folder / name).exists() and shard.zip_data is None:
+            raise Corrupted(f"{self.name}/index.json: shard {name!r} names no compressed file")
+
+    def _bytes(self, shard: _Shard) -> memoryview:
+        """The bytes of a shard: at most 4 GiB by the format, by default 64 MiB."""
+        path = self._folder / shard.raw_data.basename
+        if shard.zip_data is None or path.exists():
+            return memoryview(read_file(path))
+        packed = self._folder / shard.zip_data.basename
+        return memoryview(decompressed(packed, shard.compression or "", shard.raw_data.bytes))
 
     def _decoder(self, encoding: str) -> _Decode:
         kind, _, rest = encoding.partition(":")
@@ -133,8 +144,7 @@ class MdsSource:
     def _samples(self) -> Iterator[Row]:
         for shard in self._shards:
             path = self._folder / shard.raw_data.basename
-            # A shard is at most 4 GiB by its format and by default 64 MiB.
-            data = memoryview(read_file(path))
+            data = self._bytes(shard)
             for number, (start, end) in enumerate(_bounds(data, shard.samples, path)):
                 try:
                     yield self._sample(data[start:end], shard)

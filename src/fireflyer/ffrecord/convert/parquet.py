@@ -2,15 +2,24 @@
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fireflyer.errors import ConfigError, Corrupted
-from fireflyer.ffrecord.convert.source import Column, Row, reading
+from fireflyer.ffrecord.convert.source import NESTED, Column, Row, reading
 
 _BATCH = 1024
+
+_STRINGS = ("string", "large_string", "string_view")
+_BINARIES = ("binary", "large_binary", "fixed_size_binary", "binary_view")
+
+_Path = tuple[str, ...]
+"""Name of a column, then of fields of structs in it."""
 
 
 class ParquetSource:
@@ -18,7 +27,9 @@ class ParquetSource:
 
     Integers, floats and bools keep their type, strings and binaries become str and bytes, lists of numbers
     arrays; a struct becomes a column for each of its fields, `image.bytes`. Of dictionaries the values
-    are taken, of timestamps the int64 that counts their own unit.
+    are taken, of timestamps the int64 that counts their own unit. A column with nulls is nullable. Lists of
+    anything else, with nulls inside, or of lists of several lengths become nested values. What of this a
+    column needs is in its values: those that the file's statistics do not tell of are read twice.
     """
 
     length: int | None
@@ -34,138 +45,232 @@ class ParquetSource:
         self.name = os.fspath(path)
         self.paths: tuple[str, ...] = (self.name,)
         self._arrow = need("pyarrow", f"reading {self.name}")
+        self._compute = need("pyarrow.compute", self.name)
         self._parquet = self.name.endswith((".parquet", ".pq"))
-        if self._parquet:
-            file = self._guarded(lambda: need("pyarrow.parquet", self.name).ParquetFile(self.name))
-            schema, self.length = file.schema_arrow, int(file.metadata.num_rows)
-        else:
-            schema, self.length = self._guarded(self._ipc_shape)
-        self._fields = list(self._flat(schema, ()))
-        if not self._fields:
+        fields = self._guarded(lambda: list(self._flat(self._schema(), ())))
+        if not fields:
             raise ConfigError(f"{self.name}: no column in it")
-        self.columns = tuple(column for _, column in self._fields)
-        names = [column.name for column in self.columns]
+        names = [column.name for _, column in fields]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
                     f"{self.name}: two columns would be called {name!r}: rename one of them"
                 )
+        self.length, self._fields = self._guarded(lambda: self._scanned(fields))
+        self.columns = tuple(column for _, column in self._fields)
 
     def rows(self, jobs: int = 1) -> Iterator[Row]:
         first = 0
-        batches = self._batches()
-        while (batch := self._guarded(lambda: next(batches, None))) is not None:
-            held = {column.name: self._cells(batch, path) for path, column in self._fields}
-            for number in range(batch.num_rows):
-                yield {
-                    column.name: self._value(held[column.name], number, column, first)
-                    for column in self.columns
-                }
-            first += batch.num_rows
+        with closing(self._batches(None)) as batches:
+            while (batch := self._guarded(lambda: next(batches, None))) is not None:
+                held = self._guarded(partial(self._held, batch))
+                for number in range(batch.num_rows):
+                    yield self._guarded(partial(self._row, held, number, first))
+                first += batch.num_rows
 
-    def _batches(self) -> Iterator[Any]:
+    def _held(self, batch: Any) -> dict[str, Any]:
+        """The cells of each column."""
+        return {column.name: self._cells(batch, path) for path, column in self._fields}
+
+    def _row(self, held: dict[str, Any], number: int, first: int) -> Row:
+        return {
+            column.name: self._value(held[column.name], number, column, first)
+            for column in self.columns
+        }
+
+    def _schema(self) -> Any:
         if self._parquet:
-            file = need("pyarrow.parquet", self.name).ParquetFile(self.name)
-            yield from file.iter_batches(_BATCH)
+            return self._file().schema_arrow
+        with self._arrow.memory_map(self.name) as mapped:
+            return self._ipc(mapped).schema
+
+    def _batches(self, names: list[str] | None) -> Generator[Any, None, None]:
+        """Yield all rows; of Parquet only the columns `names`."""
+        for batch in self._unchecked_batches(names):
+            # pyarrow itself trusts offsets and lengths that it reads, and would end the process.
+            batch.validate(full=True)
+            yield batch
+
+    def _unchecked_batches(self, names: list[str] | None) -> Iterator[Any]:
+        if self._parquet:
+            yield from self._file().iter_batches(_BATCH, columns=names)
             return
         with self._arrow.memory_map(self.name) as mapped:
-            yield from self._ipc(mapped)
-
-    def _ipc(self, mapped: Any) -> Iterator[Any]:
-        ipc = need("pyarrow.ipc", self.name)
-        if mapped.read(6) == b"ARROW1":
-            mapped.seek(0)
-            reader = ipc.open_file(mapped)
-            yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-        else:
-            mapped.seek(0)
-            yield from ipc.open_stream(mapped)
-
-    def _ipc_shape(self) -> tuple[Any, int]:
-        rows, schema = 0, None
-        for batch in self._batches():
-            schema = schema or batch.schema
-            rows += batch.num_rows
-        if schema is None:
-            raise ConfigError(f"{self.name}: no row in it")
-        return schema, rows
-
-    def _flat(
-        self, fields: Any, above: tuple[str, ...]
-    ) -> Iterator[tuple[tuple[str, ...], Column]]:
-        types = self._arrow.types
-        for field in fields:
-            path = (*above, field.name)
-            if types.is_struct(field.type):
-                yield from self._flat([field.type.field(i) for i in range(len(field.type))], path)
+            reader = self._ipc(mapped)
+            if hasattr(reader, "num_record_batches"):
+                yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
             else:
-                yield path, self._column(".".join(path), field.type)
+                yield from reader
+
+    def _file(self) -> Any:
+        return need("pyarrow.parquet", self.name).ParquetFile(self.name)
+
+    def _ipc(self, mapped: Any) -> Any:
+        ipc = need("pyarrow.ipc", self.name)
+        is_file = mapped.read(6) == b"ARROW1"
+        mapped.seek(0)
+        return ipc.open_file(mapped) if is_file else ipc.open_stream(mapped)
+
+    def _scanned(
+        self, fields: list[tuple[_Path, Column]]
+    ) -> tuple[int, list[tuple[_Path, Column]]]:
+        """Count the rows, and make each column one that holds its values."""
+        nulls = self._null_counts() if self._parquet else {}
+        nullable = {column.name for path, column in fields if nulls.get(path)}
+        nested: set[str] = set()
+        unknown = [
+            (path, column)
+            for path, column in fields
+            if column.dtype != NESTED and (column.shape or path not in nulls)
+        ]
+        length = self._file().metadata.num_rows if self._parquet else 0
+        if unknown or not self._parquet:
+            names = sorted({path[0] for path, _ in unknown})
+            with closing(self._batches(names)) as batches:
+                for batch in batches:
+                    length += 0 if self._parquet else batch.num_rows
+                    for path, column in unknown:
+                        cells = self._cells(batch, path)
+                        if cells.null_count:
+                            nullable.add(column.name)
+                        if column.shape and column.name not in nested and self._uneven(cells):
+                            nested.add(column.name)
+        return length, [
+            (
+                path,
+                Column(column.name, NESTED)
+                if column.name in nested
+                else replace(column, nullable=column.name in nullable),
+            )
+            for path, column in fields
+        ]
+
+    def _null_counts(self) -> dict[_Path, int]:
+        """The nulls of the columns that are no lists, where all row groups tell."""
+        file = self._file()
+        metadata = file.metadata
+        # pyarrow ends the process over damaged metadata of columns that no data was read by.
+        for group in range(metadata.num_row_groups):
+            next(file.iter_batches(1, row_groups=[group]), None)
+        counts: dict[_Path, int] = {}
+        untold: set[_Path] = set()
+        for group in range(metadata.num_row_groups):
+            for number in range(metadata.num_columns):
+                chunk = metadata.row_group(group).column(number)
+                path, told = tuple(chunk.path_in_schema.split(".")), chunk.statistics
+                if told is None or not told.has_null_count:
+                    untold.add(path)
+                else:
+                    counts[path] = counts.get(path, 0) + told.null_count
+        return {path: count for path, count in counts.items() if path not in untold}
+
+    def _uneven(self, cells: Any) -> bool:
+        """Tell whether a list has nulls inside, or lists of several lengths at one depth."""
+        compute = self._compute
+        rows: np.ndarray[Any, Any] = np.arange(len(cells))
+        outermost = True
+        while self._is_list(cells.type):
+            if not outermost:
+                lengths = compute.list_value_length(cells).to_numpy(zero_copy_only=False)
+                several = (np.diff(lengths) != 0) & (np.diff(rows) == 0)
+                if cells.null_count or several.any():
+                    return True
+            rows = rows[compute.list_parent_indices(cells).to_numpy()]
+            cells, outermost = compute.list_flatten(cells), False
+        return bool(cells.null_count)
+
+    def _flat(self, fields: Any, above: _Path) -> Iterator[tuple[_Path, Column]]:
+        for field in fields:
+            path, kind = (*above, field.name), self._storage_type(field.type)
+            if self._arrow.types.is_struct(kind):
+                yield from self._flat([kind.field(i) for i in range(len(kind))], path)
+            else:
+                yield path, self._column(".".join(path), kind)
 
     def _column(self, name: str, kind: Any) -> Column:
         types = self._arrow.types
         shape: tuple[int | None, ...] = ()
-        inner = kind
-        if types.is_dictionary(inner):
-            inner = inner.value_type
-        while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        inner = kind.value_type if types.is_dictionary(kind) else kind
+        while self._is_list(inner):
             shape += (inner.list_size if types.is_fixed_size_list(inner) else None,)
             inner = inner.value_type
-        if not shape and self._is(inner, "string", "large_string", "string_view"):
+        if not shape and self._is(inner, *_STRINGS):
             return Column(name, "str")
-        if not shape and self._is(
-            inner, "binary", "large_binary", "fixed_size_binary", "binary_view"
-        ):
+        if not shape and self._is(inner, *_BINARIES):
             return Column(name, "bytes")
         if not shape and types.is_timestamp(inner):
             return Column(name, "int64")
         if types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner):
             return Column(name, np.dtype(inner.to_pandas_dtype()).name, shape)
+        if self._is_plain(kind):
+            return Column(name, NESTED)
         raise ConfigError(
             f"{self.name}: column {name!r} is {kind}, which has no place in a record file: "
             "leave it out of the file"
         )
 
+    def _is_plain(self, kind: Any) -> bool:
+        """Tell whether nested values can hold what is of this type."""
+        types, kind = self._arrow.types, self._storage_type(kind)
+        if self._is_list(kind) or types.is_dictionary(kind):
+            return self._is_plain(kind.value_type)
+        if types.is_struct(kind):
+            return all(self._is_plain(kind.field(i).type) for i in range(len(kind)))
+        if types.is_map(kind):
+            return self._is_plain(kind.key_type) and self._is_plain(kind.item_type)
+        plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        return bool(plain or self._is(kind, "null", *_STRINGS, *_BINARIES))
+
+    def _is_list(self, kind: Any) -> bool:
+        return self._is(kind, "list", "large_list", "fixed_size_list")
+
     def _is(self, kind: Any, *names: str) -> bool:
-        """Whether it is one of these types, as far as this pyarrow knows them."""
+        """Tell whether it is one of these types, as far as this pyarrow knows them."""
         tests = (getattr(self._arrow.types, f"is_{name}", None) for name in names)
         return any(test(kind) for test in tests if test is not None)
 
-    def _cells(self, batch: Any, path: tuple[str, ...]) -> Any:
-        cells = batch.column(batch.schema.get_field_index(path[0]))
+    def _storage_type(self, kind: Any) -> Any:
+        return kind.storage_type if isinstance(kind, self._arrow.BaseExtensionType) else kind
+
+    def _cells(self, batch: Any, path: _Path) -> Any:
+        cells = self._stored(batch.column(batch.schema.get_field_index(path[0])))
         for name in path[1:]:
-            cells = cells.field(name)
+            cells = self._stored(self._compute.struct_field(cells, [name]))
         if self._is(cells.type, "dictionary"):
             cells = cells.dictionary_decode()
         return cells.view("int64") if self._is(cells.type, "timestamp") else cells
 
+    def _stored(self, cells: Any) -> Any:
+        return cells.storage if isinstance(cells.type, self._arrow.BaseExtensionType) else cells
+
     def _value(self, cells: Any, number: int, column: Column, first: int) -> Any:
         value = cells[number].as_py()
+        if column.dtype == NESTED or (value is None and column.nullable):
+            return value
+        where = f"{self.name}, row {first + number}: column {column.name!r}"
         if value is None:
-            raise ConfigError(
-                f"{self.name}, row {first + number}: column {column.name!r} is null: "
-                "fill it, or leave the column out of the file"
-            )
+            raise Corrupted(f"{where} is null, which the file's statistics deny: write it again")
         if column.dtype in ("bytes", "str"):
             return value
         try:
             array = np.array(value, column.dtype)
         except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{self.name}, row {first + number}: column {column.name!r}: {error}"
-            ) from error
-        return array.reshape([size or 0 for size in column.shape]) if not array.size else array
+            raise ConfigError(f"{where}: {error}") from error
+        if array.ndim != len(column.shape):  # of empty lists numpy sees the outermost alone
+            array = array.reshape([size or 0 for size in column.shape])
+        return array
 
     def _guarded(self, call: Any) -> Any:
         try:
             return call()
-        except self._arrow.ArrowException as error:
+        except (self._arrow.ArrowException, UnicodeDecodeError) as error:
             raise Corrupted(f"{self.name}: {error}") from error
         except OSError as error:
             raise reading(self.name, error) from error
 
 
-def need(module: str, purpose: str) -> Any:
-    """An optional module.
+def need(module: str, purpose: str, package: str = "") -> Any:
+    """Import an optional module, of a `package` of another name if that is given.
 
     Raises:
         ConfigError: it is not installed.
@@ -173,7 +278,7 @@ def need(module: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
+        package = package or module.partition(".")[0]
         raise ConfigError(
             f"{purpose} needs {package}, which is not installed: pip install {package}"
         ) from error

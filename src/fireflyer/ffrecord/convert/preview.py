@@ -103,6 +103,8 @@ def _sample(index: int, row: Row, size: int) -> str:
 
 def _field(name: str, value: Any, *, alone: bool) -> str:
     label = "" if alone else f'<span class="name">{escape(name)}</span> '
+    if isinstance(value, list | dict | float | int) or value is None:
+        value = repr(value)
     if isinstance(value, str):
         return f"<p>{label}{_snippet(value)}</p>"
     array = as_array(value) if not isinstance(value, bytes | bytearray | memoryview) else None

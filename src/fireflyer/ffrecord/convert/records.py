@@ -100,7 +100,7 @@ def is_packed_folder(reader: Reader) -> bool:
 
 def columns_of(reader: Reader) -> tuple[Column, ...]:
     """The columns of the files' schema; none where samples are bytes."""
-    return tuple(Column(name, c.dtype, c.shape) for name, c in (reader.columns or {}).items())
+    return tuple(Column(name, *c) for name, c in (reader.columns or {}).items())
 
 
 def is_compressed(reader: Reader) -> bool:

@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -13,7 +13,10 @@ import numpy as np
 from fireflyer.errors import ConfigError, StorageError
 
 Row = dict[str, Any]
-"""Column -> bytes, str or a numpy array (a scalar is of shape ())."""
+"""Column -> bytes, str or a numpy array (a scalar is of shape ()); None, or plain nested values."""
+
+NESTED = "msgpack"
+"""The dtype of columns of nested values."""
 
 READ_AHEAD = 4
 """Rows that each reading thread may be ahead of the writer."""
@@ -24,19 +27,34 @@ class Column:
     """A column of a source or of a record file.
 
     Attributes:
-        dtype: numpy's name of a fixed-size type, or "str", or "bytes".
-        shape: None is a size that differs from row to row; () for scalars, "str" and "bytes".
+        dtype: numpy's name of a fixed-size type, or "str", "bytes" or "msgpack" (`NESTED`).
+        shape: None is a size that differs from row to row; () for scalars, "str", "bytes" and "msgpack".
+        nullable: a value may be None. One of "msgpack" may in any case.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...] = ()
+    nullable: bool = False
+
+    @property
+    def written(self) -> str:
+        """The dtype as a schema has it: "int64?" if nullable."""
+        return f"{self.dtype}?" if self.nullable else self.dtype
 
     @property
     def text(self) -> str:
         """ "uint8[?, ?, 3]" for people."""
         sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"{self.dtype}[{sizes}]" if self.shape else self.dtype
+        return f"{self.written}[{sizes}]" if self.shape else self.written
+
+    def joined(self, other: "Column") -> "Column | None":
+        """The column that holds the values of both; None where none does."""
+        if NESTED in (self.dtype, other.dtype) and self.name == other.name:
+            return Column(self.name, NESTED)
+        if replace(self, nullable=other.nullable) != other:
+            return None
+        return replace(self, nullable=self.nullable or other.nullable)
 
 
 class Source(Protocol):
@@ -86,23 +104,27 @@ def ahead(load: Callable[[int], Row], length: int, jobs: int) -> Iterator[Row]:
 
 
 class Chain:
-    """Sources of the same columns, one after the other."""
+    """Sources of the same columns, one after the other. In some of them they may have no None or nesting."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], name: str | None = None) -> None:
         """
         Raises:
             ConfigError: the columns of two of them differ.
         """
         first = sources[0]
+        columns: list[Column] = list(first.columns)
         for other in sources[1:]:
-            if other.columns != first.columns:
+            both = zip(columns, other.columns, strict=False)
+            joined = [one.joined(another) for one, another in both]
+            columns = [column for column in joined if column is not None]
+            if not len(columns) == len(first.columns) == len(other.columns):
                 raise ConfigError(
                     f"{other.name} has columns {describe(other.columns)}, {first.name} has "
                     f"{describe(first.columns)}: pack them apart"
                 )
         self._sources = sources
-        self.name = f"{first.name} and {len(sources) - 1} more"
-        self.columns = first.columns
+        self.name = name or f"{first.name} and {len(sources) - 1} more"
+        self.columns = tuple(columns)
         self.paths = tuple(path for source in sources for path in source.paths)
         lengths = [source.length for source in sources]
         known = [length for length in lengths if length is not None]
@@ -156,6 +178,8 @@ def checked(row: Mapping[str, Any], columns: Sequence[Column], where: str) -> Ro
 
 def value_of(value: Any, column: Column, where: str) -> Any:
     """`value` as the type of its column; raises what `checked` does."""
+    if column.dtype == NESTED or (value is None and column.nullable):
+        return value
     if column.dtype == "bytes":
         if isinstance(value, bytes | bytearray | memoryview):
             return value

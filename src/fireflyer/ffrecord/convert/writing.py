@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import msgspec
+
 from fireflyer.errors import ConfigError
 from fireflyer.ffrecord.convert.placing import NewFolder, refuse_existing
 from fireflyer.ffrecord.convert.source import Column, Row, describe
@@ -86,10 +88,11 @@ def open_writer(
     Raises:
         ConfigError: v1 cannot hold the columns; and what `FileWriter` raises.
     """
-    single = len(columns) == 1 and columns[0].dtype == "bytes"
+    only = columns[0].written if len(columns) == 1 else ""
+    single = only == "bytes"
     version = form.version or (1 if single and form.compression is None else 2)
     if version == 1:
-        if len(columns) != 1 or columns[0].dtype not in ("bytes", "str"):
+        if only not in ("bytes", "str"):
             raise ConfigError(
                 f"v1 files hold one column of bytes or text, not {describe(columns)}: "
                 "use --format v2, or choose one by --columns"
@@ -98,7 +101,7 @@ def open_writer(
     if single:
         writer = FileWriter(path, n, version=2, compression=form.compression)
         return _Samples(writer, columns[0])
-    schema = {column.name: (column.dtype, column.shape) for column in columns}
+    schema = {column.name: (column.written, column.shape) for column in columns}
     return _Rows(FileWriter(path, n, version=2, columns=schema, compression=form.compression))
 
 
@@ -199,4 +202,11 @@ def _fill(
 
 def row_bytes(row: Row) -> int:
     """Bytes of a row's values; text is counted by its characters."""
-    return sum(v.nbytes if hasattr(v, "nbytes") else len(v) for v in row.values())
+    return sum(map(_value_bytes, row.values()))
+
+
+def _value_bytes(value: Any) -> int:
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    plain = value is None or isinstance(value, str | bytes | bytearray)
+    return len(value or b"") if plain else len(msgspec.msgpack.encode(value))
