@@ -11,7 +11,14 @@ import pytest
 from fireflyer.cli.app import run_line
 from fireflyer.datasets import Catalog, DistributedLoader
 from fireflyer.errors import ConfigError, DeadlineExceeded, StorageError, Unavailable
-from fireflyer.ffrecord import ChunkCache, PackedFolder, RemoteFiles, open_records, pack_folder
+from fireflyer.ffrecord import (
+    ChunkCache,
+    FileReader,
+    PackedFolder,
+    RemoteFiles,
+    open_records,
+    pack_folder,
+)
 from fireflyer.ffrecord.torch import DataLoader, Dataset
 from fireflyer.fs3.client import Client
 from fireflyer.fs3.config import embed
@@ -72,6 +79,11 @@ def test_files_of_several_folders_share_a_client(fs: Client) -> None:
         assert isinstance(reader, RemoteFiles)
         assert (reader.n, reader.fnames, len(reader._own)) == (N // 2 + N, names, 1)
     assert not reader._own
+
+
+def test_a_reader_of_local_files_says_who_reads_urls() -> None:
+    with pytest.raises(ConfigError, match="is a URL: read it with open_records"):
+        FileReader("fs3:///p0.ffr")
 
 
 def test_reading_makes_nothing(fs: Client) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fireflyer._native.ffrecord import Reader
 from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord.columns import Row, RowCodec, common_columns, decode_rows, stack
-from fireflyer.ffrecord.paths import PathName, record_files, record_path
+from fireflyer.ffrecord.paths import PathName, is_url, record_files, record_path
 from fireflyer.ffrecord.spans import HEADER, MAGIC_V2
 from fireflyer.ffrecord.whole import whole
 from fireflyer.ffrecord.zstd import ENTRY, PLAIN, expand
@@ -69,6 +69,8 @@ class FileReader:
             self.fnames = [record_path(name) for name in fnames]
         if not self.fnames:
             raise ConfigError("no record file given: pass a file, a list of files or a directory")
+        if urls := [name for name in self.fnames if is_url(name)]:
+            raise ConfigError(f"{urls[0]!r} is a URL: read it with open_records or RemoteFiles")
         self.check_data = bool(check_data)
         self._paths = [os.path.abspath(name) for name in self.fnames]
         if not isinstance(strategy, str):
