@@ -1,8 +1,8 @@
 """Programs that were written for the original run with our module under its name."""
 
+import importlib
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -51,29 +51,33 @@ def values(batches: Any) -> list[list[int]]:
     return [batch.flatten().tolist() for batch in batches]
 
 
-def ran(program: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def name_of_the_original(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    ffrecord.install_as_ffrecord()
+    ffrecord.install_as_ffrecord()
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ffrecord"]:
+        del sys.modules[name]
 
 
-def test_its_imports_give_our_modules_and_no_copies(tmp_path: Path) -> None:
-    told = ran(
-        "from fireflyer.ffrecord import install_as_ffrecord\n"
-        "install_as_ffrecord(); install_as_ffrecord()\n"
-        "import ffrecord.torch, ffrecord.utils, fireflyer.ffrecord.torch\n"
-        "from ffrecord import FileReader, FileWriter, PackedFolder, checkFsAlign, pack_folder\n"
-        "assert ffrecord is fireflyer.ffrecord and ffrecord.torch is fireflyer.ffrecord.torch\n"
-        "assert ffrecord.__spec__.name == 'fireflyer.ffrecord' and ffrecord.__version__\n"
-        "ffrecord.utils.dump([b'ab'], 'a.ffr', 1, True)\n"
-        "print(FileReader('a.ffr').read_one(0).tobytes())\n"
-        "try: import ffrecord.nothing\n"
-        "except ModuleNotFoundError as error: print(error.name)\n",
-        tmp_path,
-    )
-    assert told.split() == ["b'ab'", "ffrecord.nothing"]
+@pytest.mark.usefixtures("name_of_the_original")
+def test_its_imports_give_our_modules_and_no_copies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.import_module("ffrecord")
+    assert found is ffrecord
+    assert importlib.import_module("ffrecord.torch").Dataset is Dataset
+    assert ffrecord.__spec__ is not None
+    assert ffrecord.__spec__.name == "fireflyer.ffrecord"
+    names = ("FileReader", "FileWriter", "PackedFolder", "checkFsAlign", "pack_folder")
+    assert all(hasattr(found, name) for name in (*names, "__version__"))
+    importlib.import_module("ffrecord.utils").dump([b"ab"], tmp_path / "a.ffr", 1, True)
+    assert capsys.readouterr().err == f"1/1 {tmp_path / 'a.ffr'}\n"
+    assert found.FileReader(tmp_path / "a.ffr").read_one(0).tobytes() == b"ab"
+    with pytest.raises(ModuleNotFoundError) as missing:
+        importlib.import_module("ffrecord.nothing")
+    assert missing.value.name == "ffrecord.nothing"
 
 
 def test_a_package_that_is_imported_already_is_not_replaced(
