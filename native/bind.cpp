@@ -5,8 +5,9 @@
 
 #include "base/crc32.hpp"
 #include "base/crc32c.hpp"
+#include "base/crc_fold.hpp"
 #include "base/error.hpp"
-#include "simd/kernels.hpp"
+#include "base/isa.hpp"
 
 namespace nb = nanobind;
 
@@ -94,8 +95,11 @@ NB_MODULE(_native, m) {
         "CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.");
   m.def("crc32c_combine", &ff::crc32c_combine, nb::arg("a"), nb::arg("b"), nb::arg("bytes_b"),
         "The CRC32C of two pieces after each other, from theirs and the second one's length.");
-  m.def("isa", [] { return ff::simd::kernels().isa; },
-        "Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).");
+  ff::isa();  // a wrong FIREFLYER_ISA ends the import, not some thread later
+  m.def("isa", [] { return ff::name(ff::isa()); },
+        "Instruction set in use: 'base', 'v3' or 'v4' (the environment's FIREFLYER_ISA forces one).");
+  m.def("crc_width", &ff::crc_width,
+        "Bits of the carry-less products in use for CRCs: 512, 256 (v3, with VPCLMULQDQ) or 128.");
   ff::checkpoint::bind(m.def_submodule("checkpoint"));
   ff::ffrecord::bind(m.def_submodule("ffrecord"));
   ff::fs3::bind(m.def_submodule("fs3"));

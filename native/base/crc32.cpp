@@ -43,10 +43,18 @@ std::uint32_t crc32_tables(std::uint32_t c, const unsigned char* p, std::size_t 
   return c;
 }
 
+constexpr CrcFactors kFactors = {.by2048 = {0x011542778a, 0x01322d1430},
+                                 .by512 = {0x0154442bd4, 0x01c6e41596},
+                                 .by128 = {0x01751997d0, 0x00ccaa009e}};
+
 #define FF_CLMUL __attribute__((target("pclmul,sse4.1")))
 
 FF_CLMUL inline __m128i load(const unsigned char* p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+
+FF_CLMUL inline __m128i pair(CrcFactors::Pair both) {
+  return _mm_set_epi64x(static_cast<long long>(both.high), static_cast<long long>(both.low));
 }
 
 // acc * x^k folded onto the next 128 bits; `k` holds the two remainders for that distance.
@@ -56,9 +64,9 @@ FF_CLMUL inline __m128i fold(__m128i acc, __m128i k, __m128i next) {
                        next);
 }
 
-// The rest of a message whose folded begin is `a`, then Barrett reduction. REQUIRES: size a multiple of 16.
+// The register after a message whose folded begin is `a`, then Barrett reduction. REQUIRES: size a multiple of 16.
 FF_CLMUL inline std::uint32_t finish(__m128i a, const unsigned char* p, std::size_t size) {
-  const __m128i fold128 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+  const __m128i fold128 = pair(kFactors.by128);
   const __m128i fold64 = _mm_set_epi64x(0, 0x0163cd6124);
   const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
   for (; size >= 16; p += 16, size -= 16) a = fold(a, fold128, load(p));
@@ -72,12 +80,17 @@ FF_CLMUL inline std::uint32_t finish(__m128i a, const unsigned char* p, std::siz
   return static_cast<std::uint32_t>(_mm_extract_epi32(_mm_xor_si128(a, q), 1));
 }
 
-// Carry-less multiplication, four 128-bit lanes in flight, then Barrett reduction (Gopal et al.,
-// "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel 2009; constants from there).
+// Carry-less multiplication, four 128-bit lanes in flight (Gopal et al., "Fast CRC Computation for Generic Polynomials
+// Using PCLMULQDQ", Intel 2009; constants from there); the first part by `wider`, if there is one.
 // REQUIRES: size >= 64 and a multiple of 16.
-FF_CLMUL std::uint32_t crc32_clmul(std::uint32_t c, const unsigned char* p, std::size_t size) {
-  const __m128i fold512 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
-  const __m128i fold128 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+FF_CLMUL std::uint32_t crc32_clmul(CrcFold wider, std::uint32_t c, const unsigned char* p, std::size_t size) {
+  if (wider != nullptr && size >= 256) {
+    const std::size_t folded = size & ~std::size_t{63};
+    const Folded a = wider(c, p, folded, kFactors);
+    return finish(pair({a.low, a.high}), p + folded, size - folded);
+  }
+  const __m128i fold512 = pair(kFactors.by512);
+  const __m128i fold128 = pair(kFactors.by128);
   __m128i a = _mm_xor_si128(load(p), _mm_cvtsi32_si128(static_cast<int>(c)));
   __m128i b = load(p + 16), d = load(p + 32), e = load(p + 48);
   for (p += 64, size -= 64; size >= 64; p += 64, size -= 64) {
@@ -92,63 +105,23 @@ FF_CLMUL std::uint32_t crc32_clmul(std::uint32_t c, const unsigned char* p, std:
   return finish(a, p, size);
 }
 
-#define FF_VCLMUL __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.1")))
-
-FF_VCLMUL inline __m512i wide(const unsigned char* p) { return _mm512_loadu_si512(p); }
-
-FF_VCLMUL inline __m512i fold(__m512i acc, __m512i k, __m512i next) {
-  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(acc, k, 0x00),
-                                   _mm512_clmulepi64_epi128(acc, k, 0x11), next, 0x96);
-}
-
-// The same, four times as wide: sixteen 128-bit lanes in four registers. The constants are the remainders of
-// x^(2048 + 32) and x^(2048 - 32), reflected. REQUIRES: size >= 256 and a multiple of 16.
-FF_VCLMUL std::uint32_t crc32_vclmul(std::uint32_t c, const unsigned char* p, std::size_t size) {
-  const __m512i fold2048 = _mm512_set4_epi64(0x01322d1430, 0x011542778a, 0x01322d1430, 0x011542778a);
-  const __m512i fold512 = _mm512_set4_epi64(0x01c6e41596, 0x0154442bd4, 0x01c6e41596, 0x0154442bd4);
-  const __m128i fold128 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
-  __m512i a = _mm512_xor_si512(
-      wide(p), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(c))));
-  __m512i b = wide(p + 64), d = wide(p + 128), e = wide(p + 192);
-  for (p += 256, size -= 256; size >= 256; p += 256, size -= 256) {
-    a = fold(a, fold2048, wide(p));
-    b = fold(b, fold2048, wide(p + 64));
-    d = fold(d, fold2048, wide(p + 128));
-    e = fold(e, fold2048, wide(p + 192));
-  }
-  a = fold(a, fold512, b);
-  a = fold(a, fold512, d);
-  a = fold(a, fold512, e);
-  for (; size >= 64; p += 64, size -= 64) a = fold(a, fold512, wide(p));
-  alignas(64) unsigned char lanes[64];
-  _mm512_store_si512(lanes, a);
-  __m128i low = load(lanes);
-  for (std::size_t lane = 16; lane < 64; lane += 16) low = fold(low, fold128, load(lanes + lane));
-  return finish(low, p, size);
-}
-
-using Bulk = std::uint32_t (*)(std::uint32_t, const unsigned char*, std::size_t);
-
-Bulk pick_wide() {
-  const bool able = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
-  return able ? crc32_vclmul : nullptr;
-}
-
 }  // namespace
 
+std::uint32_t detail::crc32_portable(std::uint32_t value, const void* data, std::size_t size) {
+  return ~crc32_tables(~value, static_cast<const unsigned char*>(data), size);
+}
+
+std::uint32_t detail::crc32_by(CrcFold wider, std::uint32_t value, const void* data, std::size_t size) {
+  static const bool clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+  if (!clmul || size < 64) return crc32_portable(value, data, size);
+  const auto* const p = static_cast<const unsigned char*>(data);
+  const std::size_t bulk = size & ~std::size_t{15};
+  return ~crc32_tables(crc32_clmul(wider, ~value, p, bulk), p + bulk, size - bulk);
+}
+
 std::uint32_t crc32(std::uint32_t value, const void* data, std::size_t size) {
-  static const bool clmul =
-      __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-  const auto* p = static_cast<const unsigned char*>(data);
-  std::uint32_t c = ~value;
-  static const Bulk widest = pick_wide();
-  if (clmul && size >= 64) {
-    const std::size_t bulk = size & ~std::size_t{15};
-    c = widest != nullptr && bulk >= 256 ? widest(c, p, bulk) : crc32_clmul(c, p, bulk);
-    p += bulk;
-    size -= bulk;
-  }
-  return ~crc32_tables(c, p, size);
+  static const CrcFold widest = crc_fold(isa());
+  return detail::crc32_by(widest, value, data, size);
 }
 
 }  // namespace ff

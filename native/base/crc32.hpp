@@ -4,9 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/crc_fold.hpp"
+
 namespace ff {
 
 // Continues `value` (0 at the start) over `size` bytes; equal to zlib's crc32(value, data, size).
 std::uint32_t crc32(std::uint32_t value, const void* data, std::size_t size);
+
+namespace detail {
+// Its variants, for tests: by tables alone, and by the CRC folding of an instruction set (nullptr: 128 bits wide).
+std::uint32_t crc32_portable(std::uint32_t value, const void* data, std::size_t size);
+std::uint32_t crc32_by(CrcFold wider, std::uint32_t value, const void* data, std::size_t size);
+}  // namespace detail
 
 }  // namespace ff

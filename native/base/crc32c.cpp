@@ -84,11 +84,16 @@ FF_SSE42 inline std::uint64_t word(std::uint64_t c, const unsigned char* p) {
   return _mm_crc32_u64(c, value);
 }
 
-// The instruction takes three cycles and starts one a cycle: three streams side by side, joined by shifts.
+// The instruction takes three cycles and starts one a cycle: three streams side by side, joined by shifts. Processors
+// fetch ahead for one stream a page, not for three: a long piece asks for the lines of the next one itself.
 template <std::size_t Bytes>
 FF_SSE42 inline std::uint32_t three(std::uint32_t c, const unsigned char* p, const Shift& join) {
   std::uint64_t a = c, b = 0, d = 0;
   for (std::size_t i = 0; i < Bytes; i += 8) {
+    if (Bytes == kLong && i % 64 == 0) {
+      const auto* const ahead = reinterpret_cast<const char*>(p) + 3 * (Bytes + i);
+      for (int line = 0; line < 3; ++line) _mm_prefetch(ahead + line * 64, _MM_HINT_T0);  // beyond the end does no harm
+    }
     a = word(a, p + i);
     b = word(b, p + Bytes + i);
     d = word(d, p + 2 * Bytes + i);
@@ -105,60 +110,27 @@ FF_SSE42 std::uint32_t crc32c_sse42(std::uint32_t value, const unsigned char* p,
   return ~c;
 }
 
-#define FF_VCLMUL __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
+constexpr CrcFactors kFactors = {.by2048 = {0xdcb17aa4, 0xb9e02b86},
+                                 .by512 = {0x740eef02, 0x9e4addf8},
+                                 .by128 = {0xf20c0dfe, 0x14cd00bd6}};
 
-FF_VCLMUL inline __m512i wide(const unsigned char* p) { return _mm512_loadu_si512(p); }
-
-FF_VCLMUL inline __m512i fold(__m512i acc, __m512i k, __m512i next) {
-  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(acc, k, 0x00), _mm512_clmulepi64_epi128(acc, k, 0x11), next,
-                                   0x96);
-}
-
-// Sixteen 128-bit lanes in four registers, carried over the next 256 bytes by carry-less multiplication ("Fast CRC
-// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Gopal et al. 2009); the instruction reduces what is
-// left. The constants are the remainders of x^(n + 32) and x^(n - 32), reflected, for n = 2048, 512, 128.
-FF_VCLMUL std::uint32_t crc32c_wide(std::uint32_t value, const unsigned char* p, std::size_t size) {
-  if (size < 256) return crc32c_sse42(value, p, size);
-  const __m512i fold2048 = _mm512_set4_epi64(0xb9e02b86, 0xdcb17aa4, 0xb9e02b86, 0xdcb17aa4);
-  const __m512i fold512 = _mm512_set4_epi64(0x9e4addf8, 0x740eef02, 0x9e4addf8, 0x740eef02);
-  const __m128i fold128 = _mm_set_epi64x(0x14cd00bd6, 0xf20c0dfe);
-  const __m128i begin = _mm_cvtsi32_si128(static_cast<int>(~value));
-  __m512i a = _mm512_xor_si512(wide(p), _mm512_zextsi128_si512(begin));
-  __m512i b = wide(p + 64), d = wide(p + 128), e = wide(p + 192);
-  for (p += 256, size -= 256; size >= 256; p += 256, size -= 256) {
-    a = fold(a, fold2048, wide(p));
-    b = fold(b, fold2048, wide(p + 64));
-    d = fold(d, fold2048, wide(p + 128));
-    e = fold(e, fold2048, wide(p + 192));
-  }
-  a = fold(fold(fold(a, fold512, b), fold512, d), fold512, e);
-  for (; size >= 64; p += 64, size -= 64) a = fold(a, fold512, wide(p));
-  alignas(64) std::array<std::uint64_t, 8> lanes;
-  _mm512_store_si512(lanes.data(), a);
-  __m128i low = _mm_load_si128(reinterpret_cast<const __m128i*>(lanes.data()));
-  for (std::size_t lane = 2; lane < 8; lane += 2) {
-    const __m128i next = _mm_load_si128(reinterpret_cast<const __m128i*>(lanes.data() + lane));
-    low = _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(low, fold128, 0x00), _mm_clmulepi64_si128(low, fold128, 0x11)));
-  }
-  std::uint64_t c = _mm_crc32_u64(0, static_cast<std::uint64_t>(_mm_cvtsi128_si64(low)));
-  c = _mm_crc32_u64(c, static_cast<std::uint64_t>(_mm_extract_epi64(low, 1)));
-  return crc32c_sse42(~static_cast<std::uint32_t>(c), p, size);
-}
-
-using Whole = std::uint32_t (*)(std::uint32_t, const unsigned char*, std::size_t);
-
-Whole pick() {
-  if (!__builtin_cpu_supports("sse4.2")) return nullptr;
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? crc32c_wide : crc32c_sse42;
+// The begin by `wider`, what is left by the instruction. REQUIRES: size >= 256.
+FF_SSE42 std::uint32_t crc32c_folded(CrcFold wider, std::uint32_t value, const unsigned char* p, std::size_t size) {
+  const std::size_t folded = size & ~std::size_t{63};
+  const Folded a = wider(~value, p, folded, kFactors);
+  const std::uint64_t c = _mm_crc32_u64(_mm_crc32_u64(0, a.low), a.high);
+  return crc32c_sse42(~static_cast<std::uint32_t>(c), p + folded, size - folded);
 }
 
 }  // namespace
 
 namespace detail {
 
-std::uint32_t crc32c_instruction(std::uint32_t value, const void* data, std::size_t size) {
-  if (!__builtin_cpu_supports("sse4.2")) return crc32c_portable(value, data, size);
-  return crc32c_sse42(value, static_cast<const unsigned char*>(data), size);
+std::uint32_t crc32c_by(CrcFold wider, std::uint32_t value, const void* data, std::size_t size) {
+  static const bool instruction = __builtin_cpu_supports("sse4.2");
+  if (!instruction) return crc32c_portable(value, data, size);
+  const auto* const p = static_cast<const unsigned char*>(data);
+  return wider != nullptr && size >= 256 ? crc32c_folded(wider, value, p, size) : crc32c_sse42(value, p, size);
 }
 
 // Eight bytes a step by tables ("slicing by 8", Kounavis and Berry 2005).
@@ -181,9 +153,8 @@ std::uint32_t crc32c_portable(std::uint32_t value, const void* data, std::size_t
 }  // namespace detail
 
 std::uint32_t crc32c(std::uint32_t value, const void* data, std::size_t size) {
-  static const Whole best = pick();
-  if (best) return best(value, static_cast<const unsigned char*>(data), size);
-  return detail::crc32c_portable(value, data, size);
+  static const CrcFold widest = crc_fold(isa());
+  return detail::crc32c_by(widest, value, data, size);
 }
 
 std::uint32_t crc32c_combine(std::uint32_t a, std::uint32_t b, std::uint64_t bytes_b) { return shift(a, bytes_b) ^ b; }

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/crc_fold.hpp"
+
 namespace ff {
 
 // Continues `value` (0 at the start) over `size` bytes; by the processor's instructions where it has them.
@@ -14,9 +16,10 @@ std::uint32_t crc32c_combine(std::uint32_t a, std::uint32_t b, std::uint64_t byt
 std::uint32_t crc32c_zeros(std::uint32_t value, std::uint64_t size);
 
 namespace detail {
-// Slower ones, for tests: without what processors have, and with nothing wider than the CRC instruction.
-std::uint32_t crc32c_instruction(std::uint32_t value, const void* data, std::size_t size);
+// Its variants, for tests: by tables alone, and by the CRC instruction with the folding of an instruction set (nullptr:
+// without).
 std::uint32_t crc32c_portable(std::uint32_t value, const void* data, std::size_t size);
+std::uint32_t crc32c_by(CrcFold wider, std::uint32_t value, const void* data, std::size_t size);
 }  // namespace detail
 
 }  // namespace ff

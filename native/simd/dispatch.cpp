@@ -1,39 +1,25 @@
-#include <cstdlib>
+#include <array>
 #include <cstring>
-#include <string>
+#include <utility>
 
-#include "base/error.hpp"
+#include "base/isa.hpp"
 #include "simd/kernels.hpp"
 
 namespace ff::simd {
 
 extern const Kernels kernels_base, kernels_v3, kernels_v4;
 
-namespace {
-
-const Kernels& pick() {
-  if (const char* forced = std::getenv("FIREFLYER_ISA"); forced != nullptr && *forced != '\0') {
-    if (const Kernels* table = kernels_for(forced)) return *table;
-    throw Error(Code::invalid, std::string("FIREFLYER_ISA=") + forced +
-                                   ": not an instruction set of this processor; use base, v3 or v4");
-  }
-  for (const char* isa : {"v4", "v3"}) {
-    if (const Kernels* table = kernels_for(isa)) return *table;
-  }
-  return kernels_base;
-}
-
-}  // namespace
-
 const Kernels* kernels_for(const char* isa) {
-  if (std::strcmp(isa, "base") == 0) return &kernels_base;
-  if (std::strcmp(isa, "v3") == 0 && __builtin_cpu_supports("x86-64-v3")) return &kernels_v3;
-  if (std::strcmp(isa, "v4") == 0 && __builtin_cpu_supports("x86-64-v4")) return &kernels_v4;
+  constexpr std::array<std::pair<Isa, const Kernels*>, 3> tables = {
+      {{Isa::base, &kernels_base}, {Isa::v3, &kernels_v3}, {Isa::v4, &kernels_v4}}};
+  for (const auto& [its, table] : tables) {
+    if (std::strcmp(isa, name(its)) == 0 && able(its)) return table;
+  }
   return nullptr;
 }
 
 const Kernels& kernels() {
-  static const Kernels& table = pick();
+  static const Kernels& table = *kernels_for(name(isa()));
   return table;
 }
 

@@ -50,8 +50,7 @@ struct Kernels {
   CodecKernels codec;
 };
 
-// The table for this processor, picked once; FIREFLYER_ISA=base|v3|v4 forces one (an error if the processor
-// lacks it or the name is unknown).
+// The table of the instruction set in use (base/isa.hpp); throws what ff::isa() does.
 const Kernels& kernels();
 
 // The table of one instruction set, or nullptr if this processor lacks it.

@@ -1,9 +1,11 @@
 """`fireflyer bench` produces the one report format, with numbers from a real run."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +44,7 @@ def test_allreduce_report() -> None:
     report = json.loads(done.stdout)
     assert report["bench"] == "allreduce"
     assert set(report) == {"bench", "command", "machine", "rows", "nccl"}
-    assert set(report["machine"]) == {"cpu", "cores", "memory", "kernel", "load"}
+    assert set(report["machine"]) == {"cpu", "cores", "isa", "memory", "kernel", "load"}
     # Two sizes: the cores had; two kinds of memory: wall and CPU against gloo, bytes against 3 limits.
     assert len(report["rows"]) == 2 * (1 + 2 * 5)
     check_rows(report["rows"])
@@ -138,6 +140,20 @@ def test_bad_options_are_usage_errors(
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"fireflyer: [^\n]+\n", err), err
+
+
+@pytest.mark.parametrize("forced", ["base", "v3", "v9"])
+def test_reports_name_the_instruction_set_that_is_forced(forced: str) -> None:
+    code = "from fireflyer.bench.report import Machine; print(Machine.here().isa)"
+    environment = os.environ | {"FIREFLYER_ISA": forced}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    if forced == "v9" or (forced == "v3" and "avx2" not in flags):
+        assert f"invalid FIREFLYER_ISA '{forced}': expected " in done.stderr
+    else:
+        width = 256 if forced == "v3" and "vpclmulqdq" in flags else 128
+        assert done.stdout == f"{forced}, {width}-bit CRCs\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["-h"]])

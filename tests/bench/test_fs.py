@@ -38,7 +38,7 @@ def run(tmp_path: Path, *more: str) -> tuple[int, Path]:
 def rows_of(report: Path) -> list[dict[str, Any]]:
     found = json.loads(report.read_text())
     assert found["bench"] == "fs"
-    assert set(found["machine"]) == {"cpu", "cores", "memory", "kernel", "load"}
+    assert set(found["machine"]) == {"cpu", "cores", "isa", "memory", "kernel", "load"}
     return list(found["rows"])
 
 

@@ -27,5 +27,10 @@ def crc32c_combine(a: int, b: int, bytes_b: int) -> int:
 
 def isa() -> str:
     """
-    Instruction set of the kernels in use: 'base', 'v3' or 'v4' (FIREFLYER_ISA forces one).
+    Instruction set in use: 'base', 'v3' or 'v4' (the environment's FIREFLYER_ISA forces one).
+    """
+
+def crc_width() -> int:
+    """
+    Bits of the carry-less products in use for CRCs: 512, 256 (v3, with VPCLMULQDQ) or 128.
     """

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fireflyer import _native
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -152,6 +154,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu: str
     cores: int
+    isa: str
+    """Instruction set of the kernels, and the width of CRCs: "v3, 256-bit CRCs"; FIREFLYER_ISA forces one."""
     memory: int
     """Bytes."""
     kernel: str
@@ -168,10 +172,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             cpu=cpu,
             cores=len(os.sched_getaffinity(0)),
+            isa=f"{_native.isa()}, {_native.crc_width()}-bit CRCs",
             memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             kernel=platform.release(),
             load=os.getloadavg(),
         )
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, {self.cores} cores, {self.isa}, Linux {self.kernel}"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -213,8 +221,7 @@ def _row_table(report: Report) -> "Table":
 
     machine = report.machine
     load = " ".join(f"{number:.2f}" for number in machine.load)
-    where = f"{machine.cpu}, {machine.cores} cores, Linux {machine.kernel}, load {load}"
-    table = Table(title=f"{report.command}\n{where}")
+    table = Table(title=f"{report.command}\n{machine}, load {load}")
     table.add_column("case", no_wrap=True)
     for name in ("ours", "peer", "", "ratio", "goal", "of limit", "spread"):
         table.add_column(name, justify="right")

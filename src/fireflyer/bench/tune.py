@@ -175,10 +175,9 @@ def described(table: Sequence[native.Rule]) -> Iterable[str]:
 
 
 def _place(spec: Spec) -> str:
-    machine = Machine.here()
     kind = f"lab, {spec.rate or 'no'} limit" if spec.lab else "virtual nodes"
     shape = f"{spec.hosts}x{spec.ranks_per_host}"
-    return f"{machine.cpu}, {machine.cores} cores, Linux {machine.kernel}; {kind}, {shape}"
+    return f"{Machine.here()}; {kind}, {shape}"
 
 
 def _rank(spec: Spec, lab: Lab | None, secret: str, store: str, rank: int) -> Timings:
