@@ -190,6 +190,7 @@ class Node {
       one["bytes"] = held.bytes;
       one["extent_bytes"] = held.extent_bytes;
       one["log_bytes"] = held.log_bytes;
+      one["mended"] = held.mended;
       one["groups"] = counts.groups;
       one["applied"] = counts.applied;
       one["checked"] = counts.checked;
