@@ -115,21 +115,17 @@ class ParquetSource:
         self, fields: list[tuple[_Path, Column]]
     ) -> tuple[int, list[tuple[_Path, Column]]]:
         """Count the rows, and make each column one that holds its values."""
-        nulls = self._null_counts() if self._parquet else {}
-        nullable = {column.name for path, column in fields if nulls.get(path)}
+        # Not from Parquet's statistics: over damaged ones pyarrow ends the process.
+        nullable: set[str] = set()
         nested: set[str] = set()
-        unknown = [
-            (path, column)
-            for path, column in fields
-            if column.dtype != NESTED and (column.shape or path not in nulls)
-        ]
+        known = [(path, column) for path, column in fields if column.dtype != NESTED]
         length = self._file().metadata.num_rows if self._parquet else 0
-        if unknown or not self._parquet:
-            names = sorted({path[0] for path, _ in unknown})
+        if known or not self._parquet:
+            names = sorted({path[0] for path, _ in known})
             with closing(self._batches(names)) as batches:
                 for batch in batches:
                     length += 0 if self._parquet else batch.num_rows
-                    for path, column in unknown:
+                    for path, column in known:
                         cells = self._cells(batch, path)
                         if cells.null_count:
                             nullable.add(column.name)
@@ -144,25 +140,6 @@ class ParquetSource:
             )
             for path, column in fields
         ]
-
-    def _null_counts(self) -> dict[_Path, int]:
-        """The nulls of the columns that are no lists, where all row groups tell."""
-        file = self._file()
-        metadata = file.metadata
-        # pyarrow ends the process over damaged metadata of columns that no data was read by.
-        for group in range(metadata.num_row_groups):
-            next(file.iter_batches(1, row_groups=[group]), None)
-        counts: dict[_Path, int] = {}
-        untold: set[_Path] = set()
-        for group in range(metadata.num_row_groups):
-            for number in range(metadata.num_columns):
-                chunk = metadata.row_group(group).column(number)
-                path, told = tuple(chunk.path_in_schema.split(".")), chunk.statistics
-                if told is None or not told.has_null_count:
-                    untold.add(path)
-                else:
-                    counts[path] = counts.get(path, 0) + told.null_count
-        return {path: count for path, count in counts.items() if path not in untold}
 
     def _uneven(self, cells: Any) -> bool:
         """Tell whether a list has nulls inside, or lists of several lengths at one depth."""
@@ -249,7 +226,7 @@ class ParquetSource:
             return value
         where = f"{self.name}, row {first + number}: column {column.name!r}"
         if value is None:
-            raise Corrupted(f"{where} is null, which the file's statistics deny: write it again")
+            raise Corrupted(f"{where} is null, and was not a moment ago: the file changed")
         if column.dtype in ("bytes", "str"):
             return value
         try:
