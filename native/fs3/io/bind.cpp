@@ -190,7 +190,6 @@ class Node {
       one["bytes"] = held.bytes;
       one["extent_bytes"] = held.extent_bytes;
       one["log_bytes"] = held.log_bytes;
-      one["mended"] = held.mended;
       one["groups"] = counts.groups;
       one["applied"] = counts.applied;
       one["checked"] = counts.checked;

@@ -32,7 +32,8 @@ bool Landing::begin(const Head& head, std::vector<std::byte> table, std::span<Pi
   table_ = std::move(table);
   pieces_.assign(pieces.begin(), pieces.end());
   crc_at_ = pieces_.size() * sizeof(ReadAnswer);
-  at_ = position_ = came_ = scratched_ = 0;
+  at_ = position_ = came_ = scratched_ = due_bytes_ = 0;
+  due_.clear();
   holds_ = true;
   next_piece();
   return true;
@@ -95,39 +96,31 @@ void Landing::landed(std::size_t bytes) {
     if (came_ < size) return;
     came_ = 0;
     const std::byte* const from = place ? place : scratch(scratched_++);
-    compare(from, size);
+    const bool joins = place && !due_.empty() && due_.back().bytes + due_.back().size == place;
+    if (!place) compare({from, size, crc_at_});
+    else if (joins) due_.back().size += size;
+    else due_.push_back({from, size, crc_at_});
     if (!place) keep_part(from, size);
+    else due_bytes_ += size;
     position_ += size;
+    crc_at_ += sizeof(std::uint32_t);
+    if (position_ == answers_[at_].length) compare_due();
     next_piece();
   }
 }
 
-std::vector<Landing> Landing::split() {
-  std::vector<Landing> parts(pieces_.size());
-  std::size_t crcs = pieces_.size() * sizeof(ReadAnswer);
-  for (std::size_t n = 0; n < parts.size(); ++n) {
-    const std::size_t bytes = answers_[n].crcs * sizeof(std::uint32_t);
-    const Place its = place(n);
-    std::vector<std::byte>& table = parts[n].table_;
-    table.resize(sizeof(ReadAnswer) + bytes + sizeof its);
-    std::memcpy(table.data(), &answers_[n], sizeof(ReadAnswer));
-    std::memcpy(table.data() + sizeof(ReadAnswer), table_.data() + crcs, bytes);
-    std::memcpy(table.data() + sizeof(ReadAnswer) + bytes, &its, sizeof its);
-    crcs += bytes;
-    parts[n].answers_ = {answers_[n]};
-    parts[n].pieces_ = {pieces_[n]};
-    parts[n].crc_at_ = sizeof(ReadAnswer);
-    parts[n].next_piece();
-  }
-  at_ = pieces_.size();
-  return parts;
+void Landing::compare_due() {
+  for (const Run& run : due_) compare(run);
+  due_.clear();
+  due_bytes_ = 0;
 }
 
-void Landing::compare(const std::byte* block, std::size_t size) {
-  std::uint32_t crc;
-  std::memcpy(&crc, table_.data() + crc_at_, sizeof crc);
-  crc_at_ += sizeof crc;
-  if (crc32c(0, block, size) != crc) holds_ = false;
+void Landing::compare(Run run) {
+  for (std::size_t from = 0; from < run.size; from += kBlock, run.crc_at += sizeof(std::uint32_t)) {
+    std::uint32_t crc;
+    std::memcpy(&crc, table_.data() + run.crc_at, sizeof crc);
+    if (crc32c(0, run.bytes + from, std::min(kBlock, run.size - from)) != crc) holds_ = false;
+  }
 }
 
 void Landing::keep_part(const std::byte* scratch, std::size_t size) {

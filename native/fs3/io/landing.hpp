@@ -1,10 +1,10 @@
 // Where the bytes of a READ's answer go: straight to their place where a block is wanted whole, by way of scratch where
 // only part of it is. Pure: whoever has the socket asks for places, fills them and says how much came.
 //
-// Thread contract: one thread at a time.
+// Thread contract: one thread at a time; but `compare_due` may run while another thread fills the places.
 // Invariants
-//   - Each block is compared with its CRC as soon as it came whole. The bytes are then in the first or second cache of
-//     the core that copied them there; at the end of a piece they would come from a slower one, or from another core.
+//   - Each block that came whole is compared with its CRC: at once if it is the last of its piece or went by way of
+//     scratch, else by the next `compare_due`.
 //   - A piece has an outcome once all its bytes came: ok or mismatch, with zeros where the chunk has no bytes; or what
 //     the answer says of it. Others are `open`.
 #pragma once
@@ -21,7 +21,7 @@ namespace ff::fs3::io {
 
 class Landing {
  public:
-  static constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // bytes: no more than the second cache of a core
+  static constexpr std::size_t kAtOnce = std::size_t{256} << 10;  // bytes: what came is still in the cache when compared
   static constexpr std::size_t kParts = 192;                      // of those
 
   // The table of a sound answer to these pieces. False if that is no answer to them; nothing was changed then.
@@ -38,10 +38,9 @@ class Landing {
   std::size_t position() const { return position_ + came_; }  // in the bytes of that piece
   std::size_t bytes(std::size_t piece) const { return answers_[piece].length; }
   void landed(std::size_t bytes);
-  // Each piece in a landing of its own, which other threads may fill; this one is done then.
-  // REQUIRES: a local answer of which nothing landed.
-  std::vector<Landing> split();
   bool done() const { return at_ == pieces_.size(); }
+  std::size_t due() const { return due_bytes_; }  // bytes that landed and were not compared
+  void compare_due();
 
  private:
   struct Block {
@@ -51,7 +50,11 @@ class Landing {
   std::span<const iovec> places(std::size_t end);  // of the pieces before that one
   Block block(std::size_t piece, std::size_t position) const;
   bool fits(const ReadAnswer& answer, const Piece& piece) const;
-  void compare(const std::byte* block, std::size_t size);  // with the next CRC
+  struct Run {  // blocks that lie one behind the other, with their CRCs
+    const std::byte* bytes;
+    std::size_t size, crc_at;
+  };
+  void compare(Run run);
   void keep_part(const std::byte* scratch, std::size_t size);
   void next_piece();  // from those that have nothing more to come to the next one
   std::byte* scratch(std::size_t ordinal) { return scratch_.data() + ordinal % kParts * kBlock; }
@@ -66,6 +69,8 @@ class Landing {
   std::size_t came_ = 0;        // of the block there
   std::size_t crc_at_ = 0;      // of that block, in the table
   std::size_t scratched_ = 0;   // blocks that went by way of scratch
+  std::vector<Run> due_;        // of the piece
+  std::size_t due_bytes_ = 0;
   bool holds_ = true;           // so far, of the piece
 };
 

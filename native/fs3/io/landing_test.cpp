@@ -98,27 +98,6 @@ void each_wrong_bit_is_found() {
   }
 }
 
-// Bytes are compared while they are in the cache: what becomes of the memory afterwards changes nothing.
-void each_block_is_compared_when_it_came() {
-  const Bytes chunk = random_bytes(3 * kBlock, 4);
-  for (std::size_t bad = 0; bad < 3; ++bad) {
-    const Answered a = answer(chunk, 0, 3 * kBlock);
-    Bytes memory(3 * kBlock);
-    Piece piece{.length = 3 * kBlock, .memory = memory.data()};
-    Piece* const pointer = &piece;
-    Landing landing;
-    CHECK(landing.begin(a.head, a.table, {&pointer, 1}));
-    for (std::size_t block = 0; block < 3; ++block) {
-      std::byte* const place = static_cast<std::byte*>(landing.places().front().iov_base);
-      std::memcpy(place, chunk.data() + block * kBlock, kBlock);
-      if (block == bad) place[5] ^= std::byte{1};
-      landing.landed(kBlock);
-      place[5] = chunk[block * kBlock + 5];
-    }
-    CHECK(landing.done() && memory == chunk && piece.outcome == Outcome::mismatch);
-  }
-}
-
 void an_answer_to_something_else_is_refused() {
   const Bytes chunk = random_bytes(3 * kBlock, 5);
   const Answered good = answer(chunk, kBlock, kBlock);
@@ -172,7 +151,6 @@ int main() {
   using namespace ff::fs3::io;
   each_cut_lands_in_its_place();
   each_wrong_bit_is_found();
-  each_block_is_compared_when_it_came();
   an_answer_to_something_else_is_refused();
   a_status_is_the_outcome();
 }

@@ -13,11 +13,13 @@
 
 #include "base/error.hpp"
 #include "base/fork_guard.hpp"
+#include "base/worker_pool.hpp"
 
 namespace ff::fs3::io {
 namespace {
 
 constexpr std::size_t kRounds = 8;        // of Landing::kAtOnce that one advance receives
+constexpr std::size_t kShared = std::size_t{128} << 10;  // bytes from which on comparing them is work to share
 constexpr std::size_t kMostParts = 1024;  // that one sendmsg takes
 
 ReadEntry read_entry(const Piece& piece) {
@@ -301,15 +303,23 @@ bool Link::take_queries(const Request& request) const {
   return true;
 }
 
-// One read from the socket into the places of the payload. True: all of it came.
+// One read from the socket into the places of the payload; what came before is compared at the same time, by another
+// core if one is idle. True: all of it came.
 bool Link::land() {
   const auto places = landing_.places();
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(places.data());
   message.msg_iovlen = places.size();
-  const ssize_t got = ::recvmsg(fd_, &message, MSG_DONTWAIT);
-  if (got < 0 && errno == EINTR) return false;
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+  ssize_t got = 0;
+  int error = 0;
+  const unsigned threads = landing_.due() < kShared ? 1 : std::min(2u, worker_pool::cores());
+  worker_pool::share(threads, 2, [&](std::size_t part) {
+    if (part != 0) return landing_.compare_due();
+    got = ::recvmsg(fd_, &message, MSG_DONTWAIT);
+    error = errno;
+  });
+  if (got < 0 && error == EINTR) return false;
+  if (got < 0 && (error == EAGAIN || error == EWOULDBLOCK)) {
     dry_ = true;
     return false;
   }

@@ -11,15 +11,8 @@
 #include <utility>
 
 #include "base/fork_guard.hpp"
-#include "base/worker_pool.hpp"
 
 namespace ff::fs3::io {
-namespace {
-
-constexpr std::size_t kLarge = std::size_t{1} << 20;  // bytes of a piece that takes longer than waking a thread for it
-constexpr unsigned kThreads = 4;  // of a caller: copies by more fill no memory channel better
-
-}  // namespace
 
 LocalFiles::~LocalFiles() {
   for (const int fd : slots_) {
@@ -75,18 +68,6 @@ bool LocalFiles::take(const Landing& landing) {
 }
 
 void LocalFiles::read(Landing& landing) {
-  bool large = true;
-  for (std::size_t n = 0; n < landing.pieces(); ++n) large = large && landing.bytes(n) >= kLarge;
-  if (large) {
-    std::vector<Landing> parts = landing.split();
-    worker_pool::share(std::min(kThreads, worker_pool::cores()), parts.size(), [&](std::size_t n) { read_part(parts[n]); });
-  } else {
-    read_part(landing);
-  }
-  ++done_;
-}
-
-void LocalFiles::read_part(Landing& landing) {
   bool advised = false;
   while (!landing.done()) {
     const Place place = landing.place(landing.piece());
@@ -109,6 +90,7 @@ void LocalFiles::read_part(Landing& landing) {
     }
     landing.landed(got);
   }
+  ++done_;
 }
 
 // Of the page cache; 0: it does not have the first byte.
@@ -119,13 +101,11 @@ std::size_t LocalFiles::read_some(int file, std::span<const iovec> parts, std::u
   return got > 0 ? static_cast<std::size_t>(got) : 0;
 }
 
-// Has the disk bring what is still to be read of small pieces, at once. Large ones are left to the kernel's own reading
-// ahead: it brings them into large folios, from which later reads copy up to twice as fast as from the single pages that
-// advice leaves.
+// Has the disk bring all that is still to be read, at once.
 void LocalFiles::advise(const Landing& landing) const {
   for (std::size_t n = landing.piece(); n < landing.pieces(); ++n) {
     const Place place = landing.place(n);
-    if (landing.bytes(n) == 0 || landing.bytes(n) >= kLarge) continue;
+    if (landing.bytes(n) == 0) continue;
     ::posix_fadvise(slots_[place.slot], static_cast<off_t>(place.position), static_cast<off_t>(landing.bytes(n)),
                     POSIX_FADV_WILLNEED);
   }

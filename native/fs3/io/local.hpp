@@ -8,7 +8,6 @@
 #include <sys/types.h>
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -34,21 +33,20 @@ class LocalFiles {
   bool none_came() const { return came_.empty(); }
   // Puts what came where a local answer's places say. False: not as many as they name.
   bool take(const Landing& landing);
-  // All bytes of the answer, large pieces by several cores. What cannot be read is zeros; the CRCs tell.
+  // All bytes of the answer. What cannot be read is zeros; the CRCs tell.
   void read(Landing& landing);
 
   bool overflown() const { return overflown_; }  // descriptors were lost: this process has too many open
   std::uint32_t done() const { return done_; }   // answers that were read
 
  private:
-  void read_part(Landing& landing);  // from any thread
   std::size_t read_some(int file, std::span<const iovec> parts, std::uint64_t position);
   void advise(const Landing& landing) const;
 
   std::array<int, kLocalSlots> slots_;
   std::vector<int> came_;
   bool overflown_ = false;
-  std::atomic<bool> tries_cache_ = true;  // the file systems tell what is not in the page cache
+  bool tries_cache_ = true;  // the file systems tell what is not in the page cache
   std::uint32_t done_ = 0;
 };
 

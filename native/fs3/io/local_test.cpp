@@ -240,38 +240,6 @@ void wrong_bytes_of_files_are_found_and_reported() {
   CHECK(scene.engine.query_last({&last, 1}, Clock::now() + 60s) == 0 && scene.node.reports == 3);
 }
 
-// Several threads read them; each piece has its own bytes and its own outcome.
-void large_pieces_are_read_side_by_side() {
-  constexpr std::uint32_t kPieces = 6, kBad = 3;
-  Scene scene;
-  std::vector<Bytes> data, back;
-  std::vector<Piece> reads;
-  for (std::uint32_t n = 0; n < kPieces; ++n) {
-    data.push_back(random_bytes((1 << 20) + 8192 + n, n));
-    scene.node.put({1, n}, data.back());
-    back.emplace_back((1 << 20) + 4096);
-  }
-  for (std::uint32_t n = 0; n < kPieces; ++n) reads.push_back(piece(n, back[n], n * 700));
-  scene.node.script([&](int fd, const Heard& heard, Bytes frame) {
-    if (heard.head.kind != FrameKind::read) return ScriptedNode::whole(fd, frame);
-    const Answer answer = scene.files.local(frame);
-    for (const Place& place : answer.places) {
-      std::array<std::byte, 16> begin;
-      CHECK(::pread(scene.files.file(), begin.data(), 16, static_cast<off_t>(place.position)) == 16);
-      if (!std::equal(begin.begin(), begin.end(), data[kBad].begin())) continue;
-      begin[0] ^= std::byte{1};
-      CHECK(::pwrite(scene.files.file(), begin.data(), 1, static_cast<off_t>(place.position)) == 1);
-    }
-    return send(fd, frame_of(answer), answer.descriptors);
-  });
-  CHECK(read(scene, reads) == 1);
-  for (std::uint32_t n = 0; n < kPieces; ++n) {
-    CHECK(reads[n].outcome == (n == kBad ? Outcome::mismatch : Outcome::ok));
-    if (n != kBad) CHECK(std::equal(back[n].begin(), back[n].begin() + 4096, data[n].begin() + reads[n].offset));
-    if (n != kBad) CHECK(std::equal(back[n].end() - 4096, back[n].end(), data[n].begin() + reads[n].offset + (1 << 20)));
-  }
-}
-
 void a_process_without_descriptors_gets_bytes() {
   Scene scene;
   const Bytes good = random_bytes(10'000, 2);
@@ -335,7 +303,6 @@ int main() {
   what_is_against_the_rules_costs_the_connection();
   who_did_not_ask_takes_no_local_answer();
   wrong_bytes_of_files_are_found_and_reported();
-  large_pieces_are_read_side_by_side();
   a_process_without_descriptors_gets_bytes();
   damaged_frames_bring_no_wrong_bytes();
 }

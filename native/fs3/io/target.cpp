@@ -551,10 +551,7 @@ replica::Payload Target::keep(Content content) {
 // ---- The syncer --------------------------------------------------------------------------------------------------
 
 void Target::sync_always() {
-  while (sync_once()) {
-    if (store_.snapshot_due()) store_.snapshot();  // also while idle: of a store that was opened with damage
-    look_again();
-  }
+  while (sync_once()) look_again();
 }
 
 bool Target::sync_once() {
@@ -593,6 +590,7 @@ bool Target::sync_once() {
     std::unique_lock lock(mutex_);
     queued_.wait_for(lock, kFullPause, [this] { return deaf(); });
   }
+  if (store_.snapshot_due()) store_.snapshot();
   return true;
 }
 

@@ -259,7 +259,7 @@ void bind(nb::module_ m) {
             const Statistics t = s.get().statistics();
             nb::dict d;
             d["chunks"] = t.chunks, d["bytes"] = t.bytes, d["extents"] = t.extents, d["extent_bytes"] = t.extent_bytes;
-            d["index_bytes"] = t.index_bytes, d["log_bytes"] = t.log_bytes, d["held"] = t.held, d["mended"] = t.mended;
+            d["index_bytes"] = t.index_bytes, d["log_bytes"] = t.log_bytes, d["held"] = t.held;
             return d;
           },
           nb::sig("def statistics(self) -> dict[str, int]"));

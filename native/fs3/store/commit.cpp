@@ -172,7 +172,6 @@ Status Core::write_batch(std::vector<Queued>& batch) {
     failed_ = true;
     return Status::io_error;
   }
-  copy_log(log_size_, bytes);
   next_sequence_ += batch.size();
   log_size_ += bytes.size();
   log_bytes_ += bytes.size();

@@ -10,9 +10,7 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
-#include <span>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -23,8 +21,6 @@
 #include "fs3/store/store.hpp"
 
 namespace ff::fs3::store {
-
-enum class Items : std::uint32_t { head = 1, entries, pending, tags, end };  // of a block of a snapshot
 
 struct Pending {
   IndexEntry entry;  // what the chunk becomes
@@ -37,27 +33,6 @@ struct Queued {
   bool apply = false;
   bool fresh = false;         // an Apply with an extent of its own
   std::vector<Extent> freed;  // by the record, once it is durable
-};
-
-// Log, index and identity each have a copy of the same bytes: what does not verify in one is taken from the other.
-inline constexpr std::string_view kCopyPrefix = "copy-";
-inline std::string copy_name(const std::string& name) { return std::string(kCopyPrefix) + name; }
-
-// A file, closed with this. Throws Error.
-class Opened {
- public:
-  Opened(Disk& disk, const std::string& name, bool create) : disk_(disk), file_(disk.open(name, create)) {}
-  ~Opened() {
-    if (exists()) disk_.close(file_);
-  }
-  Opened(const Opened&) = delete;
-  Opened& operator=(const Opened&) = delete;
-  bool exists() const { return file_ != kNoFile; }
-  operator File() const { return file_; }
-
- private:
-  Disk& disk_;
-  const File file_;
 };
 
 class Core {
@@ -88,7 +63,7 @@ class Core {
 
   // snapshot.cpp
   Status snapshot();
-  bool snapshot_due() const { return log_bytes_ > options_.log_bytes || renew_; }
+  bool snapshot_due() const { return log_bytes_ > options_.log_bytes; }
 
   static std::string log_name(std::uint64_t number);
   static std::string index_name(std::uint64_t number);
@@ -102,8 +77,6 @@ class Core {
   std::map<std::pair<std::uint64_t, std::uint32_t>, Tagged> tags_;
   std::array<std::uint64_t, 4> words_{};
   bool damaged_ = false;
-  std::uint64_t mended_ = 0;  // pieces of log, index and identity that recover() took from their copies
-  std::atomic<bool> renew_ = false;  // by a snapshot: then each has a good copy again
   std::atomic<bool> failed_ = false;
   std::atomic<bool> synced_ = true;  // the last sync()
 
@@ -136,28 +109,20 @@ class Core {
   Crcs crcs_of(const IndexEntry& entry, std::uint32_t first, std::uint32_t end, bool cached);
 
   // recover.cpp
-  bool read_identity(const std::string& name);
-  void write_identity();  // and its copy
-  void write_identity(const std::string& name);
+  bool read_identity();
+  void write_identity();
   bool read_snapshot(std::uint64_t number, std::uint64_t& sequence);
   void read_logs(const std::vector<std::uint64_t>& numbers);
   void read_log(std::uint64_t number, bool last);
-  std::vector<std::byte> read_whole(File file);
-  void remove_both(const std::string& name);  // and its copy, first
-  bool verifies(const IndexEntry& entry);
   void claim_extents();
   void punch_free(const std::vector<std::string>& names);
   void begin_log(std::uint64_t number);  // a new file with its BEGIN, durable; then it is the log
-  void begin_log_copy(std::uint64_t number, std::span<const std::byte> bytes);
-  void renew_copy(const std::string& name, std::span<const std::byte> bytes);
-  void copy_log(std::uint64_t position, std::span<const std::byte> bytes);
 
   // commit.cpp
   Status write_batch(std::vector<Queued>& batch);
   void sync_data(const std::vector<Queued>& batch);
 
   // snapshot.cpp
-  void read_items(Items items, const std::byte* from, std::uint32_t count, std::uint64_t& sequence);
   void write_snapshot(std::uint64_t number, std::uint64_t sequence);
   void delete_older(std::uint64_t number);
 
@@ -171,7 +136,7 @@ class Core {
   std::atomic<std::uint64_t> salts_ = 0;
 
   std::mutex sync_mutex_;  // the log's end
-  File log_ = kNoFile, log_copy_ = kNoFile;
+  File log_ = kNoFile;
   std::uint64_t log_number_ = 0, log_size_ = 0, next_sequence_ = 1;
   std::atomic<std::uint64_t> log_bytes_ = 0;  // of all logs since the last snapshot
 

@@ -36,11 +36,7 @@ struct ModelChunk {
 
 class Model {
  public:
-  enum class Disk { fails, lies, rots };
-  explicit Model(std::uint64_t seed, Disk disk = Disk::fails)
-      : random_(seed), disk_(seed), lies_(disk == Disk::lies), rots_(disk == Disk::rots) {
-    open();
-  }
+  explicit Model(std::uint64_t seed, bool lies = false) : random_(seed), disk_(seed), lies_(lies) { open(); }
 
   void run(int steps) {
     for (int i = 0; i < steps; ++i) step();
@@ -74,7 +70,7 @@ class Model {
 
   void open() {
     for (int attempt = 0;; ++attempt) {
-      if (attempt == 0 && !rots_ && chance(8)) disk_.fail(below(20), Fault::io);
+      if (attempt == 0 && chance(8)) disk_.fail(below(20), Fault::io);
       try {
         store_.emplace(Store::open(disk_, {3, 4}, {.log_bytes = 1024 + below(4096), .reserve_bytes = 0}));
         disk_.fail(0, Fault::none);
@@ -90,28 +86,11 @@ class Model {
   void reopen() {
     held_.clear();
     store_.reset();
-    if (rots_ || chance(3)) disk_.crash();
+    if (chance(3)) disk_.crash();
     else disk_.power_cut(random_());
-    if (rots_) rot();
     open();
     if (!lies_) CHECK(!store_->damaged());
     after_crash();
-    if (rots_ && store_->snapshot_due()) snapshot(false);  // as the shell does
-  }
-
-  // A byte of identity, a log or the index changes, in the file or (but for the index) in its copy.
-  void rot() {
-    std::vector<std::string> names = disk_.list();
-    std::erase_if(names, [](const std::string& name) { return name.starts_with("data-") || name.starts_with("copy-index-"); });
-    const File file = disk_.open(names[below(names.size())], false);
-    if (const std::uint64_t size = disk_.size(file); size != 0) {
-      const std::uint64_t at = below(size);
-      std::uint8_t byte = 0;
-      CHECK(disk_.read(file, at, &byte, 1) == 1);
-      byte = static_cast<std::uint8_t>(byte ^ 1 << below(8));
-      disk_.write(file, at, &byte, 1);
-    }
-    disk_.close(file);
   }
 
   // Adopts what the store has, which must be one of the states that each chunk may have.
@@ -167,7 +146,7 @@ class Model {
 
   void step() {
     if (store_->failed()) return reopen();
-    const bool failing = !lies_ && !rots_ && chance(12);
+    const bool failing = !lies_ && chance(12);
     failures_ = failures_ || failing;
     if (failing) disk_.fail(below(12), chance(2) ? Fault::io : Fault::no_space, 1 + below(3));
     if (lies_ && chance(20)) disk_.lie(random_());
@@ -393,7 +372,7 @@ class Model {
   };
   std::mt19937_64 random_;
   SimDisk disk_;
-  const bool lies_, rots_;
+  const bool lies_;
   ChunkId last_;
   bool failures_ = false;  // a call was made to fail in some step
   std::optional<Store> store_;

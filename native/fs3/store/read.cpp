@@ -11,16 +11,13 @@
 namespace ff::fs3::store {
 namespace {
 
-VersionInfo info(const IndexEntry& entry) {
-  return {entry.version, entry.chain_version, entry.length, entry.crc, false, (entry.flags & IndexEntry::kLost) != 0};
-}
+VersionInfo info(const IndexEntry& entry) { return {entry.version, entry.chain_version, entry.length, entry.crc, false}; }
 
 }  // namespace
 
 Core::~Core() {
   for (const auto& [packed, file] : files_) disk_.close(file);
   if (log_ != kNoFile) disk_.close(log_);
-  if (log_copy_ != kNoFile) disk_.close(log_copy_);
 }
 
 File Core::file_of(Extent extent) {
@@ -229,7 +226,6 @@ Statistics Core::statistics() const {
   statistics.extent_bytes = space_.taken_bytes();
   statistics.index_bytes = index_.memory();
   statistics.log_bytes = log_bytes_;
-  statistics.mended = mended_;
   const std::lock_guard held(held_mutex_);
   statistics.held = held_.size();
   return statistics;

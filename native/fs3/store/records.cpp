@@ -1,6 +1,5 @@
 #include "fs3/store/records.hpp"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/crc32c.hpp"
@@ -110,16 +109,11 @@ void encode(const Record& record, const LogPlace& log, std::uint64_t position, s
 }
 
 std::optional<Record> LogWalk::at(std::uint64_t position, std::uint64_t* end) const {
-  const std::optional<Record> record = at(bytes_, position, end);
-  return record ? record : at(copy_, position, end);
-}
-
-std::optional<Record> LogWalk::at(std::span<const std::byte> bytes, std::uint64_t position, std::uint64_t* end) const {
   Header header;
-  if (position + sizeof header > bytes.size()) return std::nullopt;
-  const std::byte* const from = bytes.data() + position;
+  if (position + sizeof header > bytes_.size()) return std::nullopt;
+  const std::byte* const from = bytes_.data() + position;
   std::memcpy(&header, from, sizeof header);
-  if (header.length < sizeof header || position + header.length > bytes.size()) return std::nullopt;
+  if (header.length < sizeof header || position + header.length > bytes_.size()) return std::nullopt;
   if (crc32c(log_.start(position), from + 4, header.length - std::size_t{4}) != header.crc) return std::nullopt;
   Record record;
   record.kind = static_cast<RecordKind>(header.kind);
@@ -139,37 +133,27 @@ std::optional<std::uint64_t> LogWalk::first_sequence() const {
 }
 
 std::optional<Record> LogWalk::next() {
-  std::uint64_t begin = position_, end = 0;
-  std::optional<Record> record = at(begin, &end);
+  std::uint64_t end = 0;
+  std::optional<Record> record = at(position_, &end);
   if (!record || record->sequence != expected_) {
     // Nothing that was expected here. Whether it was durable is known by a later batch, which began after it.
     std::optional<Record> first;
-    std::uint64_t first_begin = 0, first_end = 0;
+    std::uint64_t first_end = 0;
     bool durable = false;
     for (std::uint64_t place = position_; place < bytes_.size() && !durable; place += kRecordStep) {
       record = at(place, &end);
       if (!record || record->sequence < expected_) continue;
-      if (!first) first = record, first_begin = place, first_end = end;
+      if (!first) first = record, first_end = end;
       durable = record->sequence - record->place > expected_;
     }
     if (!durable) return std::nullopt;
     damaged_ = true;
     record = first;
-    begin = first_begin;
     end = first_end;
   }
-  mend(begin, end);
   position_ = end;
   expected_ = record->sequence + 1;
   return record;
-}
-
-// The record there, if it is that of the copy. Both begin and end at a step, so the log has room for it.
-void LogWalk::mend(std::uint64_t begin, std::uint64_t end) {
-  std::uint64_t its = 0;
-  if (at(bytes_, begin, &its)) return;
-  std::copy_n(copy_.begin() + static_cast<std::ptrdiff_t>(begin), end - begin, bytes_.begin() + static_cast<std::ptrdiff_t>(begin));
-  ++mended_;
 }
 
 }  // namespace ff::fs3::store

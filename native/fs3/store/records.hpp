@@ -53,33 +53,26 @@ struct LogPlace {
 // Appends `record` to `out`, whose first byte belongs at `position` of the log.
 void encode(const Record& record, const LogPlace& log, std::uint64_t position, std::vector<std::byte>& out);
 
-// Reads a log's bytes in order. What does not verify is taken from its copy, which has the same bytes at the same places,
-// or none, and is put into the log's bytes.
+// Reads a log's bytes in order.
 class LogWalk {
  public:
-  // REQUIRES of next(): `copy` is not longer than `bytes`.
-  LogWalk(std::span<std::byte> bytes, std::span<const std::byte> copy, const LogPlace& log, std::uint64_t expected)
-      : bytes_(bytes), copy_(copy), log_(log), expected_(expected) {}
+  LogWalk(std::span<const std::byte> bytes, const LogPlace& log, std::uint64_t expected)
+      : bytes_(bytes), log_(log), expected_(expected) {}
   // The next record; none at the end of the log. One with a larger sequence than was expected: what lay between is
-  // damaged in both.
+  // damaged.
   std::optional<Record> next();
   std::optional<std::uint64_t> first_sequence() const;  // of the record at the begin, if one is there
   std::uint64_t expected() const { return expected_; }  // sequence of the next record
   std::uint64_t position() const { return position_; }  // the end of the last one
   bool damaged() const { return damaged_; }
-  std::uint64_t mended() const { return mended_; }      // records that were taken from the copy
 
  private:
   std::optional<Record> at(std::uint64_t position, std::uint64_t* end) const;
-  std::optional<Record> at(std::span<const std::byte> bytes, std::uint64_t position, std::uint64_t* end) const;
-  void mend(std::uint64_t begin, std::uint64_t end);
-  std::span<std::byte> bytes_;
-  std::span<const std::byte> copy_;
+  std::span<const std::byte> bytes_;
   LogPlace log_;
   std::uint64_t expected_;
   std::uint64_t position_ = 0;
   bool damaged_ = false;
-  std::uint64_t mended_ = 0;
 };
 
 }  // namespace ff::fs3::store

@@ -1,9 +1,7 @@
 // Snapshots of the index, and reading them. A file of blocks, each of one kind of items and with a CRC of its own, that
 // ends with an END block; little-endian.
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <string_view>
 
 #include "base/crc32c.hpp"
 #include "base/error.hpp"
@@ -13,6 +11,8 @@ namespace ff::fs3::store {
 namespace {
 
 constexpr std::size_t kBlockBytes = 64 << 10;
+
+enum class Items : std::uint32_t { head = 1, entries, pending, tags, end };
 
 struct BlockHeader {
   std::uint32_t crc;  // of the rest of header and items, begun with the place
@@ -50,8 +50,8 @@ constexpr std::size_t per_block() {
 
 class BlockWriter {
  public:
-  BlockWriter(Disk& disk, std::array<File, 2> files, std::uint64_t salt, std::uint64_t number)
-      : disk_(disk), files_(files), salt_(salt), number_(number), bytes_(kBlockBytes) {}
+  BlockWriter(Disk& disk, File file, std::uint64_t salt, std::uint64_t number)
+      : disk_(disk), file_(file), salt_(salt), number_(number), bytes_(kBlockBytes) {}
   template <class Item>
   void put(Items items, std::span<const Item> all) {
     for (std::size_t at = 0; at < all.size(); at += per_block<Item>())
@@ -67,11 +67,11 @@ class BlockWriter {
     const std::size_t used = sizeof header + count * size;
     header.crc = crc32c(start(salt_, number_, blocks_), bytes_.data() + 4, used - 4);
     std::memcpy(bytes_.data(), &header.crc, 4);
-    for (const File file : files_) disk_.write(file, blocks_ * kBlockBytes, bytes_.data(), used);
+    disk_.write(file_, blocks_ * kBlockBytes, bytes_.data(), used);
     ++blocks_;
   }
   Disk& disk_;
-  std::array<File, 2> files_;  // the index and its copy
+  File file_;
   std::uint64_t salt_, number_, blocks_ = 0;
   std::vector<std::byte> bytes_;
 };
@@ -107,6 +107,18 @@ void each(const std::byte* from, std::uint32_t count, const Use& use) {
   }
 }
 
+class Closing {
+ public:
+  Closing(Disk& disk, File file) : disk_(disk), file_(file) {}
+  ~Closing() { disk_.close(file_); }
+  Closing(const Closing&) = delete;
+  Closing& operator=(const Closing&) = delete;
+
+ private:
+  Disk& disk_;
+  File file_;
+};
+
 }  // namespace
 
 std::string Core::log_name(std::uint64_t number) {
@@ -133,13 +145,12 @@ Status Core::snapshot() {
     write_snapshot(number, sequence);
   } catch (const Error& error) {
     try {
-      remove_both("index-new");
+      disk_.remove("index-new");
     } catch (const Error&) {  // written over by the next one
     }
     return error.code() == Code::no_space ? Status::no_space : Status::io_error;
   }
   log_bytes_ -= older_bytes;
-  renew_ = false;
   try {
     delete_older(number);
   } catch (const Error&) {  // the next snapshot or open does it
@@ -149,11 +160,11 @@ Status Core::snapshot() {
 
 // Leaf after leaf, each as it is then: not older than the log's begin.
 void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
+  const File file = disk_.open("index-new", true);
   {
-    const Opened file(disk_, "index-new", true), copy(disk_, copy_name("index-new"), true);
+    const Closing closing(disk_, file);
     disk_.truncate(file, 0);
-    disk_.truncate(copy, 0);
-    BlockWriter out(disk_, {file, copy}, salt_, number);
+    BlockWriter out(disk_, file, salt_, number);
     std::vector<TagItem> tags;
     std::vector<PendingItem> pending;
     Head head{sequence, 0, {}, 0};
@@ -187,85 +198,63 @@ void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
     } while (!entries.empty());
     out.end();
     disk_.sync(file);
-    disk_.sync(copy);
   }
-  disk_.rename(copy_name("index-new"), copy_name(index_name(number)));
   disk_.rename("index-new", index_name(number));
   write_identity();  // anew too, for a misdirected write may have hit it; syncs the names
 }
 
 // What the snapshot `number` and the logs from `number` on make superfluous.
 void Core::delete_older(std::uint64_t number) {
-  for (const std::string& name : disk_.list()) {
-    std::string_view its = name;
-    if (its.starts_with(kCopyPrefix)) its.remove_prefix(kCopyPrefix.size());
-    if ((its.starts_with("log-") && its < log_name(number)) || (its.starts_with("index-") && its != index_name(number)))
+  for (const std::string& name : disk_.list())
+    if ((name.starts_with("log-") && name < log_name(number)) || (name.starts_with("index-") && name != index_name(number)))
       disk_.remove(name);
-  }
 }
 
-// False if there is no head to begin with. A block that does not verify is taken from the copy; one that verifies in
-// neither is passed over: damaged_.
+// False if there is no head to begin with. A block that does not verify is passed over: damaged_.
 bool Core::read_snapshot(std::uint64_t number, std::uint64_t& sequence) {
-  const Opened file(disk_, index_name(number), false), copy(disk_, copy_name(index_name(number)), false);
+  const File file = disk_.open(index_name(number), false);
+  if (file == kNoFile) return false;
+  const Closing closing(disk_, file);
   std::vector<std::byte> bytes(kBlockBytes);
-  BlockHeader header{};
-  bool there = true;  // any bytes of the block
-  const auto read_block = [&](std::uint64_t block) -> const std::byte* {
-    there = false;
-    for (const Opened* one : {&file, &copy}) {
-      if (!one->exists()) continue;
-      const std::size_t size = disk_.read(*one, block * kBlockBytes, bytes.data(), kBlockBytes);
-      there = there || size != 0;
-      if (const std::byte* const items = verify(bytes, size, start(salt_, number, block), header)) {
-        if (one == &copy) ++mended_;
-        return items;
-      }
-    }
-    return nullptr;
-  };
   bool ended = false, headed = false;
   for (std::uint64_t block = 0; !ended; ++block) {
-    const std::byte* const items = read_block(block);
+    const std::size_t size = disk_.read(file, block * kBlockBytes, bytes.data(), kBlockBytes);
+    if (size == 0) break;
+    BlockHeader header{};
+    const std::byte* const items = verify(bytes, size, start(salt_, number, block), header);
     if (block == 0 && (items == nullptr || header.items != Items::head)) return false;
-    if (!there) break;
     if (items == nullptr) {
       damaged_ = true;
       continue;
     }
-    headed = true;
-    ended = header.items == Items::end;
-    read_items(header.items, items, header.count, sequence);
+    switch (header.items) {
+      case Items::head:
+        each<Head>(items, header.count, [&](const Head& head) {
+          sequence = head.sequence;
+          floor_ = head.floor;
+          std::copy_n(head.words, words_.size(), words_.begin());
+          damaged_ = damaged_ || head.damaged != 0;
+        });
+        headed = true;
+        break;
+      case Items::entries:
+        each<IndexEntry>(items, header.count, [&](const IndexEntry& entry) { put_entry(entry); });
+        break;
+      case Items::pending:
+        each<PendingItem>(items, header.count, [&](const PendingItem& item) {
+          pending_[item.entry.chunk()] = {item.entry, item.removes != 0};
+        });
+        break;
+      case Items::tags:
+        each<TagItem>(items, header.count, [&](const TagItem& t) {
+          keep_tag({{t.client, t.channel, t.seq}, {t.inode, t.index}, t.version, t.length});
+        });
+        break;
+      case Items::end: ended = true; break;
+    }
   }
   if (!ended) damaged_ = true;
   return headed;
-}
-
-void Core::read_items(Items items, const std::byte* from, std::uint32_t count, std::uint64_t& sequence) {
-  switch (items) {
-    case Items::head:
-      each<Head>(from, count, [&](const Head& head) {
-        sequence = head.sequence;
-        floor_ = head.floor;
-        std::copy_n(head.words, words_.size(), words_.begin());
-        damaged_ = damaged_ || head.damaged != 0;
-      });
-      break;
-    case Items::entries:
-      each<IndexEntry>(from, count, [&](const IndexEntry& entry) { put_entry(entry); });
-      break;
-    case Items::pending:
-      each<PendingItem>(from, count, [&](const PendingItem& item) {
-        pending_[item.entry.chunk()] = {item.entry, item.removes != 0};
-      });
-      break;
-    case Items::tags:
-      each<TagItem>(from, count, [&](const TagItem& t) {
-        keep_tag({{t.client, t.channel, t.seq}, {t.inode, t.index}, t.version, t.length});
-      });
-      break;
-    case Items::end: break;
-  }
 }
 
 }  // namespace ff::fs3::store

@@ -83,7 +83,6 @@ struct VersionInfo {
   std::uint32_t length = 0;
   std::uint32_t crc = 0;
   bool remove = false;  // only a pending one: it will remove the chunk
-  bool lost = false;    // its bytes: damage of the log took them
 };
 
 struct Entry {
@@ -107,7 +106,6 @@ struct Statistics {
   std::uint64_t index_bytes = 0;    // memory of the index
   std::uint64_t log_bytes = 0;      // since the last snapshot
   std::uint64_t held = 0;           // extents held by Readings
-  std::uint64_t mended = 0;         // damaged pieces of log, index and identity that open() took from their copies
 };
 
 class Core;

@@ -36,9 +36,8 @@ int main() {
   for (std::uint64_t seed = first; seed <= last; ++seed) {
     ff::fs3::store::running_seed = seed;
     Model(seed).run(60);
-    Model(seed, Model::Disk::lies).run(60);
-    Model(seed, Model::Disk::rots).run(60);
+    Model(seed, true).run(60);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::fprintf(stderr, "%.0f histories/s\n", 3 * static_cast<double>(last - first + 1) / seconds);
+  std::fprintf(stderr, "%.0f histories/s\n", 2 * static_cast<double>(last - first + 1) / seconds);
 }

@@ -36,7 +36,7 @@ def tcp(setting: Setting) -> list[Row]:
         client = stack.enter_context(files.attach(**remote()))
         setting.say(f"{case}: writing {size_text(setting.sizes.data)}")
         setting.put(client, "/data")
-        candidates = {"ours": _large_reads(_reader(client), count)}
+        candidates = {"ours": _large_reads(client, count)}
         raw = setting.raw_file()
         missing = ""
         try:
@@ -52,16 +52,13 @@ def tcp(setting: Setting) -> list[Row]:
     return [Row.of_speeds(case, "GB/s", found["ours"], title, limits, limits, must, aim)]
 
 
-def _reader(client: Client) -> Reader:
+def _large_reads(client: Client, count: int) -> Rate:
     reader = Reader(client, "/data", BLOCK, DEPTH)
     wanted = contents(BLOCK)
     reader.read([0])
     if reader.memory[:BLOCK] != wanted:
         raise ConfigError("bench fs: what was read is not what was written")
-    return reader
 
-
-def _large_reads(reader: Reader, count: int) -> Rate:
     def run() -> float:
         began = time.perf_counter()
         reader.read_all(count)
@@ -78,17 +75,14 @@ def local(setting: Setting) -> list[Row]:
         setting.say(f"{case}: writing {size_text(setting.sizes.data)}")
         setting.put(client, "/data")
         raw = setting.raw_file()
-        reader = _reader(client)
-        candidates = {
-            "ours": _large_reads(reader, count),
-            "raw": _preads(raw, count, reader.memory),
-        }
+        candidates = {"ours": _large_reads(client, count), "raw": _preads(raw, count)}
         found = setting.rounds(case, candidates)
     must, aim = goals.fs("local", "pread")
     return [Row.of_rates(case, "GB/s", found["ours"], "pread", found["raw"], must, aim)]
 
 
-def _preads(raw: Path, count: int, memory: memoryview) -> Rate:
+def _preads(raw: Path, count: int) -> Rate:
+    memory = memoryview(bytearray(BLOCK * DEPTH))
     parts = [memory[at : at + BLOCK] for at in range(0, BLOCK * DEPTH, BLOCK)]
     numbers = [number % (raw.stat().st_size // BLOCK) for number in range(count)]
 

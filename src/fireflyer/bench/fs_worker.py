@@ -13,7 +13,6 @@ Answers: {"began", "ended"} on the monotonic clock, "beyond" in bytes; or {"erro
 """
 
 import json
-import mmap
 import os
 import resource
 import secrets
@@ -118,15 +117,6 @@ def looking(files: Files, command: Command) -> Command:
     return _timed(work)
 
 
-def page_aligned(size: int) -> memoryview:
-    """Zeros from the begin of a page on, as the raw programs have them.
-
-    What numpy allocates begins 16 bytes behind one: there the kernel's copy takes twice as long
-    on some processors.
-    """
-    return memoryview(mmap.mmap(-1, size))
-
-
 class Reader:
     """Reads of one file into memory that is used again."""
 
@@ -134,7 +124,7 @@ class Reader:
         self.file: File = client.open(path)
         self.block = block
         self.blocks = self.file.size // block
-        memory = page_aligned(block * depth)
+        memory = memoryview(bytearray(block * depth))
         self.memory = memory
         self._parts = [memory[at : at + block] for at in range(0, block * depth, block)]
         self._client = client
@@ -160,7 +150,7 @@ class SmallReader:
     def __init__(self, client: Client, path: str, block: int, depth: int) -> None:
         self._client, self._file = client, client.open(path)
         self._block, self._depth = block, depth
-        self._memory = np.frombuffer(page_aligned(block * depth), np.uint8)
+        self._memory = np.zeros(block * depth, np.uint8)
 
     def rows(self, count: int, seed: int) -> NDArray[np.int64]:
         """What to read: int64[count, 4], see `Client.read_rows`."""

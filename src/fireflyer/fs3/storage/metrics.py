@@ -44,7 +44,6 @@ _TARGET_COUNTERS = {
     "applied": "writes that these made durable",
     "checked": "chunks read by the scrub, or because a reader found them damaged",
     "damaged": "chunks of those whose bytes did not fit their CRCs",
-    "mended": "damaged pieces of log and index that were taken from their copies when it was opened",
 }
 _TARGET_GAUGES = {
     "chunks": "chunks",

@@ -31,8 +31,7 @@ LINES_AT_ONCE = 16
 FOLDERS_EVERY_S = 1.0
 """How often the node looks whether its targets' folders are still there."""
 FAULTY = (
-    "faulty: its store is new, was emptied or is incomplete, its log or index is damaged beyond its "
-    "copies, or it differs from what its chain has; "
+    "faulty: its store is new, was emptied or is incomplete, or differs from what its chain has; "
     "it is filled anew while another target serves"
 )
 Place = tuple[int, int] | None
