@@ -17,11 +17,11 @@ demo: setup  ## train a model, lose a worker, carry on; ARGS="--seconds 60" pass
 
 test: setup  ## the tests for each change, in minutes; ARGS=tests/hfreduce for one part, ARGS=--costs, SEED=7
 	@scripts/setup.sh --test-packages
-	@$(TESTS) -n $(or $(JOBS),2) $(ARGS)
+	@$(TESTS) -n $(or $(JOBS),3) $(ARGS)
 
 test-all: setup  ## all tests, as CI runs them: real services, sanitizers, all random cases
 	@scripts/setup.sh --all-test-packages
-	@$(TESTS) -n $(or $(JOBS),3) --full $(ARGS)
+	@$(TESTS) -n $(or $(JOBS),4) --full $(ARGS)
 
 mutants: setup  ## change one line of PART=hfreduce at a time; its tests must fail (COUNT=12 SEED=1)
 	@$(PY) scripts/mutants.py $(or $(PART),hfreduce) --count $(or $(COUNT),12) --seed $(or $(SEED),1) -- $(ARGS)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Brings the checkout to a working state: .venv, dependencies by constraints.txt, the native module. Does nothing when
 # a stamp named by the hash of the build files is there. `--test-packages` adds what else `make test` needs, from Debian;
-# `--all-test-packages` what `make test-all` does: services, and Lightning, transformers and scikit-learn in an environment
-# of their own; `--fuzz-packages` clang for `make fuzz`.
+# `--all-test-packages` what `make test-all` does: services, and Lightning, transformers, scikit-learn and torchft in an
+# environment of their own; `--fuzz-packages` clang for `make fuzz`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/setup.log
@@ -41,15 +41,15 @@ callback_packages() {  # into build/callbacks, which sees what .venv has and is 
   "$python" -m venv --without-pip "$at" &&
     site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') &&
     echo "import site; site.addsitedir('$site')" >"$at/${site#*/.venv/}/venv.pth" &&
-    "${pip[@]}" -c constraints.txt lightning transformers accelerate scikit-learn && touch "$1" && return
+    "${pip[@]}" -c constraints.txt lightning transformers accelerate scikit-learn torchft-nightly && touch "$1" && return
   rm -rf "$at"
-  echo "setup: Lightning, transformers and scikit-learn cannot be installed: the tests that need them are skipped"
+  echo "setup: Lightning, transformers, scikit-learn and torchft cannot be installed: the tests that need them are skipped"
 }
 
 if [[ ${1:-} = --*-packages ]]; then
   if [ "$1" = --all-test-packages ]; then
     peers=build/callbacks/.of-$(sha256sum <constraints.txt | cut -c1-16)
-    [ -e "$peers" ] || stage "Lightning, scikit-learn" callback_packages "$peers"
+    [ -e "$peers" ] || stage "Lightning, torchft, ..." callback_packages "$peers"
   fi
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0
   if [ "$1" = --fuzz-packages ]; then

@@ -212,3 +212,21 @@ def test_a_lightning_module_learns_over_hfreduce(shell: Any) -> None:
     )
     assert len(reached) == 3, printed
     assert float(reached[-1]) > 0.9
+
+
+@pytest.mark.full
+def test_the_trainer_of_hugging_face_trains_over_hfreduce(shell: Any) -> None:
+    flags = ["--epochs", "0.1", "--context", "64", "--hidden", "64"]
+    printed = run_with_packages(shell, "hf_trainer.py", *flags)
+    learned = [float(loss) for loss in re.findall(r"'loss': '?([0-9.]+)", printed)]
+    assert len(learned) >= 3, printed
+    assert learned[-1] < learned[0]
+    assert list(shell.home.glob("tasks/*/output/trainer/model/model.safetensors"))
+
+
+@pytest.mark.full
+def test_accelerate_trains_over_hfreduce(shell: Any) -> None:
+    printed = run_with_packages(shell, "hf_accelerate.py", "--epochs", "3")
+    reached = re.findall(r"^epoch \d of 3: .* accuracy ([0-9.]+)$", printed, re.MULTILINE)
+    assert len(reached) == 3, printed
+    assert float(reached[-1]) > 0.9

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,32 @@ def test_the_loss_of_rank_0_and_its_host_is_survived_and_a_newcomer_joins(
     gang = start_gang(body, 7)
     results = [gang.result(rank) for rank in (2, 3, 4, 5, 6)]
     assert results == [(rank, 5, 2, 5.0) for rank in range(5)]
+
+
+def test_two_newcomers_of_one_process_are_two_members(
+    start_gang: Callable[..., Any], store_path: str, tmp_path: Path
+) -> None:
+    door = tmp_path / "door"
+
+    def newcomer(_: int) -> tuple[int, int, float]:
+        connection = join([wait_for(door)], SECRET, 60.0)
+        result = connection.rank, connection.world, total(connection)
+        connection.close()
+        return result
+
+    def body(rank: int, _: int) -> Any:
+        if rank == 1:
+            with ThreadPoolExecutor(2) as threads:
+                return sorted(threads.map(newcomer, range(2)))
+        connection = connect(store_path, 0, 1)
+        publish(door, connection.join_address)
+        assert comes_true(lambda: len(connection.seat.door.waiting()) == 2, 60)
+        connection = reform(connection, 60.0)
+        result = connection.rank, connection.world, total(connection)
+        connection.close()
+        return result
+
+    assert start_gang(body, 2).results() == [(0, 3, 3.0), [(1, 3, 3.0), (2, 3, 3.0)]]
 
 
 def test_a_coordinator_that_dies_in_the_middle_is_replaced(

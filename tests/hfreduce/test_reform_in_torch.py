@@ -3,6 +3,7 @@
 import datetime
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,15 +74,17 @@ class Options(NamedTuple):
     timeout: datetime.timedelta | None = None
 
 
+def exchange(path: Path, rank: int, members: list[int], handle: str) -> list[str]:
+    """The handles of all members, by a file."""
+    store = dist.FileStore(str(path), -1)
+    store.set(str(rank), handle)
+    return [store.get(str(member)).decode() for member in members]
+
+
 def test_a_manager_forms_the_group_by_handles(
     start_gang: Callable[..., Any], tmp_path: Path
 ) -> None:
     """torchft's newer way: members tell it their handles, and each quorum is a list of them."""
-
-    def exchange(path: Path, rank: int, members: list[int], handle: str) -> list[str]:
-        store = dist.FileStore(str(path), -1)
-        store.set(str(rank), handle)
-        return [store.get(str(member)).decode() for member in members]
 
     def body(rank: int, world: int) -> list[float]:
         group = hfreduce.ProcessGroupHFReduce.alone(MINUTE)
@@ -104,6 +107,36 @@ def test_a_manager_forms_the_group_by_handles(
         return sums
 
     assert start_gang(body, 3).results() == [[3], [3, 3, 3], [3, 3, 3]]
+
+
+def test_one_process_holds_two_members(start_gang: Callable[..., Any], tmp_path: Path) -> None:
+    """Three processes, two members in the middle one, in a thread each; then one of them leaves."""
+
+    def body(rank: int, _: int) -> list[float]:
+        groups = [hfreduce.ProcessGroupHFReduce.alone(MINUTE) for _ in range(1 + (rank == 1))]
+        first = rank + (rank == 2)
+
+        def member(place: int) -> float:
+            group = groups[place - first]
+            handle = group.get_reconfigure_handle()
+            handles = exchange(tmp_path / "four", place, [0, 1, 2, 3], handle)
+            assert group.reconfigure(Options(handles, 1, MINUTE)).wait()
+            assert (group.rank(), group.size()) == (place, 4)
+            tensor = torch.full((100_000,), float(place + 1))
+            group.allreduce([tensor]).wait()
+            sums = float(tensor[0])
+            if place == 1:
+                group.shutdown()
+                return sums
+            handles = exchange(tmp_path / "three", place, [0, 2, 3], handle)
+            assert group.reconfigure(Options(handles, 2, MINUTE)).wait()
+            group.allreduce([tensor]).wait()
+            return float(tensor[0])
+
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(member, range(first, first + len(groups))))
+
+    assert start_gang(body, 3).results() == [[30], [10, 30], [30]]
 
 
 @pytest.mark.parametrize(

@@ -126,16 +126,35 @@ def test_a_caller_with_a_false_proof_is_refused(
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_call_for_another_rank_or_a_closed_group_is_turned_away(
+def test_a_call_for_a_closed_line_is_turned_away(
     board: Switchboard, lines: tuple[Line, Line], remote: bool
 ) -> None:
     caller, callee = lines
     card = seen(board, remote)
+    other = board.line(GROUP, 2, KEY)
+    other.close()
     with pytest.raises(PeerLost, match="not in this group"):
         caller.dial(2, card, Purpose.DATA, 10)
     callee.close()
     with pytest.raises(PeerLost, match="not in this group"):
         caller.dial(1, card, Purpose.DATA, 10)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_two_members_of_a_group_in_one_process_are_called_by_their_ranks(
+    board: Switchboard, lines: tuple[Line, Line], remote: bool
+) -> None:
+    caller, first = lines
+    card = seen(board, remote)
+    with pytest.raises(ValueError, match="number and rank"):
+        board.line(GROUP, 1, KEY)
+    second = board.line(GROUP, 2, KEY)
+    sockets = [caller.dial(rank, card, Purpose.DATA, 10) for rank in (2, 1)]
+    sockets += [line.take(Purpose.DATA, [0], soon())[1] for line in (first, second)]
+    sockets[0].sendall(b"2")
+    assert sockets[3].recv(1) == b"2"
+    for sock in sockets:
+        discard(sock)
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -1,17 +1,18 @@
 """Where all connections of a process arrive: one for all its groups, from the first to the last of
 them.
 
-A group has a `Line` here, under its 16-byte number. Whoever reaches one of the listeners names line
-and purpose, proves that he belongs there (`handshake`), and is handed to whoever serves that
-purpose. One daemon thread accepts and admits; it never waits for a single caller, so that strangers
-who say nothing delay nobody. Links are made from one side: a dial needs nothing but the acceptor of
-the process it reaches.
+Each member of a group has a `Line` here, under the group's 16-byte number and its rank. Whoever
+reaches one of the listeners names line and purpose, proves that he belongs there (`handshake`), and
+is handed to whoever serves that purpose. One daemon thread accepts and admits; it never waits for a
+single caller, so that strangers who say nothing delay nobody. Links are made from one side: a dial
+needs nothing but the acceptor of the process it reaches.
 
 Every socket of ours is guarded against forks: a child that held a copy would hide its parent's
 death.
 """
 
 import contextlib
+import itertools
 import os
 import secrets
 import selectors
@@ -256,15 +257,12 @@ class _Caller:
     def _look_up(self) -> bool:
         """A line that is yet to come is waited for until the caller's deadline."""
         assert self.hello is not None
-        self.line = self.board.find(self.hello.group)
+        self.line = self.board.find(self.hello.group, self.hello.receiver)
         if self.line is None:
-            if self.board.was_closed(self.hello.group):
+            if self.board.was_closed(self.hello.group, self.hello.receiver):
                 self.sock.send(handshake.UNKNOWN)
                 return False
             return True
-        if self.hello.receiver not in (-1, self.line.rank):
-            self.sock.send(handshake.UNKNOWN)
-            return False
         if self.local:
             return self._admit(self.line, self.hello)
         self._challenge = secrets.token_bytes(handshake.NONCE_BYTES)
@@ -298,8 +296,9 @@ class Switchboard:
         self.users = 0
         self.unix = f"fireflyer-{os.getpid()}-{secrets.token_hex(12)}"
         self._lock = threading.Lock()
-        self._lines: dict[bytes, Line] = {}
-        self._closed_lines: deque[bytes] = deque(maxlen=_CLOSED_LINES)
+        self._lines: dict[bytes, list[Line]] = {}  # of a group, one for each member in this process
+        self._closed_lines: deque[tuple[bytes, int]] = deque(maxlen=_CLOSED_LINES)
+        self._members = itertools.count()
         self._callers: dict[int, _Caller] = {}  # the acceptor's own, in order of age
         self._listeners: dict[str, socket.socket] = {}
         self.ours = True  # False in a forked child
@@ -331,31 +330,44 @@ class Switchboard:
             cpus=cores.usable(),
             quota=cores.quota(),
             spin=cores.spin_wanted(),
+            member=next(self._members),
         )
 
     def line(self, number: bytes, rank: int, key: bytes) -> Line:
-        """Plugs in a group. Those who called it before are heard now."""
+        """Plugs in a member of a group. Those who called it before are heard now.
+
+        Args:
+            rank: -1 for a line that several members in this process may have; the oldest is called.
+        """
         line = Line(self, number, rank, key)
         with self._lock:
-            if number in self._lines:
-                raise ValueError("this process has a line of that number")
-            self._lines[number] = line
+            lines = self._lines.setdefault(number, [])
+            if rank >= 0 and any(other.rank == rank for other in lines):
+                raise ValueError("this process has a line of that number and rank")
+            lines.append(line)
         self._ring()
         return line
 
     def unplug(self, line: Line) -> None:
         with self._lock:
-            if self._lines.get(line.number) is line:
-                del self._lines[line.number]
-                self._closed_lines.append(line.number)
+            lines = self._lines.get(line.number, [])
+            if line in lines:
+                lines.remove(line)
+                self._closed_lines.append((line.number, line.rank))
+            if not lines:
+                self._lines.pop(line.number, None)
 
-    def find(self, number: bytes) -> Line | None:
+    def find(self, number: bytes, receiver: int) -> Line | None:
+        """The line of that rank; for -1 the oldest of that number."""
         with self._lock:
-            return self._lines.get(number)
+            lines = self._lines.get(number, [])
+            return next((line for line in lines if receiver in (-1, line.rank)), None)
 
-    def was_closed(self, number: bytes) -> bool:
+    def was_closed(self, number: bytes, receiver: int) -> bool:
         with self._lock:
-            return number in self._closed_lines
+            return any(
+                closed == number and receiver in (-1, rank) for closed, rank in self._closed_lines
+            )
 
     def release(self) -> None:
         """Ends one use; with the last one, listeners and thread go. A no-op in a forked child."""

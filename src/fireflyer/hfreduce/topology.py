@@ -39,6 +39,8 @@ class Card(msgspec.Struct, frozen=True):
     `transport`."""
     lack: str = ""
     """Why this rank cannot use that transport."""
+    member: int = 0
+    """Tells apart those who are members of one group in one process."""
 
 
 @dataclass(frozen=True)
