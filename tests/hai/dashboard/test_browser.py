@@ -222,6 +222,45 @@ def test_a_page_follows_what_others_do(
     assert browser.complaints() == []
 
 
+BY_HAND = """
+window.setInterval = () => 0;
+window.EventSource = class {
+  constructor() { window.changes = this; }
+  addEventListener(_, call) { this.tell = call; }
+  close() {}
+};
+const real = window.fetch;
+window.fetch = (...asked) => real(...asked).then((answer) => new Promise((give) => {
+  window.give = () => give(answer);
+}));
+"""
+"""A page hears that something has changed, and gets its answers, when a test says so."""
+
+
+def test_no_change_is_missed_while_a_page_opens_or_looks(
+    browser: Browser, server: Server, root: str
+) -> None:
+    enter(browser, server)
+    added = browser.driver.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument", {"source": BY_HAND}
+    )
+    try:
+        browser.open(f"{root}/nodes/n0")
+        server.client.drain("n0", "between page and stream", None)
+        browser.run("changes.onopen()")
+        browser.until(lambda: browser.run("return !!window.give"), "an answer under way")
+        server.client.drain("n0", "behind the answer", None)
+        browser.run("look()")  # as a timer would: the answer takes longer than the pause
+        browser.run("give(); window.give = null")
+        browser.until_text("#node", "between page and stream")
+        browser.until(lambda: browser.run("return !!window.give"), "a second answer")
+        browser.run("give()")
+        browser.until_text("#node", "behind the answer")
+    finally:
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    assert browser.complaints() == []
+
+
 @pytest.mark.parametrize("page", ["", "/tasks/t1"])
 def test_a_page_says_that_the_server_is_gone(
     browser: Browser, server: Server, root: str, spec: MakeSpec, page: str

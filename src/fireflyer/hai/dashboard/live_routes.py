@@ -31,9 +31,11 @@ def live_routes(app: FastAPI, controller: Controller, sessions: Sessions, trail:
 
     @app.get(f"{ROOT}/changes/stream")
     async def changes(request: Request, who: Identity = needs("read")) -> Response:
-        """Says that something has changed, at most once in PAUSE_S; not what, which the page asks for."""
+        """Says that something has changed, at most once in PAUSE_S; not what, which the page asks for.
+        It asks once when it has the head of the answer: all that changes from then on is told."""
         del who
-        return streams.answer(_changes(controller, allowed(request)))
+        known = await controller.news(0, 0.0)
+        return streams.answer(_changes(controller, known, allowed(request)))
 
     @app.get(f"{ROOT}/tasks/{{task}}/log/{{rank}}/stream")
     async def log(request: Request, at: AskedLog, who: Identity = needs("read")) -> Response:
@@ -73,10 +75,11 @@ class _Download(StreamingResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _changes(controller: Controller, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def _changes(
+    controller: Controller, known: int, allowed: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     controller.meters.followers["changes"] += 1
     try:
-        known = await controller.news(0, 0.0)
         yield b": open\n\n"
         while not controller.closing:
             count = await controller.news(known, IDLE_S)

@@ -44,6 +44,7 @@ function signIn() {
 
 const source = new Map(); // id -> its markup as the server sent it
 let looking = false;
+let again = false; // something has changed since the answer that is under way was asked for
 let looked = Date.now();
 let due = 0;
 let pause = REFRESH_MS;
@@ -64,6 +65,7 @@ async function ask() {
 
 async function look() {
   due = 0;
+  again = looking;
   if (looking || document.hidden) return;
   looking = true;
   looked = Date.now();
@@ -75,6 +77,7 @@ async function look() {
     tellAway(true);
   } finally {
     looking = false;
+    if (again) soon();
   }
   if (!text) return;
   pause = Math.max(REFRESH_MS, text.length / RATE);
@@ -126,6 +129,7 @@ function follow(address) {
   let changes = null;
   const open = () => {
     changes = new EventSource(address);
+    changes.onopen = soon; // what has changed between the page and now is not told
     changes.addEventListener("change", soon);
     changes.onerror = soon;
   };
