@@ -65,6 +65,22 @@ def test_a_call_ends_by_its_own_timeout_and_says_so(
     start_gang(body, 2, nodes).results()
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_timeout_of_a_group_is_changed_without_a_warning(
+    start_gang: StartGang, store_path: str
+) -> None:
+    def body(rank: int, world: int) -> None:
+        init(store_path, rank, world, 3600.0)
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=0.3))
+        if rank == 0:
+            with pytest.raises(RankFailed, match="timed out"):
+                dist.all_reduce(torch.ones(1))
+        meet(store_path, rank, world)
+
+    start_gang(body, 2).results()
+
+
 def test_the_short_forms_do_what_the_options_do(start_gang: StartGang, store_path: str) -> None:
     def body(rank: int, world: int) -> None:
         group = init(store_path, rank, world)
