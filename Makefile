@@ -4,6 +4,7 @@ PY := .venv/bin/python
 SAN ?= address
 TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder
 export SEED
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile what it imports
 
 .PHONY: help setup demo test test-all mutants lint bench soak soak-fs3 soak-hai native-test fuzz sim sim-mutants torch-suite cluster-histories stubs clean
 help:
