@@ -118,7 +118,7 @@ else
   stage "build tools" "${pip[@]}" "${tools[@]}"
   # The compiler takes what the downloads leave of the cores. It is a process group, which ends with this script.
   set -m
-  native_module nice -n 10 & native=$!
+  native_module nice -n 3 & native=$!
   set +m
   trap 'kill -- -$native 2>/dev/null || true' EXIT
   wanted=$(.venv/bin/python - <<'E2'

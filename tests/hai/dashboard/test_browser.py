@@ -322,8 +322,7 @@ def test_a_task_that_starts_gets_its_log_and_its_ranks(
     assert browser.complaints() == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+@pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESKTOP, False)])
 def test_nothing_is_wider_than_the_window(
     browser: Browser, server: Server, root: str, spec: MakeSpec, size: tuple[int, int], dark: bool
 ) -> None:
