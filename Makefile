@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 SAN ?= address
-TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder
+# With new workers for dead ones, a second death can leave the run waiting for ever.
+TESTS = $(PY) -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 export SEED
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes; each would compile what it imports
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -81,29 +82,41 @@ def test_tests_count_to_the_folder_of_their_part() -> None:
     assert costs.part_of("services") == "services"
 
 
+def with_workers(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
+    """Runs it as `make test` runs tests, with two workers and no plug-in of ours."""
+    (folder / "test_it.py").write_text(script)
+    makefile = (ROOT / "Makefile").read_text()
+    (options,) = re.findall(r"^TESTS = \$\(PY\) (.*)$", makefile, re.MULTILINE)
+    command = [sys.executable, *options.split(), "-p", "xdist", "-n", "2", "test_it.py"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+    )
+
+
 def test_a_load_group_stays_on_one_worker(tmp_path: Path) -> None:
-    test = tmp_path / "test_it.py"
-    test.write_text(
+    done = with_workers(
+        tmp_path,
         "import pytest\n"
         "@pytest.mark.parametrize('number', range(40))\n"
         "@pytest.mark.xdist_group('a service')\n"
         "def test_it(number, worker_id):\n"
         "    with open('workers', 'a') as file:\n"
-        "        file.write(worker_id + chr(10))\n"
+        "        file.write(worker_id + chr(10))\n",
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "xdist",
-        "-n",
-        "2",
-        "--dist",
-        "loadgroup",
-        str(test),
-    ]
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert len(set((tmp_path / "workers").read_text().split())) == 1
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
+    done = with_workers(
+        tmp_path,
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('number', range(40))\n"
+        "def test_it(number):\n"
+        "    if number in (7, 17):\n"
+        "        os._exit(3)\n",
+    )
+    assert done.returncode == 1, done.stdout
+    assert "crashed while running" in done.stdout
