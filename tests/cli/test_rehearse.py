@@ -5,13 +5,14 @@ import os
 from typing import Any
 
 GOOD = """
-import sys, time
+import os, sys, time
 from fireflyer import hai
+last = int(sys.argv[2]) == int(os.environ["FIREFLYER_ATTEMPT"])  # else it goes on until it is ended
 file = hai.task().output / "step"
 step = int(file.read_text()) if file.exists() else 0
 print("resumed from step", step, flush=True)
 limit = int(sys.argv[1])
-while step < limit:
+while step < limit or not last:
     step += 1
     print("step", step, flush=True)
     if hai.suspend_requested():
@@ -36,15 +37,15 @@ for step in range(1, 10000):
 
 def test_a_script_that_survives(shell: Any) -> None:
     script = shell.script(GOOD)
-    plan = "suspend@step15,kill-rank0@step45,freeze-rank0@step60+50ms,slow-node0@step70+50ms"
-    done = shell.run("run", "--start", "exec", "--json", "--rehearse", plan, script, "100")
+    plan = "suspend@step15,freeze-rank0@step30+50ms,slow-node0@step40+50ms,kill-rank0@step55"
+    done = shell.run("run", "--start", "exec", "--json", "--rehearse", plan, script, "100", "3")
     found = json.loads(done.stdout)
     assert (found["survived"], found["task"]["state"], found["task"]["attempt"]) == (
         True,
         "finished",
         3,
     )
-    suspend, kill, freeze, slow = found["rehearsal"]
+    suspend, freeze, slow, kill = found["rehearsal"]
     assert suspend["steps_lost"] == 0
     assert suspend["resumed_from_step"] == suspend["step_before"] >= 15
     assert kill["resumed_from_step"] % 10 == 0
@@ -56,7 +57,7 @@ def test_a_script_that_survives(shell: Any) -> None:
 def test_the_lines_of_a_node_that_was_killed(shell: Any) -> None:
     script = shell.script(GOOD)
     plan = "kill-rank1@step15,kill-node2@step35"
-    done = shell.run("run", "--start", "exec", "--rehearse", plan, script, "60")
+    done = shell.run("run", "--start", "exec", "--rehearse", plan, script, "60", "3")
     lines = done.stdout.splitlines()
     assert lines[-3] == "rehearsal: survived; the task has finished"
     assert lines[-2].startswith("  ok  kill-rank1@step15: seen after ")
@@ -81,7 +82,7 @@ def test_a_script_that_never_asks_is_not_survived(shell: Any) -> None:
 
 def test_what_comes_too_late_is_not_survived(shell: Any) -> None:
     script = shell.script(GOOD)
-    done = shell.run("run", "--start", "exec", "--rehearse", "suspend@1h", script, "3", code=1)
+    done = shell.run("run", "--start", "exec", "--rehearse", "suspend@1h", script, "3", "1", code=1)
     assert "BAD suspend@1h: not rehearsed: the task has finished before that time" in done.stdout
 
 
