@@ -20,7 +20,8 @@ while True:
 
 STEPS = """
 import os, sys
-print("args", sys.argv[1:], "rank", os.environ["RANK"], "flag", os.environ.get("FLAG"), flush=True)
+flag = os.environ.get("FLAG")
+print(f"args {sys.argv[1:]} rank {os.environ['RANK']} flag {flag}", flush=True)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
 

@@ -1,10 +1,13 @@
 """Following a task: its history on stderr, its ranks' output on stdout, live by long polls."""
 
+import io
+import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 import msgspec
 
@@ -14,6 +17,10 @@ from fireflyer.hai.client import Client
 from fireflyer.hai.model import TERMINAL, Event, TaskState
 
 WAIT_S = 20.0
+HELD_S = 0.2
+"""So long the beginning of a line is held back for its end: `print` writes a line in pieces."""
+MOST_HELD = 1 << 16
+"""Bytes."""
 
 
 class Tail:
@@ -36,8 +43,19 @@ class Tail:
         self._out = out
         self._mark = mark
         self._lock = threading.Lock()
+        self._amid_line = False
         self._threads: list[threading.Thread] = []
         self._errors: list[Exception] = []
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For something on stderr meanwhile: it begins a line where both go to one place."""
+        with self._lock:
+            if self._amid_line and _same_file(self._out, sys.stderr):
+                self._out.write(b"\n")
+                self._out.flush()
+                self._amid_line = False
+            yield
 
     def start(self, attempt: int) -> None:
         """Begins with an attempt, after everything of the earlier one is out."""
@@ -62,18 +80,18 @@ class Tail:
 
     def _copy(self, rank: int, attempt: int) -> None:
         offset = 0
-        partial = b""
+        held = b""
         try:
             while True:
-                chunk = self._client.read_log_chunk(self._task, rank, offset, attempt, WAIT_S)
+                wait_s = HELD_S if held and not self._mark else WAIT_S
+                chunk = self._client.read_log_chunk(self._task, rank, offset, attempt, wait_s)
                 offset = chunk.next_offset
-                if not self._mark:
-                    self._write(chunk.data)
-                else:
-                    *lines, partial = (partial + chunk.data).split(b"\n")
-                    if chunk.end and partial:
-                        lines.append(partial)
-                    self._write(b"".join(b"%d| %s\n" % (rank, line) for line in lines))
+                data = held + chunk.data
+                end = max(data.rfind(b"\n"), -1 if self._mark else data.rfind(b"\r")) + 1
+                if chunk.end or (not self._mark and (not chunk.data or len(data) > MOST_HELD)):
+                    end = len(data)
+                held = data[end:]
+                self._write(_marked(data[:end], rank) if self._mark else data[:end])
                 if chunk.end:
                     return
         except (FireflyerError, OSError) as error:
@@ -84,6 +102,19 @@ class Tail:
             with self._lock:
                 self._out.write(data)
                 self._out.flush()
+                self._amid_line = not data.endswith(b"\n")
+
+
+def _marked(data: bytes, rank: int) -> bytes:
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    return b"".join(b"%d| %s\n" % (rank, line) for line in lines)
+
+
+def _same_file(one: BinaryIO, other: TextIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
+    except (OSError, io.UnsupportedOperation):
+        return False
 
 
 def follow(
@@ -109,7 +140,8 @@ def follow(
             over = event.kind in TERMINAL
             if over:
                 tail.finish()
-            tell(event)
+            with tail.aside():
+                tell(event)
             after = event.seq
             if over:
                 return client.task(task).state
