@@ -49,7 +49,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     crc32: int
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
+class Join(msgspec.Struct, frozen=True, tag="Join"):
     """The first message on a Unix socket. What follows is about `place`."""
 
     version: int
@@ -67,12 +67,12 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """How long a rank may keep the keeper waiting within a message."""
 
 
-class Joined(msgspec.Struct, frozen=True, tag=True):
+class Joined(msgspec.Struct, frozen=True, tag="Joined"):
     port: int
     inventory: Inventory
 
 
-class Put(msgspec.Struct, frozen=True, tag=True):
+class Put(msgspec.Struct, frozen=True, tag="Put"):
     stamp: Stamp
     world: int
     rank: int
@@ -80,7 +80,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
     blocks: tuple[Block, ...]
 
 
-class Place(msgspec.Struct, frozen=True, tag=True):
+class Place(msgspec.Struct, frozen=True, tag="Place"):
     """To rank 0's keeper: the rank's data is in place, or why not. Body: its part of the manifest."""
 
     stamp: Stamp
@@ -89,7 +89,7 @@ class Place(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-class Gather(msgspec.Struct, frozen=True, tag=True):
+class Gather(msgspec.Struct, frozen=True, tag="Gather"):
     """Answered when all ranks have placed their data, with Done and a body of each rank's part."""
 
     stamp: Stamp
@@ -97,53 +97,53 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float
 
 
-class Await(msgspec.Struct, frozen=True, tag=True):
+class Await(msgspec.Struct, frozen=True, tag="Await"):
     """To the rank's own keeper: answered with Done when the save is committed."""
 
     stamp: Stamp
     timeout_s: float
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True):
+class Commit(msgspec.Struct, frozen=True, tag="Commit"):
     """Body: the manifest."""
 
     stamp: Stamp
     world: int
 
 
-class Abort(msgspec.Struct, frozen=True, tag=True):
+class Abort(msgspec.Struct, frozen=True, tag="Abort"):
     stamp: Stamp
 
 
-class Settle(msgspec.Struct, frozen=True, tag=True):
+class Settle(msgspec.Struct, frozen=True, tag="Settle"):
     """Body: the manifest of `stamp`; empty if that is None."""
 
     stamp: Stamp | None
     world: int
 
 
-class Fence(msgspec.Struct, frozen=True, tag=True):
+class Fence(msgspec.Struct, frozen=True, tag="Fence"):
     epoch: int
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
+class Look(msgspec.Struct, frozen=True, tag="Look"):
     """Answered with an Inventory."""
 
 
-class FetchManifest(msgspec.Struct, frozen=True, tag=True):
+class FetchManifest(msgspec.Struct, frozen=True, tag="FetchManifest"):
     """Answered with Done and the manifest as body."""
 
     stamp: Stamp
 
 
-class Find(msgspec.Struct, frozen=True, tag=True):
+class Find(msgspec.Struct, frozen=True, tag="Find"):
     """Answered with Found; on a Unix socket, a memfd follows."""
 
     stamp: Stamp
     rank: int
 
 
-class Read(msgspec.Struct, frozen=True, tag=True):
+class Read(msgspec.Struct, frozen=True, tag="Read"):
     """Answered with Done and the bare bytes of all ranges, back to back."""
 
     stamp: Stamp
@@ -152,19 +152,19 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     """First byte and number of bytes."""
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class Found(msgspec.Struct, frozen=True, tag="Found"):
     size: int
 
 
-class Holds(msgspec.Struct, frozen=True, tag=True):
+class Holds(msgspec.Struct, frozen=True, tag="Holds"):
     inventory: Inventory
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Done(msgspec.Struct, frozen=True, tag="Done"):
     parts: int = 0
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class Refused(msgspec.Struct, frozen=True, tag="Refused"):
     kind: str
     """A key of ERRORS."""
     message: str

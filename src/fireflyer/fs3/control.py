@@ -219,7 +219,8 @@ class Control:
         return answers
 
     def _count(self, request: Request, begun: float, error: str) -> None:
-        self.operations.done(type(request.call).__name__, time.perf_counter() - begun, error)
+        kind = str(type(request.call).__struct_config__.tag)
+        self.operations.done(kind, time.perf_counter() - begun, error)
 
     def _ready(self) -> MetaService:
         service = self._service

@@ -74,7 +74,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is to be no further attempt; empty: there may be."""
 
 
-class Launch(msgspec.Struct, frozen=True, tag=True):
+class Launch(msgspec.Struct, frozen=True, tag="Launch"):
     """Start attempt `attempt` of a task on these nodes."""
 
     task: str
@@ -82,17 +82,17 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     nodes: tuple[str, ...]
 
 
-class SuspendGang(msgspec.Struct, frozen=True, tag=True):
+class SuspendGang(msgspec.Struct, frozen=True, tag="SuspendGang"):
     task: str
     attempt: int
 
 
-class StopGang(msgspec.Struct, frozen=True, tag=True):
+class StopGang(msgspec.Struct, frozen=True, tag="StopGang"):
     task: str
     attempt: int
 
 
-class Preempt(msgspec.Struct, frozen=True, tag=True):
+class Preempt(msgspec.Struct, frozen=True, tag="Preempt"):
     """Have a running task save and leave, to make room; it goes back into the queue by itself."""
 
     task: str
@@ -101,7 +101,7 @@ class Preempt(msgspec.Struct, frozen=True, tag=True):
     """For people."""
 
 
-class Release(msgspec.Struct, frozen=True, tag=True):
+class Release(msgspec.Struct, frozen=True, tag="Release"):
     """Give back what the engine kept warm after this attempt."""
 
     task: str

@@ -59,17 +59,17 @@ class View(msgspec.Struct, frozen=True):
         return None
 
 
-class Here(msgspec.Struct, frozen=True, tag=True):
+class Here(msgspec.Struct, frozen=True, tag="Here"):
     """I take part, and take you for the coordinator."""
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class Ask(msgspec.Struct, frozen=True, tag="Ask"):
     """Who votes in this ballot?"""
 
     ballot: Ballot
 
 
-class Vote(msgspec.Struct, frozen=True, tag=True):
+class Vote(msgspec.Struct, frozen=True, tag="Vote"):
     """I do, and in none before it any more."""
 
     ballot: Ballot
@@ -78,27 +78,27 @@ class Vote(msgspec.Struct, frozen=True, tag=True):
     newcomers: tuple[Card, ...]
 
 
-class Propose(msgspec.Struct, frozen=True, tag=True):
+class Propose(msgspec.Struct, frozen=True, tag="Propose"):
     """This shall be the view."""
 
     ballot: Ballot
     view: View
 
 
-class Accept(msgspec.Struct, frozen=True, tag=True):
+class Accept(msgspec.Struct, frozen=True, tag="Accept"):
     """Agreed."""
 
     ballot: Ballot
 
 
-class Outdated(msgspec.Struct, frozen=True, tag=True):
+class Outdated(msgspec.Struct, frozen=True, tag="Outdated"):
     """I have promised myself to a later ballot."""
 
     ballot: Ballot
     promised: Ballot
 
 
-class Decided(msgspec.Struct, frozen=True, tag=True):
+class Decided(msgspec.Struct, frozen=True, tag="Decided"):
     """This is the view."""
 
     view: View

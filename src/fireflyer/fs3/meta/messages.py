@@ -35,11 +35,11 @@ class User(msgspec.Struct, array_like=True, frozen=True, gc=False):
     groups: tuple[Number, ...] = ()
 
 
-class Call(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
+class Call(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What is asked."""
 
 
-class Stat(Call, frozen=True):
+class Stat(Call, frozen=True, tag="Stat"):
     """Attributes: of a name (lookup), of a path (resolve), of an inode. Answer: Inode."""
 
     inode: Number
@@ -47,13 +47,13 @@ class Stat(Call, frozen=True):
     follow: bool = True
 
 
-class StatMany(Call, frozen=True):
+class StatMany(Call, frozen=True, tag="StatMany"):
     """Answer: Inodes, one for each (inode, path); symlinks at the end are not followed."""
 
     targets: list[tuple[Number, bytes]]
 
 
-class ReadDirectory(Call, frozen=True):
+class ReadDirectory(Call, frozen=True, tag="ReadDirectory"):
     """Names behind `after` in order of their bytes, with attributes if `plus`. Answer: Listing."""
 
     inode: Number
@@ -63,20 +63,20 @@ class ReadDirectory(Call, frozen=True):
     plus: bool = False
 
 
-class ReadLink(Call, frozen=True):
+class ReadLink(Call, frozen=True, tag="ReadLink"):
     """Answer: Blob."""
 
     inode: Number
     path: bytes = b""
 
 
-class Names(Call, frozen=True):
+class Names(Call, frozen=True, tag="Names"):
     """All names of an inode, as paths from the root; for root only. Answer: Blobs."""
 
     inode: Number
 
 
-class GetXattr(Call, frozen=True):
+class GetXattr(Call, frozen=True, tag="GetXattr"):
     """Answer: Blob."""
 
     inode: Number
@@ -85,7 +85,7 @@ class GetXattr(Call, frozen=True):
     follow: bool = True
 
 
-class ListXattrs(Call, frozen=True):
+class ListXattrs(Call, frozen=True, tag="ListXattrs"):
     """Answer: Blobs."""
 
     inode: Number
@@ -93,11 +93,11 @@ class ListXattrs(Call, frozen=True):
     follow: bool = True
 
 
-class Statfs(Call, frozen=True):
+class Statfs(Call, frozen=True, tag="Statfs"):
     """Answer: Counts."""
 
 
-class Create(Call, frozen=True):
+class Create(Call, frozen=True, tag="Create"):
     """Makes a file, or finds it if not `exclusive`; a handle opens it for writing. Answer: Inode."""
 
     inode: Number
@@ -107,7 +107,7 @@ class Create(Call, frozen=True):
     handle: Number = 0
 
 
-class CreateMany(Call, frozen=True):
+class CreateMany(Call, frozen=True, tag="CreateMany"):
     """Makes files in one directory, exclusively, in one transaction. Answer: Inodes."""
 
     inode: Number
@@ -115,7 +115,7 @@ class CreateMany(Call, frozen=True):
     mode: Signed = 0o644
 
 
-class Open(Call, frozen=True):
+class Open(Call, frozen=True, tag="Open"):
     """Checks permissions; with a handle it is open for writing until Close. Answer: Inode."""
 
     inode: Number
@@ -125,7 +125,7 @@ class Open(Call, frozen=True):
     follow: bool = True
 
 
-class Close(Call, frozen=True):
+class Close(Call, frozen=True, tag="Close"):
     """Ends a session; with a length also ReportLength. Answer: Inode.
 
     A length that is not taken leaves the session.
@@ -137,7 +137,7 @@ class Close(Call, frozen=True):
     length_version: Number = 0
 
 
-class ReportLength(Call, frozen=True):
+class ReportLength(Call, frozen=True, tag="ReportLength"):
     """The largest end written. Answer: Inode; with another `length_version` it was not taken.
 
     The file was truncated since, then: the caller finds out what it wrote after that, and reports again.
@@ -149,7 +149,7 @@ class ReportLength(Call, frozen=True):
     length_version: Number
 
 
-class ExtendStripe(Call, frozen=True):
+class ExtendStripe(Call, frozen=True, tag="ExtendStripe"):
     """Before the first chunk at index `dyn_stripe` or beyond is written: `index` is its. Answer: Inode."""
 
     inode: Number
@@ -157,14 +157,14 @@ class ExtendStripe(Call, frozen=True):
     index: Number
 
 
-class Append(Call, frozen=True):
+class Append(Call, frozen=True, tag="Append"):
     """Before the first append: until its session ends, no other one appends to the file. Answer: Inode."""
 
     inode: Number
     handle: Number
 
 
-class Truncate(Call, frozen=True):
+class Truncate(Call, frozen=True, tag="Truncate"):
     """Sets the length; the chunks beyond it were cut before this call. Answer: Inode."""
 
     inode: Number
@@ -173,7 +173,7 @@ class Truncate(Call, frozen=True):
     handle: Number = 0
 
 
-class MakeDirectory(Call, frozen=True):
+class MakeDirectory(Call, frozen=True, tag="MakeDirectory"):
     """Answer: Inode."""
 
     inode: Number
@@ -181,21 +181,21 @@ class MakeDirectory(Call, frozen=True):
     mode: Signed = 0o755
 
 
-class RemoveDirectory(Call, frozen=True):
+class RemoveDirectory(Call, frozen=True, tag="RemoveDirectory"):
     """Answer: Done."""
 
     inode: Number
     path: bytes
 
 
-class Unlink(Call, frozen=True):
+class Unlink(Call, frozen=True, tag="Unlink"):
     """Answer: Done."""
 
     inode: Number
     path: bytes
 
 
-class Rename(Call, frozen=True):
+class Rename(Call, frozen=True, tag="Rename"):
     """`flags`: NOREPLACE or EXCHANGE. Answer: Done."""
 
     inode: Number
@@ -205,7 +205,7 @@ class Rename(Call, frozen=True):
     flags: Signed = 0
 
 
-class Link(Call, frozen=True):
+class Link(Call, frozen=True, tag="Link"):
     """A further name of a file. Answer: Inode."""
 
     inode: Number
@@ -215,7 +215,7 @@ class Link(Call, frozen=True):
     follow: bool = False
 
 
-class Symlink(Call, frozen=True):
+class Symlink(Call, frozen=True, tag="Symlink"):
     """Answer: Inode."""
 
     inode: Number
@@ -223,7 +223,7 @@ class Symlink(Call, frozen=True):
     target: bytes
 
 
-class ChangeMode(Call, frozen=True):
+class ChangeMode(Call, frozen=True, tag="ChangeMode"):
     """Answer: Inode."""
 
     inode: Number
@@ -232,7 +232,7 @@ class ChangeMode(Call, frozen=True):
     follow: bool = True
 
 
-class ChangeOwner(Call, frozen=True):
+class ChangeOwner(Call, frozen=True, tag="ChangeOwner"):
     """Answer: Inode."""
 
     inode: Number
@@ -242,7 +242,7 @@ class ChangeOwner(Call, frozen=True):
     follow: bool = True
 
 
-class SetTimes(Call, frozen=True):
+class SetTimes(Call, frozen=True, tag="SetTimes"):
     """Answer: Inode."""
 
     inode: Number
@@ -252,7 +252,7 @@ class SetTimes(Call, frozen=True):
     follow: bool = True
 
 
-class SetXattr(Call, frozen=True):
+class SetXattr(Call, frozen=True, tag="SetXattr"):
     """`flags`: XATTR_CREATE or XATTR_REPLACE. Answer: Done."""
 
     inode: Number
@@ -263,7 +263,7 @@ class SetXattr(Call, frozen=True):
     follow: bool = True
 
 
-class RemoveXattr(Call, frozen=True):
+class RemoveXattr(Call, frozen=True, tag="RemoveXattr"):
     """Answer: Done."""
 
     inode: Number
@@ -272,7 +272,7 @@ class RemoveXattr(Call, frozen=True):
     follow: bool = True
 
 
-class SetLayout(Call, frozen=True):
+class SetLayout(Call, frozen=True, tag="SetLayout"):
     """Of a directory (for files made later) or of an empty file that nobody writes. Answer: Inode."""
 
     inode: Number
@@ -280,22 +280,22 @@ class SetLayout(Call, frozen=True):
     layout: Layout
 
 
-class KeepAlive(Call, frozen=True):
+class KeepAlive(Call, frozen=True, tag="KeepAlive"):
     """The client lives; all of its sessions stay. Answer: Done."""
 
 
-class EndClient(Call, frozen=True):
+class EndClient(Call, frozen=True, tag="EndClient"):
     """The client is finished, has closed its files and awaits no answers. Answer: Done."""
 
 
-class Expire(Call, frozen=True):
+class Expire(Call, frozen=True, tag="Expire"):
     """Forgets clients not seen for `timeout_ns`; names their files, of which the length must be asked from
     the chains. For root only. Answer: Removals."""
 
     timeout_ns: Number
 
 
-class Settle(Call, frozen=True):
+class Settle(Call, frozen=True, tag="Settle"):
     """Ends the sessions of a vanished client on a file, with the length that its chains know. For root only.
     Answer: Inode."""
 
@@ -306,7 +306,7 @@ class Settle(Call, frozen=True):
     timeout_ns: Number
 
 
-class Collect(Call, frozen=True):
+class Collect(Call, frozen=True, tag="Collect"):
     """Files without names and sessions, behind inode `after`: their chunks are to be removed. For root only.
     Answer: Removals."""
 
@@ -314,7 +314,7 @@ class Collect(Call, frozen=True):
     limit: Limit = 256
 
 
-class Collected(Call, frozen=True):
+class Collected(Call, frozen=True, tag="Collected"):
     """The chunks of these files are removed. For root only. Answer: Done."""
 
     inodes: list[Number]
