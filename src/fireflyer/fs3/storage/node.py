@@ -409,12 +409,12 @@ class StorageNode:
             why = f"faulty: {other}"
         if why == self._faulty.get(target, ""):
             return
-        if why:
-            self._faulty[target] = why
+        if why:  # the line comes before anybody can ask
             self._log.error("target %d is %s", target, why)
+            self._faulty[target] = why
         else:
-            del self._faulty[target]
             self._log.info("target %d is not faulty any more", target)
+            del self._faulty[target]
 
     def _look_at_folders(self) -> None:
         """Shuts targets whose files were removed: what they hold would be gone with this process.
