@@ -207,6 +207,9 @@ class Gang:
                         MASTER_ADDR="127.0.0.1",
                         FIREFLYER_NODE=f"n{rank * nodes // world}",
                     )
+                    if (torch := sys.modules.get("torch")) is not None:
+                        # After a fork torch makes its pool of threads anew: with a race, if two threads do.
+                        torch.set_num_threads(torch.get_num_threads())
                     try:
                         result: Any = body(rank, world)
                     except BaseException as error:  # noqa: BLE001  # carried to the parent

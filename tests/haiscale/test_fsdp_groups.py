@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fireflyer import haiscale
+from fireflyer import finalizer, haiscale
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.ddp import DistributedDataParallel
 from fireflyer.haiscale.fsdp import FullyShardedDataParallel, hybrid_mesh, shard_mesh
@@ -22,6 +23,14 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 def init(path: str, rank: int, world: int) -> None:
     store = dist.FileStore(path, world)
     dist.init_process_group("hfreduce", store=store, rank=rank, world_size=world)
+
+
+def drop() -> None:
+    """What nobody has any more ends before this returns."""
+    gc.collect()
+    ended = threading.Event()
+    finalizer.later(ended.set)
+    assert ended.wait(60)
 
 
 def held() -> tuple[int, int]:
@@ -46,12 +55,12 @@ def test_groups_end_with_the_model(
             model = FullyShardedDataParallel(core, optimizer=SGD if crossing else None, mesh=mesh)
             before = held()[0]
             del model
-            gc.collect()
+            drop()
             assert held()[0] == before, "the module trains on without the wrapper"
             core(torch.ones(1, 8)).sum().backward()
             assert float(core.weight.grad.full_tensor().sum()) == 64.0  # type: ignore[union-attr]
             del core
-            gc.collect()
+            drop()
             dist.barrier()
             seen.append(held())
         assert {groups for groups, _ in seen} == {

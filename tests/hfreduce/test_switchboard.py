@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
+from fireflyer import finalizer
 from fireflyer.errors import DeadlineExceeded, PeerLost, ProtocolMismatch, RankFailed
 from fireflyer.hfreduce import handshake, switchboard
 from fireflyer.hfreduce.handshake import Hello, Purpose
 from fireflyer.hfreduce.links import Links
+from fireflyer.hfreduce.rendezvous import Connection, connect
 from fireflyer.hfreduce.switchboard import Line, Switchboard, discard, open_board
 from fireflyer.hfreduce.topology import Card
 
@@ -251,6 +254,18 @@ def test_listeners_and_thread_go_with_the_last_user() -> None:
     assert resources() == before
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((card.address, card.port))
+
+
+def test_a_group_may_be_dropped_by_a_thread_that_holds_the_board(board: Switchboard) -> None:
+    """Wherever the garbage collector finds it."""
+    connection: Connection = connect(HashStore(), 0, 1, 10.0)
+    line = connection.seat.line
+    with board._lock:
+        del connection
+    left = threading.Event()
+    finalizer.later(left.set)
+    assert left.wait(60)
+    assert board.find(line.number, 0) is None
 
 
 class _Hasty(Switchboard):

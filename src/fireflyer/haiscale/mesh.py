@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from fireflyer import hfreduce
+from fireflyer import finalizer, hfreduce
 from fireflyer.errors import ConfigError
 from fireflyer.haiscale.founding import Founder
 from fireflyer.haiscale.refusals import given
@@ -96,9 +96,15 @@ def _destroy(groups: Sequence[ProcessGroup]) -> None:
         dist.destroy_process_group(group)
 
 
+def _destroy_forgotten(groups: Sequence[ProcessGroup]) -> None:
+    with contextlib.suppress(KeyError, ValueError):  # another thread destroys all groups
+        _destroy(groups)
+
+
 def _end_with(holder: object, groups: Sequence[ProcessGroup]) -> None:
     """The groups are destroyed when nobody has the holder any more."""
-    weakref.finalize(holder, _destroy, tuple(groups)).atexit = False
+    finalizer.start()
+    weakref.finalize(holder, finalizer.later, _destroy_forgotten, tuple(groups)).atexit = False
 
 
 def shard_mesh(group: ProcessGroup | None = None) -> DeviceMesh:

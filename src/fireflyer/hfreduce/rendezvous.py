@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from fireflyer.errors import (
     RankFailed,
     WireError,
 )
+from fireflyer.finalizer import Finalizer
 from fireflyer.hfreduce import cores, rules, transport
 from fireflyer.hfreduce.door import Door
 from fireflyer.hfreduce.handshake import Lineage, Purpose
@@ -118,7 +118,7 @@ class Connection:
         self.watch = native.Watch(rank=self.rank, world=self.world)
         self.group: native.Group
         self.post: native.Post
-        self._ended = weakref.finalize(self, _leave, self.watch, seat)
+        self._ended = Finalizer(self, _leave, self.watch, seat)
 
     @property
     def join_address(self) -> str:
@@ -141,7 +141,7 @@ class Connection:
 
     def give_up_seat(self) -> Seat | None:
         """The caller owns the seat from now on; None if it was left already. The watch goes on."""
-        return self.seat if self._ended.detach() is not None else None
+        return self.seat if self._ended.detach() else None
 
 
 def _leave(watch: native.Watch, seat: Seat) -> None:

@@ -1,6 +1,7 @@
 """Files through a client of a whole cluster."""
 
 import errno
+import gc
 import io
 import os
 import random
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from tests.fs3.client.conftest import CHUNK, Cluster
 
+from fireflyer import finalizer
 from fireflyer.fs3.client import Client
 
 SIZES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 4097]
@@ -128,6 +130,24 @@ def test_of_two_that_append_the_second_is_refused_until_the_first_is_closed(
             second.write(b"four\n")
         with fs.open("/log", "rb") as file:
             assert file.read() == b"One\nthree\nfour\n"
+
+
+def test_a_file_that_is_forgotten_is_closed(fs: Client, calm: Cluster) -> None:
+    """The collector drops it inside a call of its own client, which holds the lock of that."""
+    with calm.connect() as other, other.open("/log", "ab") as second:
+        file = fs.open("/log", "ab")
+        file.write(b"one\n")
+        knot: list[object] = [file]
+        knot.append(knot)
+        del file, knot
+        with fs._metadata._lock, fs._pulse._lock:
+            gc.collect()
+        closed = threading.Event()
+        finalizer.later(closed.set)
+        assert closed.wait(60)
+        second.write(b"two\n")
+    with fs.open("/log", "rb") as file:
+        assert file.read() == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("mode", ["", "t"])

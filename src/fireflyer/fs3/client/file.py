@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fireflyer import finalizer
 from fireflyer._native.fs3.client import FileMap
 from fireflyer.errors import FileError, FireflyerError
 from fireflyer.fs3.client.data import Buffer, Data, Source, layout_of, memory_of
@@ -74,6 +75,7 @@ class File(io.RawIOBase):
         self._lately = OMIT  # the same since `_adopt` began
         if handle:
             pulse.opened(handle, inode.number)
+            finalizer.start()
         self._handle = handle
 
     # Attributes
@@ -365,9 +367,11 @@ class File(io.RawIOBase):
             super().close()
 
     def __del__(self) -> None:
-        """A file that was forgotten is closed as far as that works."""
-        if not getattr(self, "_handle", 0) or self.closed:
-            return
+        """A file that was forgotten is closed soon after, as far as that works."""
+        if getattr(self, "_handle", 0) and not self.closed and self._process == os.getpid():
+            finalizer.later(self._close_forgotten)
+
+    def _close_forgotten(self) -> None:
         try:
             self.close()
         except (FireflyerError, OSError) as error:
