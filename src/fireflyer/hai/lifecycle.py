@@ -99,6 +99,8 @@ class Preempt(msgspec.Struct, frozen=True, tag="Preempt"):
     attempt: int
     why: str
     """For people."""
+    to: str = ""
+    """The node that the plan keeps for it, where it starts again at once; empty: none."""
 
 
 class Release(msgspec.Struct, frozen=True, tag="Release"):

@@ -12,6 +12,8 @@ import sys
 from collections import Counter
 from itertools import pairwise
 
+import msgspec
+
 from fireflyer.hai.lifecycle import Action, Launch, Preempt
 from fireflyer.hai.model import PRIORITIES
 from fireflyer.hai.scheduling import planner
@@ -34,10 +36,18 @@ class History:
         self.random = random.Random(seed)
         self.looks = random.Random(-seed)
         self.policy = self.random.choice(sorted(POLICIES))
+        self.crowded = POLICIES[self.policy].preemptive and self.looks.random() < 0.5
+        """Many small jobs of few users, and some that need whole nodes: jobs move for others."""
         self.users = [f"u{number}" for number in range(self.random.randint(1, 5))]
         self.gpus = self.random.choice([0, 1, 4, 8])
         self.mixed = self.random.random() < 0.2
+        if self.crowded:
+            self.users, self.gpus = self.users[:2], 8
         self.cluster = Cluster(self._nodes(), self.policy)
+        if self.crowded:
+            after_s = self.looks.choice([0.0, 60.0, 7200.0])
+            rules = msgspec.structs.replace(self.cluster.policy, repack_after_s=after_s)
+            self.cluster.policy = rules  # before it knows any job
         self.now = 0.0
         self.events: list[tuple[float, int, str, str, int]] = []
         self.tick = 0
@@ -48,7 +58,7 @@ class History:
         self.counts: Counter[str] = Counter()
         self.broken: set[str] = set()
         self._rules()
-        for _ in range(self.random.randint(2, 25)):
+        for _ in range(self.random.randint(2, 25) * (3 if self.crowded else 1)):
             self._at(self.random.uniform(0, 2 * DAY), "arrive")
         for _ in range(self.random.randint(0, 6)):
             kind = self.random.choice(["fault", "drain", "suspect", "suspend", "quota"])
@@ -157,6 +167,13 @@ class History:
             priority=self.random.choice([10, 10, 10, 10, AUTO, *PRIORITIES.values()]),
             estimate_s=work if self.random.random() < 0.5 else None,
         )
+        if self.crowded:
+            job.nodes = self.looks.choice([1, 1, 1, 1, job.nodes])
+            job.gpus = (
+                self.looks.choice([0, largest])
+                if self.looks.random() < 0.2
+                else self.looks.choice([1, 2, 3])
+            )
         self.jobs[name], self.work[name] = job, work
         self.cluster.submit(job, self.now)
 
@@ -198,13 +215,15 @@ class History:
         narrow = bool(cluster.queue) and cluster.fresh != ALL
         actions = plan(cluster, self.now)
         remembered = (cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again)
-        cluster.rooms, cluster.ladder, cluster.fresh = {}, Ladder(cluster), ALL
+        movers = cluster.movers
+        cluster.rooms, cluster.ladder, cluster.fresh, cluster.movers = {}, Ladder(cluster), ALL, {}
         assert plan(cluster, self.now) == actions, "what it remembers changes what it says"
         assert remembered[4] == cluster.again
         self.counts["narrow plan"] += narrow
         self.counts["narrow find"] += narrow and bool(actions)
         self.counts["cut"] += len(actions) >= planner.BATCH
         cluster.rooms, cluster.ladder, cluster.fresh, cluster.alike, cluster.again = remembered
+        cluster.movers = movers
         for action in actions:
             self.counts[type(action).__name__] += 1
             self._check_action(action)
@@ -233,6 +252,10 @@ class History:
             crossings = sum(a != b for a, b in pairwise(zones))
             assert crossings <= 1, "at most one pair of neighbours crosses zones"
             assert self.cluster.room_in_quota(job)
+            if job.id in self.cluster.moving:
+                self.counts["moved"] += (
+                    self.cluster.moving[job.id] == self.cluster.places[nodes[0].name]
+                )
         elif isinstance(action, Preempt):
             assert job.phase in ("starting", "running")
             if action.why.startswith("makes room for "):
@@ -241,6 +264,24 @@ class History:
                 assert other.level >= job.level
                 if self.cluster.policy.spares_own:
                     assert other.user != job.user or other.level > job.level
+            if action.to:
+                self._check_move(job, action)
+
+    def _check_move(self, job: Job, action: Preempt) -> None:
+        self.counts["move"] += 1
+        cluster, policy = self.cluster, self.cluster.policy
+        text, other = action.why.split(", which makes room for ")
+        assert text == f"moves to {action.to}"
+        waiting = self.jobs[other]
+        assert waiting.phase == "queued"
+        assert waiting.level >= job.level
+        assert self.now >= waiting.since + policy.repack_after_s
+        assert self.now >= job.launched_at + policy.quantum_s(job), "it moves within its quantum"
+        assert job.nodes == 1
+        assert action.to not in job.placement
+        to = 1 << cluster.places[action.to]
+        assert to & cluster.ready & cluster.allowed(job, self.now)
+        assert cluster.capacity.fitting(job.gpus, job.memory_mib, to), "it has nowhere to go"
 
     def _check_cluster(self) -> None:
         cluster = self.cluster

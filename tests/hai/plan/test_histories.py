@@ -16,7 +16,7 @@ def test_the_promises_hold_over_random_histories() -> None:
         total += History(seed).run()
     for what in (
         "Launch", "Preempt", "fault", "drain", "suspend", "quota", "ended", "impossible",
-        "narrow plan", "narrow find",
+        "narrow plan", "narrow find", "move", "moved",
     ):  # fmt: skip
         assert total[what] > 0 or not draws.full(), f"no history had a {what}"
 

@@ -137,6 +137,15 @@ class Capacity:
                     found ^= 1 << place
         return found
 
+    def lacks(self, place: int, gpus: int, memory_mib: int) -> tuple[int, int] | None:
+        """GPUs and MiB that a node would need more of for a member; negative: it has them to spare. None:
+        the node is too small."""
+        total, total_memory = self.total[place], self.total_memory[place]
+        if gpus > total or (memory_mib and 0 < total_memory < memory_mib):
+            return None
+        memory = memory_mib - self.memory[place] if memory_mib and total_memory else 0
+        return gpus - self.free[place], memory
+
     def sized(self, gpus: int, memory_mib: int, among: int) -> int:
         """The nodes of `among` that are large enough, whatever they hold."""
         found = self._sized.get((gpus, memory_mib))

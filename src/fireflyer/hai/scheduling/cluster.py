@@ -2,14 +2,7 @@
 
 The caller (the server's controller, the simulator) tells it what happens, one call an event; each call costs
 what it changes. It has no clock: every time is `now` of the caller, in seconds on one clock that never goes
-back. Pure.
-
-    cluster = Cluster([Node(name="n0", gpus=8)])
-    cluster.submit(Job(id="t1", order=1, gpus=2), now=0.0)
-    for action in plan(cluster, 0.0):        # [Launch("t1", 1, ("n0",))]
-        cluster.apply(action, 0.0)
-    cluster.running("t1", 1.5)
-    cluster.remove("t1", 60.0)               # it has ended
+back. Pure. Each call by example: docs/hai-scheduler.md.
 """
 
 import heapq
@@ -41,6 +34,7 @@ from fireflyer.hai.scheduling.placing import Topology
 from fireflyer.hai.scheduling.policies import policy_named
 from fireflyer.hai.scheduling.preempting import Ladder, Room
 from fireflyer.hai.scheduling.quotas import counting
+from fireflyer.hai.scheduling.repacking import Movers
 
 __all__ = ["ANY", "AUTO", "NORMAL", "Cluster", "Health", "Job", "Node", "Phase", "Quota", "Window"]
 
@@ -75,8 +69,7 @@ class Cluster:
         """By place: the jobs that hold something of the node."""
         self.capacity = Capacity()
         self.topology = Topology()
-        self.ready = 0
-        self.suspect = 0
+        self.ready = self.suspect = 0
         self.jobs: dict[str, Job] = {}
         self.placed: Counter[int] = Counter()
         """How many jobs hold nodes, by priority."""
@@ -93,12 +86,15 @@ class Cluster:
         """Nodes whose jobs, or what jobs there are worth, changed."""
         self.ladder = Ladder(self)
         self.rooms: dict[tuple[Rank | None, Shape, str | None], Room] = {}
+        self.movers: dict[tuple[int, int, int], Movers] = {}
         """What plans remember of nodes between them; never changes what they say."""
+        self.moving: dict[str, int] = {}
+        """By job that moves: the place that is kept for it until it starts there."""
         self.fresh = ALL
         """Nodes that have changed since the last plan. The first job for which a plan finds something gets
         one of these, or is in `arrived`: so a plan looks at others only after it has found something."""
         self.arrived: dict[str, Job] = {}
-        """Queued jobs that are new since the last plan, or may interrupt others since, by their wait."""
+        """Queued jobs that are new since the last plan, or may interrupt or move others by their wait."""
         self.alike = False
         """Set by a plan: what happens to some nodes or jobs may be kept in `fresh` and `arrived`. Else
         everything is to be looked at again after it."""
@@ -204,6 +200,7 @@ class Cluster:
         match action:
             case Launch():
                 self._dequeue(job)
+                self.moving.pop(job.id, None)
                 job.attempt = action.attempt
                 job.placement, job.previous = action.nodes, ()
                 job.launched_at = now
@@ -212,6 +209,8 @@ class Cluster:
                 self._settle(job, now)
             case Preempt():
                 job.preemptions += 1
+                if action.to:
+                    self.moving[job.id] = self.places[action.to]
                 self.suspending(job.id, now)
             case Release():
                 job.previous = ()
@@ -252,12 +251,14 @@ class Cluster:
         """Its user suspended it; it holds nothing from now on, and waits for `requeue`."""
         job = self.jobs[task]
         self._leave(job, now)
+        self.moving.pop(task, None)
         self._enter(job, "held", now)
 
     def remove(self, task: str, now: float) -> None:
         """It is over."""
         job = self.jobs[task]
         self._leave(job, now)
+        self.moving.pop(task, None)
         del self.jobs[task]
         key = self._key(job)
         mine = self._of_account.get(key)
@@ -279,6 +280,9 @@ class Cluster:
                 crossed[name] = None  # its jobs move once, however many levels those are
         for name in crossed:
             self._level_changed(name)
+        for job in [self.jobs[task] for task in self.moving]:
+            if job.phase == "queued" and job.since + TICK_S < now:  # it fits there no more
+                del self.moving[job.id]
         while self._rules and self._rules[0][0] <= now:
             _, _, kind, name, stamp = heapq.heappop(self._rules)
             if kind == "node":
@@ -314,9 +318,7 @@ class Cluster:
         """The nodes that it may use now, free or not. Where it met a fault: if there are too few others."""
         found = self.ready | self.suspect
         for window in self.windows.values():
-            if window.end <= now or window.lets_in(job):
-                continue
-            if now >= window.closes(job):
+            if window.end > now >= window.closes(job) and not window.lets_in(job):
                 for name in window.nodes:
                     if name in self.places:
                         found &= ~(1 << self.places[name])
@@ -388,6 +390,7 @@ class Cluster:
             self._remind(since + self.policy.wait_s, "waited", job.id, since)
         else:
             self._remind(since + self.policy.patience_s, "overdue", job.id, since)
+        self._remind(since + self.policy.repack_after_s, "repack", job.id, since)
         for window in self.windows.values():
             self._foresee(job, window)
 
@@ -567,7 +570,9 @@ class Cluster:
             if not known and self._ripen(job, now):
                 self._touch(job.placement)
         elif job.phase == "queued" and job.since == stamp:
-            if kind == "waited":
+            if kind == "repack":
+                self._arrive(job)
+            elif kind == "waited":
                 self._arrive(job)
                 self._remind(stamp + self.policy.patience_s, "overdue", name, stamp)
             else:
@@ -587,9 +592,9 @@ class Cluster:
             return True
         if kind == "ripe":
             return not job.placement or job.launched_at != stamp or job.ripe
-        if kind == "closes" and not self.windows:
-            return True
-        return job.phase != "queued" or job.since != stamp
+        return (
+            job.phase != "queued" or job.since != stamp or (kind == "closes" and not self.windows)
+        )
 
     def _remind(self, when: float, kind: str, name: str, stamp: float) -> None:
         if when != math.inf:

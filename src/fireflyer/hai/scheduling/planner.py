@@ -1,9 +1,9 @@
 """`plan`: what to start, whom to interrupt and what to give back now. Pure.
 
 The queue is walked in the policy's order. Each job starts if it fits; else it waits for what is about to be
-free anyway, and keeps that for itself; else, under a preemptive policy, it has others make room. What
-happens behind a job that can do none of that, the policy says. Jobs of one shape that come later can do no
-more than the first one that could not, so a long queue costs its kinds of jobs, not its length.
+free anyway, and keeps that for itself; else, under a preemptive policy, it has others make room, or move.
+What happens behind a job that can do none of that, the policy says. Jobs of one shape that come later can do
+no more than the first one that could not, so a long queue costs its kinds of jobs, not its length.
 
 Who found nothing finds nothing again unless a node has changed meanwhile. So until a plan has found something
 for somebody, it looks for those who were there before at the changed nodes only (`Cluster.fresh`); it says
@@ -20,6 +20,7 @@ from fireflyer.hai.scheduling.cluster import ALL, Cluster, Job
 from fireflyer.hai.scheduling.lanes import QuotaKey, Rank, Shape
 from fireflyer.hai.scheduling.placing import choose
 from fireflyer.hai.scheduling.preempting import Room, bound
+from fireflyer.hai.scheduling.repacking import Movers, destinations
 
 LOOKAHEAD = 32
 """So many jobs of a lane are looked at behind one that found nothing, where later ones may find something."""
@@ -58,7 +59,8 @@ def plan(cluster: Cluster, now: float) -> list[Action]:
     cluster.again = False
     if not cluster.queue and not cluster.windows:
         return []
-    if cluster.windows:  # which nodes a job may use changes with time alone
+    # Which nodes a job may use changes with time alone; what is kept for jobs that move, with what they do.
+    if cluster.windows or cluster.moving:
         cluster.fresh = ALL
     if not cluster.fresh and not cluster.arrived:
         return []
@@ -81,6 +83,8 @@ class _Plan:
         self.soon: Capacity | None = None
         """The same, and what those hold that are leaving; made when it is first needed."""
         self.victims: set[str] = set()
+        self.moved: set[str] = set()
+        """Jobs that start on the node to which they were to move."""
         self.used = 0
         """Nodes of which this plan has given something away, or taken."""
         self.kept = 0
@@ -99,6 +103,8 @@ class _Plan:
     def make(self) -> list[Action]:
         if self.cluster.windows:
             self._vacate()
+        if self.cluster.moving:
+            self._keep_for_moving()
         if self._only_newcomers():
             self._try_newcomers()
         else:
@@ -114,8 +120,8 @@ class _Plan:
         cluster, policy = self.cluster, self.policy
         if self.fresh or policy.behind != "anything":
             return False
-        wait_s = policy.wait_s
-        return not wait_s or all(self.now < job.since + wait_s for job in cluster.arrived.values())
+        wait_s = min(policy.wait_s or math.inf, policy.repack_after_s)
+        return all(self.now < job.since + wait_s for job in cluster.arrived.values())
 
     def _try_newcomers(self) -> None:
         """Nobody else finds anything, and they find nothing that one before them did not."""
@@ -141,7 +147,7 @@ class _Plan:
         cluster.again = self.again or self.cut or bool(self.victims)
         cluster.alike = not (
             self.waits or self.missed or self.victims or cluster.again
-            or cluster.windows or cluster.warm or cluster.quotas
+            or cluster.windows or cluster.warm or cluster.quotas or cluster.moving
             or self.policy.behind == "backfill"
             or (self.kept and self.policy.behind == "anything")
         )  # fmt: skip
@@ -163,6 +169,21 @@ class _Plan:
                     for job in cluster.jobs_on(name):
                         if not window.lets_in(job):
                             self._preempt(job, window.reason or "its node is reserved")
+
+    def _keep_for_moving(self) -> None:
+        """Starts the jobs that have left their node on the other one; keeps that for those that have not."""
+        cluster = self.cluster
+        for task, place in cluster.moving.items():
+            job = cluster.jobs[task]
+            allowed = cluster.allowed(job, self.now) & 1 << place
+            if not self.free.fitting(job.gpus, job.memory_mib, allowed):
+                continue
+            if job.phase != "queued":
+                self._hold(job, place)
+            elif self._within((job.user, job.level, job.group), job):
+                self.actions.append(Launch(task, job.attempt + 1, (cluster.names[place],)))
+                self._take(job, [place])
+                self.moved.add(task)
 
     # -- the walk ----------------------------------------------------------------------------------
 
@@ -219,6 +240,8 @@ class _Plan:
         )
 
     def _try(self, job: Job, rank: Rank, shape: Shape, quota: QuotaKey | None) -> _Verdict:
+        if job.id in self.moved:
+            return _Verdict.PLACED
         if quota is not None and not self._within(quota, job):
             return _Verdict.STUCK
         allowed = self.usable
@@ -232,15 +255,16 @@ class _Plan:
             fresh = ALL if job.id in self.cluster.arrived else self.fresh
             if self._start(job, shape, open_, fresh) or self._wait(job, shape, open_, fresh):
                 return _Verdict.PLACED
-            if (job.user, shape) in self.own:
-                return self._miss()
-            if self.policy.preemptive:
+            own = (job.user, shape) in self.own
+            if self.policy.preemptive and not own:
                 placed, own = self._interrupt(job, rank, shape, open_, fresh)
                 if placed:
                     return _Verdict.PLACED
-                if own:
-                    self.own.add((job.user, shape))
-                    return self._miss()
+            if fresh and self._repack(job, shape, open_):
+                return _Verdict.PLACED
+            if own:
+                self.own.add((job.user, shape))
+                return self._miss()
             self.failed.append((shape, open_))
             self._hold_back(job, rank, shape, allowed)
         if particular:  # others of its shape may use other nodes
@@ -335,6 +359,50 @@ class _Plan:
         self._take(job, chosen)
         return True, False
 
+    def _repack(self, job: Job, shape: Shape, among: int) -> bool:
+        """Has others move to GPUs that are free elsewhere, and keeps those and what they leave.
+
+        What was not found last time may be found once any node has changed: the others need nodes, too.
+        """
+        if self.now < job.since + self.policy.repack_after_s:
+            return False
+        movers = self._movers((job.level, shape[1], shape[2]))
+        found = self._moves(movers, job.nodes, among, self.used)
+        if not found:
+            if self.actions and self._moves(movers, job.nodes, among, 0):
+                self.again = True
+            return False
+        chosen, moves = found
+        for mover, place in moves:
+            name = self.cluster.names[place]
+            self._preempt(mover, f"moves to {name}, which makes room for {job.id}", name)
+            self._hold(mover, place)
+        self._take(job, chosen)
+        return True
+
+    def _movers(self, key: tuple[int, int, int]) -> Movers:
+        known = self.cluster.movers
+        if key not in known:
+            if len(known) >= ROOMS:
+                del known[next(iter(known))]
+            known[key] = Movers(self.cluster, *key)
+        return known[key]
+
+    def _moves(
+        self, movers: Movers, count: int, among: int, used: int
+    ) -> tuple[list[int], list[tuple[Job, int]]] | None:
+        """Nodes for a gang, and which job moves where before; nothing happens on those that are `used`."""
+        leaving = movers.search(count, among & ~used)
+        if not leaving:
+            return None
+        chosen = self.cluster.topology.within(count, list(leaving))
+        jobs = [job for place in chosen for job in leaving[place]]
+        others = self.cluster.ready & ~used & ~self.kept
+        for place in chosen:
+            others &= ~(1 << place)
+        moves = destinations(self.cluster, jobs, others, self.now)
+        return (chosen, moves) if moves else None
+
     def _spares(self, rank: Rank) -> bool:
         """Jobs of this rank could interrupt others of their own user and priority, and must not. As long as
         levels are of users, only one that is overdue could: others are of one level with it."""
@@ -397,25 +465,29 @@ class _Plan:
         return choose(job, fitting, kept, capacity, cluster.topology)
 
     def _take(self, job: Job, chosen: list[int]) -> None:
-        if self.free is self.cluster.capacity:
-            self.free = self.free.copy()
         for place in chosen:
-            self.free.take(place, job.gpus, job.memory_mib)
-            if self.soon is not None:
-                self.soon.take(place, job.gpus, job.memory_mib)
-            self.used |= 1 << place
+            self._hold(job, place)
         if self.cluster.quotas:
             key = (job.user, job.level, job.group)
             self.quota.setdefault(key, []).append(self.cluster.quota_size(job))
+
+    def _hold(self, job: Job, place: int) -> None:
+        """Keeps for it what it takes of one node."""
+        if self.free is self.cluster.capacity:
+            self.free = self.free.copy()
+        self.free.take(place, job.gpus, job.memory_mib)
+        if self.soon is not None:
+            self.soon.take(place, job.gpus, job.memory_mib)
+        self.used |= 1 << place
 
     def _give(self, capacity: Capacity, job: Job) -> None:
         for name in job.placement:
             capacity.give(self.cluster.places[name], job.gpus, job.memory_mib)
 
-    def _preempt(self, job: Job, why: str) -> None:
+    def _preempt(self, job: Job, why: str, to: str = "") -> None:
         if job.id in self.victims or job.phase == "suspending":
             return
-        self.actions.append(Preempt(job.id, job.attempt, why))
+        self.actions.append(Preempt(job.id, job.attempt, why, to))
         self.victims.add(job.id)
         self._give(self._later(), job)
         for name in job.placement:

@@ -49,11 +49,10 @@ def victims_on(
     """
     _, gpus, memory = shape
     capacity = cluster.capacity
-    total, total_memory = capacity.total[place], capacity.total_memory[place]
-    if gpus > total or (memory and 0 < total_memory < memory):
+    lacks = capacity.lacks(place, gpus, memory)
+    if lacks is None:
         return None
-    left = gpus - capacity.free[place]
-    left_memory = memory - capacity.memory[place] if memory and total_memory else 0
+    left, left_memory = lacks
     here: list[tuple[int, int, float, int, Job]] = []
     for job in cluster.on[place].values():
         if job.phase == "suspending":
@@ -75,10 +74,10 @@ def victims_on(
         return []
     here.sort(key=lambda entry: entry[:4])
     jobs = [(entry[4], capacity.share(place, entry[4].gpus)) for entry in here]
-    return _enough(jobs, left, left_memory) or None
+    return first_enough(jobs, left, left_memory) or None
 
 
-def _enough(jobs: list[tuple["Job", int]], left: int, left_memory: int) -> list["Job"]:
+def first_enough(jobs: list[tuple["Job", int]], left: int, left_memory: int) -> list["Job"]:
     """The first jobs that free enough, less those that turn out not to be needed; empty: not even all do.
     Each comes with the GPUs that it holds here."""
     chosen: list[tuple[Job, int]] = []
@@ -117,11 +116,10 @@ def ready_at(
     """
     _, gpus, memory = shape
     capacity = cluster.capacity
-    total, total_memory = capacity.total[place], capacity.total_memory[place]
-    if gpus > total or (memory and 0 < total_memory < memory):
+    lacks = capacity.lacks(place, gpus, memory)
+    if lacks is None:
         return math.inf
-    left = gpus - capacity.free[place]
-    left_memory = memory - capacity.memory[place] if memory and total_memory else 0
+    left, left_memory = lacks
     times: list[tuple[float, int, Job]] = []
     for job in cluster.on[place].values():
         when = -math.inf if job.phase == "suspending" else _leaves_at(cluster, rank, job, spared)

@@ -30,6 +30,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Whose account counts."""
     wait_s: float = 0.0
     """So long a job waits for others to end by themselves before it interrupts any of its own priority."""
+    repack_after_s: float = math.inf
+    """So long a job waits before others move for it: those on one node that have had their quantum go to GPUs
+    that are free elsewhere (`repacking.py`). Of preemptive policies."""
     patience_s: float = math.inf
     """A job that waits longer is overdue: it comes before all levels of its priority, any level makes room
     for it, and nodes are kept free for it."""

@@ -22,6 +22,7 @@ class TimeShare(Policy, frozen=True, kw_only=True):
     spares_own: bool = True
     scale: Scale | None = Scale(unit=3600.0, ratio=4.0, half_life_s=14 * 86_400.0)
     wait_s: float = 1200.0
+    repack_after_s: float = 6 * 3600.0
     patience_s: float = 48 * 3600.0
     shortest_s: float = 1800.0
     worth: float = 20.0
