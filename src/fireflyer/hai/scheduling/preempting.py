@@ -17,11 +17,11 @@ from fireflyer.hai.scheduling.lanes import Rank, Shape
 if TYPE_CHECKING:
     from fireflyer.hai.scheduling.cluster import Cluster, Job
 
-Cost = tuple[int, int, int]
-"""Of emptying a node: highest priority among the victims, how many they are (each has to save and to start
-again: one large job rather than many small ones), minus their levels."""
+Cost = tuple[int, float, int, int]
+"""Of emptying a node: highest priority among the victims, what is lost with them and falls idle behind them,
+how many they are (each has to save and to start again), minus their levels."""
 
-NONE: Cost = (0, 0, 0)
+NONE: Cost = (0, 0.0, 0, 0)
 
 Class = tuple[int, int]
 """Priority and minus the level of a job that holds nodes: those of a smaller one are interrupted first."""
@@ -30,7 +30,8 @@ LEAVING: Class = (-2, 0)
 """Of those who are suspending: before all others."""
 
 LOOKS = 64
-"""Of so many nodes that could be emptied, the first ones on the ladder, the cheapest are taken."""
+"""So many sets of victims are compared, the first ones on the ladder. A gang counts once, however many nodes
+it has: so it does not hide a smaller job behind it."""
 
 
 def bound(rank: Rank) -> Class:
@@ -97,11 +98,20 @@ def first_enough(jobs: list[tuple["Job", int]], left: int, left_memory: int) -> 
     return [job for job, _ in chosen]
 
 
-def _cost(victims: list["Job"]) -> Cost:
+def _cost(victims: list["Job"], priority: int, count: int) -> Cost:
+    """The cost of one of `count` nodes for a job of this priority. A gang leaves all its nodes, of which
+    `count` at most are needed: each of these bears its share of the whole gang.
+
+    Among jobs of lower priority GPUs count. Where the priority is the same, nodes do: jobs take turns there,
+    and by GPUs the smallest ones would be interrupted most, however little they have had.
+    """
     if not victims:
         return NONE
+    level = max(job.level for job in victims)
+    lower = level < priority
     return (
-        max(job.level for job in victims),
+        level,
+        sum((job.gpus_held if lower else job.nodes) / min(job.nodes, count) for job in victims),
         len(victims),
         -sum(job.standing for job in victims),
     )
@@ -272,7 +282,8 @@ class Room:
         cluster = self._cluster
         enough = cluster.topology.enough
         seen: list[tuple[Cost, int]] = []
-        able, left = 0, among & ~self._unable
+        known: set[str] = set()
+        able, sets, left = 0, 0, among & ~self._unable
         if not enough(count, left):
             return {}
         ladder = cluster.ladder
@@ -283,9 +294,12 @@ class Room:
             left &= ~nodes
             for place in members(nodes):
                 if self._look(place):
-                    seen.append((self._found[place][0], place))
+                    cost, victims = self._found[place]
+                    seen.append((cost, place))
                     able |= 1 << place
-                    if len(seen) >= LOOKS and enough(count, able):
+                    sets += not victims or any(job.id not in known for job in victims)
+                    known.update(job.id for job in victims)
+                    if sets >= LOOKS and enough(count, able):
                         left = 0
                         break
         chosen: dict[int, list[Job]] = {}
@@ -307,5 +321,5 @@ class Room:
         if victims is None:
             self._unable |= 1 << place
             return False
-        self._found[place] = (_cost(victims), victims)
+        self._found[place] = (_cost(victims, self._limit[0], self._shape[0]), victims)
         return True
