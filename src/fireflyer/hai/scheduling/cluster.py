@@ -204,7 +204,6 @@ class Cluster:
                 job.attempt = action.attempt
                 job.placement, job.previous = action.nodes, ()
                 job.launched_at = now
-                job.overdue = False
                 self._enter(job, "starting", now)
                 self._settle(job, now)
             case Preempt():
@@ -570,11 +569,10 @@ class Cluster:
             if not known and self._ripen(job, now):
                 self._touch(job.placement)
         elif job.phase == "queued" and job.since == stamp:
-            if kind == "repack":
+            if kind in ("waited", "repack"):
                 self._arrive(job)
-            elif kind == "waited":
-                self._arrive(job)
-                self._remind(stamp + self.policy.patience_s, "overdue", name, stamp)
+                if kind == "waited":
+                    self._remind(stamp + self.policy.patience_s, "overdue", name, stamp)
             else:
                 self.fresh = ALL
                 if kind == "overdue":
@@ -592,9 +590,8 @@ class Cluster:
             return True
         if kind == "ripe":
             return not job.placement or job.launched_at != stamp or job.ripe
-        return (
-            job.phase != "queued" or job.since != stamp or (kind == "closes" and not self.windows)
-        )
+        void = kind == "closes" and not self.windows
+        return void or job.phase != "queued" or job.since != stamp
 
     def _remind(self, when: float, kind: str, name: str, stamp: float) -> None:
         if when != math.inf:
